@@ -1,0 +1,344 @@
+"""Taking produce requests: looking at the inbox, refusing, appending in one commit, answering."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import structlog
+
+from sparklog.broker.purgatory import DELAYED_PRODUCE, Operation
+from sparklog.config import Settings
+from sparklog.errors import ERROR_CODES
+from sparklog.model import (
+    INTERNAL_TOPICS,
+    PRODUCE_RESPONSES,
+    Batch,
+    TopicIdPartition,
+    batch_id,
+)
+from sparklog.protocol.rules import Rules
+from sparklog.storage.batch_files import BatchFile, files_faults
+from sparklog.storage.metadata import Metadata, PartitionState
+from sparklog.storage.roots import BrokerRoot
+
+_log = structlog.get_logger(__name__)
+
+RESPONSE_RETENTION_MS = 600_000
+"""How long an answer stays to be read."""
+
+_NO_ACKS = -99
+_DEFAULTS: dict[str, Any] = {
+    "request_id": "",
+    "topic_id": "",
+    "topic": "",
+    "partition": -1,
+    "leader_epoch": -1,
+    "path": "",
+    "record_count": 0,
+    "byte_size": 0,
+    "checksum": "",
+    "min_timestamp_ms": 0,
+    "max_timestamp_ms": 0,
+    "producer_id": -1,
+    "producer_epoch": -1,
+    "base_sequence": -1,
+    "acks": _NO_ACKS,
+    "timeout_ms": 0,
+}
+"""What a column counts as that a request leaves out; each is refused where it matters."""
+
+Answer = dict[str, Any]
+"""One row of `produce_responses`."""
+
+
+class Standing(NamedTuple):
+    """What this root leads at the moment, and where each of these logs ends."""
+
+    metadata: Metadata
+    led: Mapping[TopicIdPartition, PartitionState]
+    log_end_offsets: Mapping[TopicIdPartition, int]
+
+
+class Offsets(NamedTuple):
+    """Where a batch lies in the log."""
+
+    base_offset: int
+    last_offset: int
+
+
+class Appends:
+    """The produce requests of one broker root, from the inbox to the answer."""
+
+    def __init__(
+        self, root: BrokerRoot, rules: Rules, settings: Settings, looked_at_ms: int
+    ) -> None:
+        self._root = root
+        self._rules = rules
+        self._settings = settings
+        self._looked_at_ms = looked_at_ms
+        self._looked_version = -1
+        self._unseen_since_ms: dict[str, int] = {}
+        self._taken: list[str] = []
+        self._answered: dict[str, int] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether requests lie in the inbox."""
+        return bool(self._unseen_since_ms)
+
+    def look(self, now_ms: int) -> None:
+        """Note which requests are there, and since when they may have been (rule 3.1)."""
+        requests = self._root.produce_requests
+        requests.refresh()
+        if requests.version != self._looked_version:
+            for path in requests.new_files(self._looked_version):
+                if path not in self._taken:
+                    self._unseen_since_ms.setdefault(path, self._looked_at_ms)
+            self._looked_version = requests.version
+        self._looked_at_ms = now_ms
+
+    def append(self, now_ms: int, standing: Standing) -> tuple[list[Answer], list[Operation]]:
+        """Take every waiting request: refuse, or append with all others in one commit.
+
+        Returns the answers that are due at once and the operations that wait.
+        """
+        rows = self._load(now_ms)
+        if not rows:
+            return [], []
+        duplicates = self._duplicates(rows)
+        checked = self._check(rows, standing, duplicates)
+        errors = {row["position"]: row["error"] for row in checked}
+        fresh = [
+            row
+            for row in rows
+            if errors[row["position"]] is None and row["position"] not in duplicates
+        ]
+        appended = self._commit(fresh, standing)
+        appended |= duplicates
+        for path in {row["request_file"] for row in rows}:
+            self._taken.append(path)
+            del self._unseen_since_ms[path]
+        return self._results(rows, errors, appended, now_ms, standing)
+
+    def respond(self, answers: Sequence[Answer], now_ms: int) -> bool:
+        """Append answers to `produce_responses`; say whether there were any."""
+        if not answers:
+            return False
+        responses = self._root.produce_responses
+        for answer in answers:
+            answer["answered_at_ms"] = now_ms
+        responses.append(PRODUCE_RESPONSES.rows(list(answers)))
+        for path in responses.new_files(responses.version - 1):
+            self._answered[path] = now_ms
+        old = [p for p, at in self._answered.items() if now_ms - at > RESPONSE_RETENTION_MS]
+        if old:
+            responses.trim(old, self._root.fence)
+            for path in old:
+                del self._answered[path]
+        return True
+
+    def trim(self) -> bool:
+        """Remove the requests that were taken, last of all; say whether there were any."""
+        if not self._taken:
+            return False
+        self._root.produce_requests.trim(self._taken, self._root.fence)
+        self._taken.clear()
+        return True
+
+    def _load(self, now_ms: int) -> list[dict[str, Any]]:
+        """Read the waiting requests, in order of arrival.
+
+        A request that repeats a batch of an earlier one is left for the next tick, where what
+        became of the first is known.
+        """
+        rows: list[dict[str, Any]] = []
+        seen: set[str] = set()
+        for path, unseen_since_ms in self._unseen_since_ms.items():
+            try:
+                requested = self._root.produce_requests.read_file(path).to_pylist()
+            except (OSError, pa.ArrowException) as error:
+                _log.warning("request file unreadable", path=path, error=str(error))
+                self._taken.append(path)
+                continue
+            ids = {batch_id(row["path"] or "") for row in requested}
+            if ids & seen:
+                continue
+            seen |= ids
+            for row in requested:
+                row = {name: _DEFAULTS.get(name) if row[name] is None else row[name] for name in row}
+                row["request_file"] = path
+                row["waited_ms"] = now_ms - unseen_since_ms
+                row["position"] = len(rows)
+                row["batch_id"] = batch_id(row["path"])
+                rows.append(row)
+        return rows
+
+    def _duplicates(self, rows: list[dict[str, Any]]) -> dict[int, Offsets]:
+        """Return where the batches of the requests lie that are in the log already."""
+        live = self._root.log.find(row["batch_id"] for row in rows)
+        batches = [
+            batch._asdict() | {"batch_id": batch.batch_id, "last_offset": batch.next_offset - 1}
+            for batch in live
+        ]
+        found = self._rules.run("duplicate_batches", requests=rows, batches=batches)
+        return {row["position"]: Offsets(row["base_offset"], row["last_offset"]) for row in found}
+
+    def _check(
+        self,
+        rows: list[dict[str, Any]],
+        standing: Standing,
+        duplicates: Mapping[int, Offsets],
+    ) -> list[dict[str, Any]]:
+        for row in rows:
+            row |= self._partition_columns(row, standing)
+            row["is_duplicate"] = row["position"] in duplicates
+        readable = [
+            row
+            for row in rows
+            if row["is_leader"]
+            and not row["is_duplicate"]
+            and row["byte_size"] <= row["max_message_bytes"]
+        ]
+        files = [
+            BatchFile(
+                row["path"],
+                row["byte_size"],
+                row["checksum"],
+                row["record_count"],
+                row["min_timestamp_ms"],
+                row["max_timestamp_ms"],
+            )
+            for row in readable
+        ]
+        faults = files_faults(self._root.log.location, files)
+        for row, fault in zip(readable, faults, strict=True):
+            if fault is None and self._root.log.was_committed(row["path"]):
+                fault = "its path was committed before"
+            row["file_fault"] = fault
+        return self._rules.run("request_errors", requests=rows)
+
+    def _partition_columns(self, row: dict[str, Any], standing: Standing) -> dict[str, Any]:
+        key = TopicIdPartition(row["topic_id"], row["partition"])
+        state = standing.led.get(key)
+        topic = standing.metadata.topics.get(row["topic_id"])
+        config = topic.config if topic else None
+        return {
+            "is_topic_known": key in standing.metadata.partitions,
+            "is_internal": topic is not None and topic.topic in INTERNAL_TOPICS,
+            "is_leader": state is not None,
+            "named_leader_epoch": row["leader_epoch"],
+            "leader_epoch": state.leader_epoch if state else None,
+            "isr_size": len(state.isr) if state else None,
+            "replica_count": len(state.replicas) if state else None,
+            "min_isr": (config and config.min_insync_replicas)
+            or self._settings.min_insync_replicas,
+            "max_message_bytes": (config and config.max_message_bytes)
+            or self._settings.message_max_bytes,
+            "file_fault": None,
+        }
+
+    def _commit(self, fresh: list[dict[str, Any]], standing: Standing) -> dict[int, Offsets]:
+        """Give offsets to what is to be appended and commit all of it at once."""
+        if not fresh:
+            return {}
+        for row in fresh:
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            row["log_end_offset"] = standing.log_end_offsets[key]
+        numbered = self._rules.run("assigned_offsets", batches=fresh)
+        bases = {row["position"]: row["base_offset"] for row in numbered}
+        batches = [
+            Batch(
+                path=row["path"],
+                size_bytes=row["byte_size"],
+                topic_id=row["topic_id"],
+                topic=standing.metadata.topics[row["topic_id"]].topic,
+                partition=row["partition"],
+                leader_epoch=row["leader_epoch"],
+                base_offset=bases[row["position"]],
+                producer_id=row["producer_id"],
+                producer_epoch=row["producer_epoch"],
+                base_sequence=row["base_sequence"],
+                checksum=row["checksum"],
+                record_count=row["record_count"],
+                last_offset_delta=row["record_count"] - 1,
+                min_timestamp_ms=row["min_timestamp_ms"],
+                max_timestamp_ms=row["max_timestamp_ms"],
+            )
+            for row in fresh
+        ]
+        self._root.log.commit(sorted(batches, key=lambda batch: batch.base_offset))
+        return {
+            row["position"]: Offsets(batch.base_offset, batch.next_offset - 1)
+            for row, batch in zip(fresh, batches, strict=True)
+        }
+
+    def _results(
+        self,
+        rows: list[dict[str, Any]],
+        errors: Mapping[int, str | None],
+        appended: Mapping[int, Offsets],
+        now_ms: int,
+        standing: Standing,
+    ) -> tuple[list[Answer], list[Operation]]:
+        refused: dict[tuple[str, str, int], str] = {}
+        taken = []
+        identity: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(dict)
+        for row in rows:
+            of = (row["request_id"], row["topic_id"], row["partition"])
+            identity[of] = row
+            error = errors[row["position"]]
+            if error is not None:
+                if row["acks"] != 0:
+                    refused[of] = error
+            else:
+                offsets = appended[row["position"]]
+                taken.append(row | offsets._asdict() | {"now_ms": now_ms})
+        answers = [answer(*of, error) for of, error in refused.items()]
+        operations: list[Operation] = []
+        for row in self._rules.run("delayed_operations", appended=taken):
+            of = (row["request_id"], row["topic_id"], row["partition"])
+            if not row["is_delayed"]:
+                last_offset = row["required_offset"] - 1
+                answers.append(answer(*of, "NONE", row["base_offset"], last_offset))
+                continue
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            operations.append(
+                {
+                    "operation_id": "/".join(map(str, of)),
+                    "kind": DELAYED_PRODUCE,
+                    "request_id": row["request_id"],
+                    "topic_id": row["topic_id"],
+                    "topic": identity[of]["topic"],
+                    "partition": row["partition"],
+                    "leader_epoch": standing.led[key].leader_epoch,
+                    "base_offset": row["base_offset"],
+                    "required_offset": row["required_offset"],
+                    "min_bytes": None,
+                    "deadline_ms": row["deadline_ms"],
+                    "state": "pending",
+                }
+            )
+        return answers, operations
+
+
+def answer(
+    request_id: str,
+    topic_id: str,
+    partition: int,
+    error: str,
+    base_offset: int = -1,
+    last_offset: int = -1,
+) -> Answer:
+    """Return one row of `produce_responses`."""
+    return {
+        "request_id": request_id,
+        "topic_id": topic_id,
+        "partition": partition,
+        "error_code": ERROR_CODES[error].number,
+        "base_offset": base_offset,
+        "last_offset": last_offset,
+        "log_append_time_ms": -1,
+    }

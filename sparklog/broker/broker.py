@@ -1,0 +1,198 @@
+"""A broker: the order in which its roles act, and when it says that it lives.
+
+A broker is a process's worth of state over its roots. Its tables outlive it: what it needs after
+a crash is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from sparklog.broker.controller import Controller
+from sparklog.broker.follower import Copier, Follower
+from sparklog.broker.leader import FollowerReports, Leader
+from sparklog.broker.observations import Observations
+from sparklog.broker.registration import heartbeat, register
+from sparklog.broker.replicas import Replicas
+from sparklog.broker.tick import Effects, TickReport
+from sparklog.clock import Clock
+from sparklog.config import Settings
+from sparklog.errors import CommitConflictError, StorageError
+from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, TopicIdPartition
+from sparklog.protocol.rules import Rules
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.metadata import Metadata, MetadataReader
+from sparklog.storage.roots import BrokerRoot, ClusterRoot
+
+_log = structlog.get_logger(__name__)
+
+
+class Broker:
+    """One broker, registered and with its state recovered.
+
+    Parameters: `cluster_root` and `roots`, where the cluster's and this broker's tables lie
+    (created where they are not there yet); `rules`, what runs the rules; `copier`, what copies
+    files; `observations`, what is known of the others' silence; `is_session_over`, see `register`.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        cluster_root: Location,
+        roots: Sequence[Location],
+        *,
+        rules: Rules,
+        copier: Copier,
+        clock: Clock,
+        settings: Settings,
+        storage_options: StorageOptions | None = None,
+        rack: str | None = None,
+        observations: Observations | None = None,
+        is_session_over: bool = False,
+    ) -> None:
+        self.broker_id = broker_id
+        self._clock = clock
+        self._settings = settings
+        cluster = ClusterRoot.create(cluster_root)
+        for root in roots:
+            BrokerRoot.create(root, cluster.cluster_id, broker_id)
+        self.broker_epoch = register(
+            cluster.brokers,
+            broker_id,
+            list(roots),
+            rack,
+            clock.now_ms(),
+            is_session_over=is_session_over,
+        )
+        # Heartbeats go on beside the ticks, which may be long, so they have a handle of their own.
+        self._registration = ControlTable(cluster_root, BROKERS)
+        self._reader = MetadataReader(cluster, storage_options or {})
+        self._controller = Controller(
+            broker_id,
+            cluster,
+            MetadataReader(cluster, storage_options or {}),
+            rules,
+            settings,
+            observations or Observations(),
+        )
+        self._leaders: list[Leader] = []
+        self._followers: list[Follower] = []
+        for index, root in enumerate(roots):
+            opened = BrokerRoot(root, self.broker_epoch)
+            replicas = Replicas(opened, index, rules)
+            now_ms = clock.now_ms()
+            self._leaders.append(Leader(broker_id, cluster, replicas, rules, settings, now_ms))
+            self._followers.append(
+                Follower(broker_id, self._reader, replicas, rules, settings, copier)
+            )
+        self._reports: dict[tuple[int, int], ControlTable] = {}
+        self._report_versions: dict[tuple[int, int], int] = {}
+        _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether the broker is the active controller, as far as it knows."""
+        return self._controller.is_active
+
+    def leader_tick(self, stop_after: str | None = None) -> TickReport:
+        """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
+
+        `stop_after` ends the tick after one effect, as a crash there would: epoch_entry,
+        log_commit, isr_change, checkpoint, responses. Raises `FencedError` where a newer process
+        plays this broker; the caller must then drop it.
+        """
+        report = TickReport()
+        metadata = self._reader.load()
+        versions = self._reader.versions
+        reports = self._follower_reports(metadata)
+        for leader in self._leaders:
+            try:
+                report += leader.tick(
+                    metadata, versions, reports, self._clock.now_ms(), Effects(stop_after)
+                )
+            except CommitConflictError as conflict:
+                # Maintenance of the same broker was faster; the next tick looks again.
+                _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
+                self._report_versions.clear()
+                report.changed = True
+        return report
+
+    def follower_tick(self, stop_after: str | None = None) -> TickReport:
+        """Play the follower: agree with the leaders, copy what they have, report.
+
+        `stop_after`: truncate, copy, log_commit, checkpoint. Raises as `leader_tick` does.
+        """
+        report = TickReport()
+        for follower in self._followers:
+            report += follower.tick(self._clock.now_ms(), Effects(stop_after))
+        return report
+
+    def controller_tick(self, stop_after: str | None = None) -> TickReport:
+        """Play the controller, or watch whoever does. `stop_after`: lease, fence, election."""
+        return self._controller.tick(self._clock.monotonic_ms(), Effects(stop_after))
+
+    def heartbeat(self) -> None:
+        """Say that the broker lives; may run beside a tick. Raises as `leader_tick` does."""
+        heartbeat(self._registration, self.broker_id, self.broker_epoch)
+        self._controller.renew_lease()
+
+    def look(self) -> None:
+        """Note which requests are there and how the others' rows are, before time passes."""
+        self._controller.observe(self._clock.monotonic_ms())
+        for leader in self._leaders:
+            leader.appends.look(self._clock.now_ms())
+
+    def park(self) -> None:
+        """End for now, as between two scheduled runs: the broker keeps what it leads."""
+        heartbeat(self._registration, self.broker_id, self.broker_epoch, "parked")
+
+    def stop(self) -> None:
+        """End for good: the controller elects others for what the broker led."""
+        heartbeat(self._registration, self.broker_id, self.broker_epoch, "stopped")
+
+    def _follower_reports(self, metadata: Metadata) -> FollowerReports:
+        """Read the checkpoints of those that follow what this broker leads, where they changed."""
+        wanted = {
+            (replica.broker_id, replica.root)
+            for state in metadata.partitions.values()
+            if state.leader == self.broker_id
+            for replica in state.replicas
+            if replica.broker_id != self.broker_id
+        }
+        rows: dict[tuple[int, TopicIdPartition], dict[str, object]] = {}
+        changed = False
+        for broker_id, root in sorted(wanted):
+            try:
+                table = self._report_table(broker_id, root)
+            except (StorageError, OSError) as error:
+                _log.warning("follower not readable", broker=broker_id, error=str(error))
+                continue
+            changed |= table.version != self._report_versions.get((broker_id, root))
+            self._report_versions[broker_id, root] = table.version
+            for row in table.rows().to_pylist():
+                rows[broker_id, TopicIdPartition(row["topic_id"], row["partition"])] = row
+        return FollowerReports(rows, changed)
+
+    def _report_table(self, broker_id: int, root: int) -> ControlTable:
+        table = self._reports.get((broker_id, root))
+        location = self._reader.location(broker_id, root)
+        if table is None or table.location != location.child(HIGH_WATERMARK_CHECKPOINT.name):
+            table = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
+            self._reports[broker_id, root] = table
+        table.refresh()
+        return table
+
+
+def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:
+    """Tick every broker once: controllers, then leaders, then followers; report the sum."""
+    report = TickReport()
+    for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
+        report += broker.controller_tick()
+    for broker in brokers:
+        report += broker.leader_tick()
+    for broker in brokers:
+        report += broker.follower_tick()
+    return report

@@ -1,0 +1,233 @@
+"""The controller role: one broker at a time holds the lease, fences the silent and elects.
+
+Every broker watches; who holds the lease acts. Its writes bear its controller epoch, so that one
+that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from sparklog.broker.observations import Observations
+from sparklog.broker.tick import Effects, TickReport
+from sparklog.config import Settings
+from sparklog.errors import CommitConflictError
+from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, TopicIdPartition
+from sparklog.protocol.rules import Rules
+from sparklog.storage.control_table import CONTROLLER_EPOCH, Fence
+from sparklog.storage.metadata import MetadataReader
+from sparklog.storage.roots import ClusterRoot
+
+_log = structlog.get_logger(__name__)
+
+Rows = list[dict[str, Any]]
+
+
+class Controller:
+    """Plays the controller role for one broker."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        cluster: ClusterRoot,
+        reader: MetadataReader,
+        rules: Rules,
+        settings: Settings,
+        observations: Observations,
+    ) -> None:
+        self._broker_id = broker_id
+        self._cluster = cluster
+        self._reader = reader
+        self._rules = rules
+        self._settings = settings
+        self._observations = observations
+        self._fence: Fence | None = None
+        # The lease is renewed beside the ticks, which may be long.
+        self._lease_lock = threading.Lock()
+        self._seen_versions: object = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker held the lease when it last looked."""
+        return self._fence is not None
+
+    def tick(self, now_ms: int, effects: Effects) -> TickReport:
+        """Watch; with the lease: fence who is silent, clean the in-sync sets, elect.
+
+        `now_ms` is the broker's monotonic clock.
+        """
+        before = self._commits()
+        self.observe(now_ms)
+        with self._lease_lock:
+            took_over = self._take_lease(now_ms)
+        if self._fence is None:
+            return TickReport()
+        effects.done("lease")
+        self._fence_silent(now_ms)
+        effects.done("fence")
+        self._reader.load()
+        versions = self._reader.versions
+        if versions != self._seen_versions:
+            self._elect()
+            self._reader.load()
+            self._seen_versions = self._reader.versions
+        effects.done("election")
+        commits = self._commits() - before
+        return TickReport(changed=took_over or commits > 0, commits=commits)
+
+    def observe(self, now_ms: int) -> None:
+        """Note which heartbeats and which lease are there at `now_ms`."""
+        self._cluster.brokers.refresh()
+        for row in self._cluster.brokers.rows().to_pylist():
+            self._last_changed(row, now_ms)
+        with self._lease_lock:
+            self._cluster.controller.refresh()
+            for row in self._cluster.controller.rows().to_pylist():
+                self._observations.observe("controller", row, now_ms)
+
+    def renew_lease(self) -> None:
+        """Change the lease's row, so that the others see that its holder lives."""
+        with self._lease_lock:
+            if self._fence is None:
+                return
+            [lease] = self._cluster.controller.rows().to_pylist()
+            renewed = lease | {"lease_sequence": lease["lease_sequence"] + 1}
+            try:
+                self._cluster.controller.compare_and_set(CONTROLLER.rows([renewed]))
+            except CommitConflictError:
+                # Somebody took over; the next tick sees who.
+                _log.warning("lease lost", broker=self._broker_id)
+
+    def _last_changed(self, row: dict[str, Any], now_ms: int) -> int:
+        of = ("broker", row["broker_id"])
+        return self._observations.observe(of, (row["broker_epoch"], row["heartbeat"]), now_ms)
+
+    def _take_lease(self, now_ms: int) -> bool:
+        """Hold, take over or leave the lease alone; say whether it was taken over."""
+        table = self._cluster.controller
+        lease = next(iter(table.rows().to_pylist()), None)
+        if lease is not None and lease["broker_id"] == self._broker_id and self._fence:
+            if lease["controller_epoch"] == self._fence.epoch:
+                return False
+        self._fence = None
+        if lease is not None:
+            held_since = self._observations.observe("controller", lease, now_ms)
+            is_own = lease["broker_id"] == self._broker_id
+            if not is_own and now_ms - held_since <= self._settings.broker_session_timeout_ms:
+                return False
+        epoch = lease["controller_epoch"] + 1 if lease else 1
+        row = {"broker_id": self._broker_id, "controller_epoch": epoch, "lease_sequence": 0}
+        try:
+            table.compare_and_set(CONTROLLER.rows([row]))
+        except CommitConflictError:
+            return False
+        self._fence = Fence(CONTROLLER_EPOCH, epoch)
+        # From here on an older controller cannot write, whatever it believes.
+        for written in (self._cluster.brokers, self._cluster.partition_state):
+            written.take_fence(self._fence)
+        self._seen_versions = None
+        _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
+        return True
+
+    def _fence_silent(self, now_ms: int) -> None:
+        def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
+            result = rows.to_pylist()
+            observed = [
+                row
+                | {
+                    "last_changed_ms": self._last_changed(row, now_ms),
+                    "now_ms": now_ms,
+                    "session_timeout_ms": self._settings.broker_session_timeout_ms,
+                }
+                for row in result
+            ]
+            found = self._rules.run("silent_brokers", brokers=observed)
+            silent = {row["broker_id"] for row in found}
+            for row in result:
+                if row["broker_id"] in silent:
+                    row["state"] = "fenced"
+                    _log.warning("broker fenced", broker=row["broker_id"])
+            return (BROKERS.rows(result) if silent else None), None
+
+        self._cluster.brokers.update(change, self._fence)
+
+    def _elect(self) -> None:
+        """Take fenced brokers out of in-sync sets and give every partition its leader."""
+        self._cluster.partition_state.update(
+            lambda rows: (self.decide(rows, lambda _: None), None), self._fence
+        )
+
+    def decide(
+        self, rows: pa.Table, allows: Callable[[TopicIdPartition], str | None]
+    ) -> pa.Table | None:
+        """Return the partition states after fencing and election, or `None` if nothing changes.
+
+        `allows` may allow a partition an unclean election that its configuration does not.
+        """
+        metadata = self._reader.load()
+        state: Rows = rows.to_pylist()
+        for row in state:
+            broker = metadata.brokers.get(row["broker_id"])
+            leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            row["is_alive"] = broker is not None and broker.is_alive
+            row["leader_is_valid"] = (
+                leader is not None
+                and leader.is_alive
+                and leader.broker_epoch == row["leader_broker_epoch"]
+            )
+            row["allows"] = allows(key) or self._allowed(metadata.topics.get(key.topic_id))
+        leaving = self._rules.run("isr_fence", replicas=state)
+        fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
+        changed = {(topic_id, partition) for topic_id, partition, _ in fenced}
+        for row in state:
+            if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
+                row["in_isr"] = False
+        decided = {
+            (row["topic_id"], row["partition"], row["broker_id"]): row
+            for row in self._rules.run("leader_election", replicas=state)
+        }
+        for row in state:
+            new = decided[row["topic_id"], row["partition"], row["broker_id"]]
+            if new["is_changed"]:
+                changed.add((row["topic_id"], row["partition"]))
+                leader = metadata.brokers.get(new["leader"])
+                row["leader_broker_epoch"] = leader.broker_epoch if leader else -1
+            for column in ("in_isr", "in_elr", "leader", "leader_epoch"):
+                row[column] = new[column]
+        if not changed:
+            return None
+        for row in state:
+            if (row["topic_id"], row["partition"]) in changed:
+                row["partition_epoch"] += 1
+                row["controller_epoch"] = self._fence.epoch if self._fence else 0
+        self._announce(state, changed)
+        return PARTITION_STATE.rows(state)
+
+    def _allowed(self, topic: Any) -> str:
+        config = topic.config if topic else None
+        unclean = config.unclean_leader_election_enable if config else None
+        if unclean is None:
+            unclean = self._settings.unclean_leader_election_enable
+        return "unclean" if unclean else "clean"
+
+    def _announce(self, state: Rows, changed: set[tuple[str, int]]) -> None:
+        for row in state:
+            if row["replica_index"] == 0 and (row["topic_id"], row["partition"]) in changed:
+                _log.info(
+                    "partition changed",
+                    topic=row["topic"],
+                    partition=row["partition"],
+                    leader=row["leader"],
+                    leader_epoch=row["leader_epoch"],
+                )
+
+    def _commits(self) -> int:
+        cluster = self._cluster
+        tables = (cluster.brokers, cluster.controller, cluster.partition_state)
+        return sum(table.commits for table in tables)

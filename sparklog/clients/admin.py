@@ -1,0 +1,213 @@
+"""Administration: creating and describing topics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.clients.connection import Connection
+from sparklog.clock import Clock, SystemClock
+from sparklog.config import Settings, TopicConfig, parse
+from sparklog.errors import ProtocolError
+from sparklog.model import PARTITION_STATE, TOPICS, check_topic_name, new_id
+from sparklog.protocol.placement import place_replicas
+from sparklog.storage.metadata import Metadata, PartitionState, TopicInfo
+
+
+class TopicDescription(NamedTuple):
+    """A topic as Kafka's tool describes it; `str()` gives the tool's text."""
+
+    topic: TopicInfo
+    partitions: tuple[PartitionState, ...]
+
+    def __str__(self) -> str:
+        configs = self.topic.config.model_dump(by_alias=True, exclude_none=True)
+        listed = ",".join(f"{key}={_text(value)}" for key, value in sorted(configs.items()))
+        lines = [
+            f"Topic: {self.topic.topic}\tTopicId: {self.topic.topic_id}\t"
+            f"PartitionCount: {self.topic.partitions}\t"
+            f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
+        ]
+        for state in self.partitions:
+            replicas = [one.broker_id for one in state.replicas]
+            isr = [one.broker_id for one in state.replicas if one.in_isr]
+            elr = [one.broker_id for one in state.replicas if one.in_elr]
+            lines.append(
+                f"\tTopic: {state.topic}\tPartition: {state.partition}\t"
+                f"Leader: {'none' if state.leader is None else state.leader}\t"
+                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}\tElr: {_list(elr)}"
+            )
+        return "\n".join(lines)
+
+
+class Admin:
+    """Administers a cluster through its tables; the brokers need not be at hand."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._connection = connection
+        self._settings = settings or Settings()
+        self._clock = clock or SystemClock()
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        *,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        configs: Mapping[str, Any] | None = None,
+    ) -> TopicDescription:
+        """Create a topic: its replicas are placed, its leaders elected (rules 7.4, 7.5).
+
+        Parameters: `partitions`, `replication_factor`, the cluster's defaults where left out;
+        `assignment`, the brokers of each partition, the preferred leader first, instead of
+        Kafka's placement; `configs`, Kafka's topic keys. Raises `ProtocolError` with Kafka's code
+        and `ConfigError`; nothing is created then.
+        """
+        check_topic_name(topic)
+        config = parse(TopicConfig, configs or {}, f"topic {topic}")
+        metadata = self._connection.metadata()
+        live = {one.broker_id: one.rack for one in metadata.brokers.values() if one.is_alive}
+        if assignment is None:
+            placed = place_replicas(
+                live,
+                self._settings.num_partitions if partitions is None else partitions,
+                self._settings.default_replication_factor
+                if replication_factor is None
+                else replication_factor,
+            )
+        else:
+            placed = _checked_assignment(assignment, partitions, replication_factor, live, metadata)
+        topic_id = new_id()
+        rows = _partition_rows(topic_id, topic, placed, live, metadata)
+        entry = {
+            "topic_id": topic_id,
+            "topic": topic,
+            "partitions": len(placed),
+            "replication_factor": len(placed[0]),
+            "configs": json.dumps(config.model_dump(by_alias=True, exclude_none=True)),
+            "state": "live",
+            "created_at_ms": self._clock.now_ms(),
+        }
+        self._check_new(metadata.topics.values(), topic)
+        # The topic's row makes its partitions visible, so it comes last: all or nothing.
+        self._connection.root.partition_state.update(
+            lambda old: (pa.concat_tables([old, PARTITION_STATE.rows(rows)]), None)
+        )
+        self._connection.root.topics.update(lambda old: (self._with_topic(old, entry), None))
+        return self.describe_topic(topic)
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Describe a topic; UNKNOWN_TOPIC_OR_PARTITION where there is none of this name."""
+        metadata = self._connection.metadata()
+        found = metadata.topic(topic)
+        states = [state for key, state in metadata.partitions.items() if key[0] == found.topic_id]
+        return TopicDescription(found, tuple(sorted(states, key=lambda state: state.partition)))
+
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return sorted(topic.topic for topic in self._connection.metadata().topics.values())
+
+    def _with_topic(self, old: pa.Table, entry: dict[str, Any]) -> pa.Table:
+        taken = [row for row in old.to_pylist() if row["state"] == "live"]
+        self._check_new((_Named(row["topic"]) for row in taken), entry["topic"])
+        return pa.concat_tables([old, TOPICS.rows([entry])])
+
+    def _check_new(self, existing: Any, topic: str) -> None:
+        if any(one.topic == topic for one in existing):
+            raise ProtocolError(
+                "TOPIC_ALREADY_EXISTS", f"topic {topic!r} exists already: choose another name"
+            )
+
+
+class _Named(NamedTuple):
+    topic: str
+
+
+def _checked_assignment(
+    assignment: Mapping[int, Sequence[int]],
+    partitions: int | None,
+    replication_factor: int | None,
+    live: Mapping[int, str | None],
+    metadata: Metadata,
+) -> dict[int, list[int]]:
+    placed = {partition: list(brokers) for partition, brokers in assignment.items()}
+
+    def refuse(reason: str) -> ProtocolError:
+        return ProtocolError("INVALID_REPLICA_ASSIGNMENT", f"the assignment {reason}")
+
+    if sorted(placed) != list(range(len(placed))) or not placed:
+        raise refuse(f"must number its partitions from 0 without a gap, not {sorted(placed)}")
+    if partitions is not None and partitions != len(placed):
+        raise refuse(f"has {len(placed)} partitions, but {partitions} were asked for")
+    sizes = {len(brokers) for brokers in placed.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise refuse("must give every partition the same number of replicas, at least one")
+    if replication_factor is not None and sizes != {replication_factor}:
+        raise refuse(f"has {sizes.pop()} replicas, but {replication_factor} were asked for")
+    for partition, brokers in placed.items():
+        if len(set(brokers)) < len(brokers):
+            raise refuse(f"names a broker twice for partition {partition}: {brokers}")
+        unknown = sorted(set(brokers) - metadata.brokers.keys())
+        if unknown:
+            raise refuse(f"names broker {unknown[0]}, which is not registered")
+        if not set(brokers) & live.keys():
+            raise refuse(f"leaves partition {partition} without a live broker: {brokers}")
+    return placed
+
+
+def _partition_rows(
+    topic_id: str,
+    topic: str,
+    placed: Mapping[int, Sequence[int]],
+    live: Mapping[int, str | None],
+    metadata: Metadata,
+) -> list[dict[str, Any]]:
+    rows = []
+    loads = dict.fromkeys(metadata.brokers, 0)
+    for state in metadata.partitions.values():
+        for one in state.replicas:
+            loads[one.broker_id] = loads.get(one.broker_id, 0) + 1
+    for partition, brokers in placed.items():
+        leader = next(broker for broker in brokers if broker in live)
+        for index, broker in enumerate(brokers):
+            # A broker's log directories take turns.
+            root = loads[broker] % len(metadata.brokers[broker].roots)
+            loads[broker] += 1
+            rows.append(
+                {
+                    "topic_id": topic_id,
+                    "topic": topic,
+                    "partition": partition,
+                    "broker_id": broker,
+                    "root": root,
+                    "replica_index": index,
+                    "in_isr": broker in live,
+                    "in_elr": False,
+                    "adding": False,
+                    "removing": False,
+                    "leader": leader,
+                    "leader_broker_epoch": metadata.brokers[leader].broker_epoch,
+                    "leader_epoch": 0,
+                    "partition_epoch": 0,
+                    "controller_epoch": 0,
+                }
+            )
+    return rows
+
+
+def _list(broker_ids: Sequence[int]) -> str:
+    return ",".join(map(str, broker_ids))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,137 @@
+"""A client's connection to a cluster: who leads what, where it lies, what may be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sparklog.errors import ProtocolError
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    TopicIdPartition,
+)
+from sparklog.protocol.rules import DuckDBRules, Rules
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
+from sparklog.storage.roots import ClusterRoot
+
+
+class Visible(NamedTuple):
+    """What a consumer may see of a partition: log_start_offset <= offset < high_watermark.
+
+    `location` and `log_version` say where: the log table of the leader, at that version.
+    """
+
+    state: PartitionState
+    location: Location
+    log_version: int
+    log_start_offset: int
+    high_watermark: int
+
+
+class Connection:
+    """A connection to the cluster whose root is at `cluster` (a path or URI).
+
+    Clients of one process may share one. Raises `StorageError` where there is no cluster.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        storage_options: StorageOptions | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self.root = ClusterRoot(Location.of(cluster, storage_options))
+        self._rules = rules or DuckDBRules()
+        self._reader = MetadataReader(self.root, storage_options or {})
+        self._tables: dict[tuple[str, str], ControlTable] = {}
+
+    def metadata(self) -> Metadata:
+        """Return the newest metadata."""
+        return self._reader.load()
+
+    def leader_location(self, state: PartitionState) -> Location:
+        """Return the root in which the partition's leader keeps it.
+
+        Raises LEADER_NOT_AVAILABLE where the partition is offline.
+        """
+        leader = state.replica(state.leader) if state.leader is not None else None
+        if leader is None:
+            raise ProtocolError(
+                "LEADER_NOT_AVAILABLE",
+                f"partition {state.partition} of topic {state.topic} is offline: bring back one "
+                f"of its in-sync replicas ({', '.join(map(str, state.isr))}), or elect uncleanly",
+            )
+        return self._reader.location(leader.broker_id, leader.root)
+
+    def visible(self, partitions: Iterable[PartitionState]) -> list[Visible]:
+        """Return what may be seen of each partition (rules 2.6, 7.7).
+
+        Raises LEADER_NOT_AVAILABLE where one is offline, OFFSET_NOT_AVAILABLE where its new
+        leader has not caught up with what was shown.
+        """
+        states = {state.key: state for state in partitions}
+        locations = {key: self.leader_location(state) for key, state in states.items()}
+        rows = {key: self._leader_row(locations[key], key) for key in states}
+        judged = self._rules.run(
+            "visible_offsets",
+            partitions=[
+                {
+                    "topic_id": key.topic_id,
+                    "partition": key.partition,
+                    "leader": state.leader,
+                    "leader_epoch": state.leader_epoch,
+                    "reported_leader_epoch": rows[key].get("leader_epoch"),
+                    "high_watermark": rows[key].get("high_watermark"),
+                    "log_start_offset": rows[key].get("log_start_offset"),
+                    "epoch_start_offset": self._epoch_start(locations[key], state, rows[key]),
+                }
+                for key, state in states.items()
+            ],
+        )
+        visible = {}
+        for row in judged:
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            if row["error"] is not None:
+                raise ProtocolError(
+                    row["error"],
+                    f"the leader {states[key].leader} of partition {key.partition} of topic "
+                    f"{states[key].topic} has yet to catch up with what was shown: try again",
+                )
+            visible[key] = Visible(
+                states[key],
+                locations[key],
+                rows[key].get("log_version", 0),
+                row["log_start_offset"],
+                row["high_watermark"],
+            )
+        return [visible[key] for key in states]
+
+    def table(self, location: Location, schema: Any) -> ControlTable:
+        """Return a table of a broker root, at its newest version."""
+        of = (location.uri, schema.name)
+        if of not in self._tables:
+            self._tables[of] = ControlTable(location, schema)
+        self._tables[of].refresh()
+        return self._tables[of]
+
+    def _leader_row(self, location: Location, key: TopicIdPartition) -> Mapping[str, Any]:
+        for row in self.table(location, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist():
+            if (row["topic_id"], row["partition"]) == key:
+                return dict(row)
+        return {}
+
+    def _epoch_start(
+        self, location: Location, state: PartitionState, row: Mapping[str, Any]
+    ) -> int | None:
+        if not row:
+            return None
+        epochs = self.table(location, LEADER_EPOCH_CHECKPOINT)
+        for entry in epochs.rows_at(row["epochs_version"]).to_pylist():
+            of = (entry["topic_id"], entry["partition"], entry["epoch"])
+            if of == (state.topic_id, state.partition, state.leader_epoch):
+                return int(entry["start_offset"])
+        return None

@@ -1,0 +1,211 @@
+"""Produce requests: naming batch files to their leaders, and waiting for the answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from sparklog.clients.connection import Connection
+from sparklog.clock import Clock, SystemClock
+from sparklog.errors import ProtocolError, error_code
+from sparklog.model import ALL, PRODUCE_REQUESTS, PRODUCE_RESPONSES, TopicIdPartition
+from sparklog.storage.batch_files import BatchFile
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.metadata import PartitionState
+
+Acks = Literal[0, 1, -1, "all"]
+
+
+class ProduceResponse(NamedTuple):
+    """The answer for one partition of a request; `error` is Kafka's name, NONE when all is well."""
+
+    error: str
+    base_offset: int
+    last_offset: int
+
+
+class RequestedBatch(NamedTuple):
+    """A batch file in a leader's inbox and the partition that it is for."""
+
+    state: PartitionState
+    file: BatchFile
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+
+
+class Responses:
+    """The answers in one root's `produce_responses`, read as they arrive."""
+
+    def __init__(self, location: Location) -> None:
+        self._table = ControlTable(location, PRODUCE_RESPONSES)
+        self._read_version = self._table.version
+        self._expected: set[str] = set()
+        self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
+
+    def expect(self, request_id: str) -> None:
+        """Keep the answers to this request; those to others' requests are passed over."""
+        self._expected.add(request_id)
+
+    def poll(self) -> None:
+        """Read the answers that have arrived."""
+        if not self._table.refresh() and self._read_version == self._table.version:
+            return
+        for path in self._table.new_files(self._read_version):
+            for row in self._table.read_file(path).to_pylist():
+                if row["request_id"] not in self._expected:
+                    continue
+                key = TopicIdPartition(row["topic_id"], row["partition"])
+                response = ProduceResponse(
+                    error_code(row["error_code"]).name, row["base_offset"], row["last_offset"]
+                )
+                # A leader that crashed in between may answer twice: the first answer stands.
+                self._answers.setdefault((row["request_id"], key), response)
+        self._read_version = self._table.version
+
+    def take(self, request_id: str, key: TopicIdPartition) -> ProduceResponse | None:
+        """Return an answer that has arrived, once."""
+        return self._answers.pop((request_id, key), None)
+
+
+class PendingProduce:
+    """A produce request on its way; it never retries by itself."""
+
+    def __init__(
+        self,
+        request_id: str,
+        waiting: dict[TopicIdPartition, Responses],
+        answered: dict[TopicIdPartition, ProduceResponse],
+        batches: Sequence[RequestedBatch],
+    ) -> None:
+        self.request_id = request_id
+        self.batches = tuple(batches)
+        self._waiting = waiting
+        self._answered = answered
+
+    def poll(self) -> dict[TopicIdPartition, ProduceResponse]:
+        """Return the answers that have arrived, by partition."""
+        for responses in {id(one): one for one in self._waiting.values()}.values():
+            responses.poll()
+        for key, responses in list(self._waiting.items()):
+            response = responses.take(self.request_id, key)
+            if response is not None:
+                self._answered[key] = response
+                del self._waiting[key]
+        return dict(self._answered)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every answer has arrived; with acks=0 none is awaited."""
+        self.poll()
+        return not self._waiting
+
+    @property
+    def response(self) -> ProduceResponse | None:
+        """The answer, of a request for one partition; `None` while it is delayed."""
+        return next(iter(self.poll().values()), None)
+
+    def result(
+        self, timeout_ms: int = 120_000, poll_ms: int = 5
+    ) -> dict[TopicIdPartition, ProduceResponse]:
+        """Wait for all answers; REQUEST_TIMED_OUT where they do not come in `timeout_ms`."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while not self.is_done:
+            if time.monotonic() > deadline:
+                raise ProtocolError(
+                    "REQUEST_TIMED_OUT",
+                    f"{len(self._waiting)} partitions were not answered within {timeout_ms} ms: "
+                    "see that their leaders run",
+                )
+            time.sleep(poll_ms / 1000)
+        return self.poll()
+
+
+class ProduceClient:
+    """Sends produce requests to leaders: one append to each leader's request table."""
+
+    def __init__(
+        self, connection: Connection, *, client_id: str = "", clock: Clock | None = None
+    ) -> None:
+        self._connection = connection
+        self._client_id = client_id
+        self._clock = clock or SystemClock()
+        self._responses: dict[str, Responses] = {}
+        self._requests: dict[str, ControlTable] = {}
+
+    def send(
+        self, batches: Sequence[RequestedBatch], acks: Acks, timeout_ms: int = 30_000
+    ) -> PendingProduce:
+        """Name batches, which lie in their leaders' inboxes already, in one request (3.4).
+
+        Parameters: `acks`, 0, 1 or "all"; `timeout_ms`, how long the leader may take. A partition
+        without a leader is answered with LEADER_NOT_AVAILABLE at once. Raises
+        INVALID_REQUIRED_ACKS for any other `acks`.
+        """
+        number = acks_number(acks)
+        request_id = uuid.uuid4().hex
+        waiting: dict[TopicIdPartition, Responses] = {}
+        answered: dict[TopicIdPartition, ProduceResponse] = {}
+        by_leader: dict[str, tuple[Location, list[RequestedBatch]]] = {}
+        for batch in batches:
+            try:
+                location = self._connection.leader_location(batch.state)
+            except ProtocolError as error:
+                answered[batch.state.key] = ProduceResponse(error.code.name, -1, -1)
+                continue
+            by_leader.setdefault(location.uri, (location, []))[1].append(batch)
+        for location, members in by_leader.values():
+            responses = self._responses_of(location)
+            responses.expect(request_id)
+            if number != 0:
+                waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
+            rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
+            self._requests_of(location).append(PRODUCE_REQUESTS.rows(rows))
+        return PendingProduce(request_id, waiting, answered, batches)
+
+    def _responses_of(self, location: Location) -> Responses:
+        if location.uri not in self._responses:
+            self._responses[location.uri] = Responses(location)
+        return self._responses[location.uri]
+
+    def _requests_of(self, location: Location) -> ControlTable:
+        if location.uri not in self._requests:
+            self._requests[location.uri] = ControlTable(location, PRODUCE_REQUESTS)
+        return self._requests[location.uri]
+
+    def _row(
+        self, request_id: str, batch: RequestedBatch, acks: int, timeout_ms: int
+    ) -> dict[str, Any]:
+        file = batch.file
+        return {
+            "request_id": request_id,
+            "topic_id": batch.state.topic_id,
+            "topic": batch.state.topic,
+            "partition": batch.state.partition,
+            "leader_epoch": batch.state.leader_epoch,
+            "path": file.path,
+            "record_count": file.record_count,
+            "byte_size": file.size_bytes,
+            "checksum": file.checksum,
+            "min_timestamp_ms": file.min_timestamp_ms,
+            "max_timestamp_ms": file.max_timestamp_ms,
+            "producer_id": batch.producer_id,
+            "producer_epoch": batch.producer_epoch,
+            "base_sequence": batch.base_sequence,
+            "acks": acks,
+            "timeout_ms": timeout_ms,
+            "client_id": self._client_id,
+            "created_at_ms": self._clock.now_ms(),
+        }
+
+
+def acks_number(acks: object) -> int:
+    """Return acks as the protocol's number; INVALID_REQUIRED_ACKS for what is not one."""
+    numbers: dict[object, int] = {0: 0, 1: 1, -1: ALL, "0": 0, "1": 1, "-1": ALL, "all": ALL}
+    number = numbers.get(acks) if isinstance(acks, (int, str)) else None
+    if number is None:
+        raise ProtocolError("INVALID_REQUIRED_ACKS", f"acks must be 0, 1 or 'all', not {acks!r}")
+    return number

@@ -1,0 +1,252 @@
+"""Configuration: Kafka's keys, their defaults and what they mean, in one place.
+
+A file holds Kafka's keys as they are written in `server.properties`, as YAML. Everything is
+checked when it is loaded: an unknown key, a missing one or a malformed value is one
+`ConfigError` that names it. Relative paths in a file are relative to the file's folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from sparklog.errors import ConfigError
+
+_MEBIBYTE = 1 << 20
+_GIBIBYTE = 1 << 30
+
+
+def _kafka_list(value: object) -> object:
+    """Accept Kafka's comma-separated lists beside YAML's."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False
+    )
+
+
+class Settings(_Keys):
+    """What holds for a whole cluster. Field names are Kafka's keys with underscores."""
+
+    replica_lag_time_max_ms: int = Field(
+        30_000,
+        gt=0,
+        alias="replica.lag.time.max.ms",
+        description="A follower not caught up for longer leaves the in-sync set.",
+    )
+    replica_lag_max_messages: int | None = Field(
+        None,
+        gt=0,
+        alias="replica.lag.max.messages",
+        description="The old criterion: a follower further behind leaves the in-sync set; off.",
+    )
+    replica_fetch_max_bytes: int = Field(
+        256 * _MEBIBYTE,
+        gt=0,
+        alias="replica.fetch.max.bytes",
+        description="Bytes a follower copies of one partition in one tick, one batch at least.",
+    )
+    replica_fetch_response_max_bytes: int = Field(
+        _GIBIBYTE,
+        gt=0,
+        alias="replica.fetch.response.max.bytes",
+        description="Bytes a follower copies of all partitions in one tick, one batch at least.",
+    )
+    min_insync_replicas: int = Field(
+        1,
+        ge=1,
+        alias="min.insync.replicas",
+        description="In-sync replicas that acks=all needs, unless the topic says otherwise.",
+    )
+    message_max_bytes: int = Field(
+        _GIBIBYTE,
+        gt=0,
+        alias="message.max.bytes",
+        description="The largest batch file, in bytes, unless the topic says otherwise.",
+    )
+    unclean_leader_election_enable: bool = Field(
+        False,
+        alias="unclean.leader.election.enable",
+        description="Whether a replica outside the in-sync set may lead when none else lives.",
+    )
+    num_partitions: int = Field(
+        1, ge=1, alias="num.partitions", description="Partitions of a topic that names none."
+    )
+    default_replication_factor: int = Field(
+        1,
+        ge=1,
+        alias="default.replication.factor",
+        description="Replication factor of a topic that names none.",
+    )
+    broker_session_timeout_ms: int = Field(
+        9_000,
+        gt=0,
+        alias="broker.session.timeout.ms",
+        description="A broker silent for longer is fenced; also the controller's lease.",
+    )
+    broker_heartbeat_interval_ms: int = Field(
+        2_000,
+        gt=0,
+        alias="broker.heartbeat.interval.ms",
+        description="How often a broker says that it lives.",
+    )
+    replica_fetch_backoff_ms: int = Field(
+        100,
+        ge=0,
+        alias="replica.fetch.backoff.ms",
+        description="How long a resident broker waits after a round in which nothing happened.",
+    )
+    rules_engine: Literal["duckdb", "spark"] = Field(
+        "duckdb",
+        alias="rules.engine",
+        description="What runs the protocol's rules: DuckDB in the driver, or Spark.",
+    )
+
+    @model_validator(mode="after")
+    def _heartbeat_within_session(self) -> Settings:
+        if self.broker_heartbeat_interval_ms >= self.broker_session_timeout_ms:
+            raise ValueError(
+                "broker.heartbeat.interval.ms must be below broker.session.timeout.ms"
+            )
+        return self
+
+
+class TopicConfig(_Keys):
+    """What one topic may set for itself; `None` leaves it to the cluster."""
+
+    min_insync_replicas: int | None = Field(None, ge=1, alias="min.insync.replicas")
+    max_message_bytes: int | None = Field(None, gt=0, alias="max.message.bytes")
+    unclean_leader_election_enable: bool | None = Field(
+        None, alias="unclean.leader.election.enable"
+    )
+
+
+class BrokerEntry(_Keys):
+    """One broker of a cluster: its id, its log directories (URIs) and its rack."""
+
+    broker_id: int = Field(alias="broker.id", ge=0)
+    log_dirs: Annotated[list[str], BeforeValidator(_kafka_list)] = Field(
+        alias="log.dirs", min_length=1
+    )
+    rack: str | None = Field(None, alias="broker.rack")
+
+
+class ClusterConfig(Settings):
+    """Where a cluster lives, its brokers, and its settings.
+
+    `storage_options` maps a URI prefix to the options of the store behind it, in delta-rs's
+    keys; the longest prefix wins.
+    """
+
+    cluster_root: str = Field(alias="cluster.root")
+    brokers: list[BrokerEntry] = Field(min_length=1)
+    storage_options: dict[str, dict[str, str]] = Field(
+        default_factory=dict, alias="storage.options"
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> ClusterConfig:
+        ids = [broker.broker_id for broker in self.brokers]
+        roots = [root for broker in self.brokers for root in broker.log_dirs]
+        for key, values in (
+            ("broker.id", [str(broker_id) for broker_id in ids]),
+            ("log.dirs", [*roots, self.cluster_root]),
+        ):
+            twice = [value for value in values if values.count(value) > 1]
+            if twice:
+                raise ValueError(f"{key} {twice[0]} is given twice; each must be unique")
+        return self
+
+
+class BrokerConfig(Settings):
+    """One broker that is an application of its own, and the cluster that it belongs to."""
+
+    cluster_root: str = Field(alias="cluster.root")
+    broker_id: int = Field(alias="broker.id", ge=0)
+    log_dirs: Annotated[list[str], BeforeValidator(_kafka_list)] = Field(
+        alias="log.dirs", min_length=1
+    )
+    rack: str | None = Field(None, alias="broker.rack")
+    storage_options: dict[str, dict[str, str]] = Field(
+        default_factory=dict, alias="storage.options"
+    )
+
+
+_Model = TypeVar("_Model", bound=_Keys)
+
+
+def parse(model: type[_Model], values: Mapping[str, Any], source: str) -> _Model:
+    """Check `values` (Kafka's keys) against `model`.
+
+    `source` says where they come from, for the message of the `ConfigError` that the first
+    unknown key, missing key or malformed value raises.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_sentence(model, error, source)) from None
+
+
+def load(model: type[_Model], path: str | Path) -> _Model:
+    """Load and check a YAML file; its relative `log.dirs` and `cluster.root` become absolute.
+
+    Raises `ConfigError` where the file is missing, is not YAML, or does not fit `model`.
+    """
+    file = Path(path)
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"configuration file {path} cannot be read ({error.strerror}): name an existing file"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = str(error).replace("\n", " ")
+        raise ConfigError(f"configuration file {path} is not YAML: {where}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration file {path} must hold 'key: value' lines")
+    return parse(model, _absolute(values, file.absolute().parent), str(path))
+
+
+def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def absolute(uri: object) -> object:
+        local = isinstance(uri, str) and "://" not in uri
+        return str(folder / Path(str(uri)).expanduser()) if local else uri
+
+    result = dict(values)
+    if "cluster.root" in result:
+        result["cluster.root"] = absolute(result["cluster.root"])
+    for entry in _entries(result):
+        roots = _kafka_list(entry.get("log.dirs"))
+        if isinstance(roots, list):
+            entry["log.dirs"] = [absolute(root) for root in roots]
+    return result
+
+
+def _entries(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield values
+    brokers = values.get("brokers")
+    if isinstance(brokers, list):
+        yield from (entry for entry in brokers if isinstance(entry, dict))
+
+
+def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> str:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+        return f"unknown configuration key {key} in {source}: {hint}"
+    if problem["type"] == "missing":
+        return f"configuration key {key} is missing in {source}: add it"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return f"{source}: {message}"
+    return f"configuration key {key} in {source} has the value {problem['input']!r}: {message}"

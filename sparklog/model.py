@@ -1,0 +1,376 @@
+"""The nouns of sparklog, and every table's schema, once.
+
+Offsets are exclusive ends: a log end offset is the offset that the next record will get, a
+high watermark is the offset after the last committed record. Times are ms since 1970 on the
+writer's clock. A topic is known by its id; its name is for people.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.errors import ProtocolError
+
+SCHEMA_VERSION = 1
+"""The version of the table layout below, kept in every root's `format` table."""
+
+ALL = -1
+"""acks=all: answered when every in-sync replica has the batch (rule 3.2)."""
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+BrokerState = Literal["alive", "fenced", "parked", "stopped"]
+
+
+class TopicIdPartition(NamedTuple):
+    """A partition, by its topic's id."""
+
+    topic_id: str
+    partition: int
+
+
+class Batch(NamedTuple):
+    """A record batch: one immutable Parquet file and the header that the log gives it.
+
+    `path` is relative to the log table; `base_offset + last_offset_delta` is the offset of its
+    last record; `checksum` is that of the file's bytes; times are ms since 1970.
+    """
+
+    path: str
+    size_bytes: int
+    topic_id: str
+    topic: str
+    partition: int
+    leader_epoch: int
+    base_offset: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    checksum: str
+    record_count: int
+    last_offset_delta: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        """The partition that the batch belongs to."""
+        return TopicIdPartition(self.topic_id, self.partition)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the batch's last record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def batch_id(self) -> str:
+        """What stays the same in every copy and every retry of the batch."""
+        return batch_id(self.path)
+
+
+class Record(NamedTuple):
+    """One record as a replica's log holds it; `timestamp` is ms since 1970."""
+
+    offset: int
+    leader_epoch: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+class EpochEntry(NamedTuple):
+    """One entry of a replica's leader-epoch history (rule 6.1)."""
+
+    epoch: int
+    start_offset: int
+
+
+def new_id() -> str:
+    """Return a new random id in the 22 characters that Kafka prints its ids in."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # Kafka avoids a leading dash, which command lines would take for an option.
+        if not text.startswith("-"):
+            return text
+
+
+def new_batch_path(of_batch_id: str | None = None) -> str:
+    """Return a path that was never used: `_inbox/<batch id>.<attempt>.parquet` (rule 3.7).
+
+    The batch id stays the same in every copy and retry, which is how a repeated request is
+    recognised; the attempt differs, so that no writer ever meets another's file.
+    """
+    return f"_inbox/{of_batch_id or uuid.uuid4().hex}.{uuid.uuid4().hex[:12]}.parquet"
+
+
+_BATCH_PATH = re.compile(r"_inbox/([0-9a-f]{32})\.([0-9a-f]{12})\.parquet")
+
+
+def is_batch_path(path: str) -> bool:
+    """Say whether `path` is one that `new_batch_path` makes, which keeps it in the inbox."""
+    return _BATCH_PATH.fullmatch(path) is not None
+
+
+def batch_id(path: str) -> str:
+    """Return the id of the batch whose file is at `path`."""
+    return path.removeprefix("_inbox/").split(".", 1)[0]
+
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check_topic_name(topic: str) -> None:
+    """Refuse a name that breaks Kafka's rule: `ProtocolError` INVALID_TOPIC_EXCEPTION."""
+    if topic in ("", ".", "..") or len(topic) > 249 or not _TOPIC_NAME.fullmatch(topic):
+        raise ProtocolError(
+            "INVALID_TOPIC_EXCEPTION",
+            f"topic name {topic!r} is not valid: use 1 to 249 of the characters a-z, A-Z, "
+            "0-9, '.', '_' and '-', and neither '.' nor '..' alone",
+        )
+
+
+class TableSchema(NamedTuple):
+    """A table's name, columns, partition columns and Delta properties."""
+
+    name: str
+    columns: pa.Schema
+    partition_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = {"delta.checkpointInterval": "100"}
+
+    def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
+        """Return `rows` as an Arrow table of exactly this schema."""
+        return pa.Table.from_pylist(rows, schema=self.columns)
+
+
+_STRING, _INT, _LONG, _BOOL = pa.string(), pa.int32(), pa.int64(), pa.bool_()
+
+RECORD_COLUMNS = pa.schema(
+    [
+        ("offset_delta", _INT),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", _STRING), ("value", pa.binary())]))),
+    ]
+)
+"""What a batch's Parquet file holds; a record's offset is base_offset + offset_delta."""
+
+HEADER_COLUMNS = pa.schema(
+    [
+        ("topic_id", _STRING),
+        ("topic", _STRING),
+        ("partition", _INT),
+        ("leader_epoch", _INT),
+        ("base_offset", _LONG),
+        ("producer_id", _LONG),
+        ("producer_epoch", _INT),
+        ("base_sequence", _INT),
+        ("checksum", _STRING),
+    ]
+)
+"""A batch's header: the partition values of its file in the log table."""
+
+BATCH_INDEX = pa.schema(
+    [
+        ("path", _STRING),
+        ("size_bytes", _LONG),
+        *HEADER_COLUMNS,
+        ("record_count", _LONG),
+        ("last_offset_delta", _INT),
+        ("min_timestamp_ms", _LONG),
+        ("max_timestamp_ms", _LONG),
+    ]
+)
+"""The columns of a log's batch index, in the order of `Batch`."""
+
+
+def _table(name: str, **columns: pa.DataType) -> TableSchema:
+    return TableSchema(name, pa.schema(list(columns.items())))
+
+
+LOG = TableSchema(
+    "log", pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]), tuple(HEADER_COLUMNS.names)
+)
+HIGH_WATERMARK_CHECKPOINT = _table(
+    "high_watermark_checkpoint",
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    leader_epoch=_INT,
+    broker_epoch=_LONG,
+    role=_STRING,
+    log_start_offset=_LONG,
+    log_end_offset=_LONG,
+    high_watermark=_LONG,
+    log_version=_LONG,
+    epochs_version=_LONG,
+    reported_at_ms=_LONG,
+)
+LEADER_EPOCH_CHECKPOINT = _table(
+    "leader_epoch_checkpoint",
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    epoch=_INT,
+    start_offset=_LONG,
+)
+PRODUCER_STATE = _table(
+    "producer_state",
+    topic_id=_STRING,
+    partition=_INT,
+    producer_id=_LONG,
+    producer_epoch=_INT,
+    base_sequence=_INT,
+    last_sequence=_INT,
+    base_offset=_LONG,
+    last_offset=_LONG,
+    timestamp_ms=_LONG,
+    snapshot_offset=_LONG,
+)
+PRODUCE_REQUESTS = _table(
+    "produce_requests",
+    request_id=_STRING,
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    leader_epoch=_INT,
+    path=_STRING,
+    record_count=_LONG,
+    byte_size=_LONG,
+    checksum=_STRING,
+    min_timestamp_ms=_LONG,
+    max_timestamp_ms=_LONG,
+    producer_id=_LONG,
+    producer_epoch=_INT,
+    base_sequence=_INT,
+    acks=_INT,
+    timeout_ms=_LONG,
+    client_id=_STRING,
+    created_at_ms=_LONG,
+)
+PRODUCE_RESPONSES = _table(
+    "produce_responses",
+    request_id=_STRING,
+    topic_id=_STRING,
+    partition=_INT,
+    error_code=_INT,
+    base_offset=_LONG,
+    last_offset=_LONG,
+    log_append_time_ms=_LONG,
+    answered_at_ms=_LONG,
+)
+DELAYED_OPERATIONS = _table(
+    "delayed_operations",
+    operation_id=_STRING,
+    kind=_STRING,
+    request_id=_STRING,
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    leader_epoch=_INT,
+    base_offset=_LONG,
+    required_offset=_LONG,
+    min_bytes=_LONG,
+    deadline_ms=_LONG,
+    state=_STRING,
+)
+FORMAT = _table(
+    "format", schema_version=_INT, cluster_id=_STRING, created_by=_STRING, broker_id=_INT
+)
+BROKERS = _table(
+    "brokers",
+    broker_id=_INT,
+    broker_epoch=_LONG,
+    roots=_STRING,
+    rack=_STRING,
+    log_table_id=_STRING,
+    log_version=_LONG,
+    state=_STRING,
+    registered_at_ms=_LONG,
+    heartbeat=_LONG,
+)
+CONTROLLER = _table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
+TOPICS = _table(
+    "topics",
+    topic_id=_STRING,
+    topic=_STRING,
+    partitions=_INT,
+    replication_factor=_INT,
+    configs=_STRING,
+    state=_STRING,
+    created_at_ms=_LONG,
+)
+PARTITION_STATE = _table(
+    "partition_state",
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    broker_id=_INT,
+    root=_INT,
+    replica_index=_INT,
+    in_isr=_BOOL,
+    in_elr=_BOOL,
+    adding=_BOOL,
+    removing=_BOOL,
+    leader=_INT,
+    leader_broker_epoch=_LONG,
+    leader_epoch=_INT,
+    partition_epoch=_INT,
+    controller_epoch=_INT,
+)
+PRODUCER_IDS = _table(
+    "producer_ids",
+    next_producer_id=_LONG,
+    transactional_id=_STRING,
+    producer_id=_LONG,
+    producer_epoch=_INT,
+)
+CONSUMER_GROUPS = _table(
+    "consumer_groups",
+    group_id=_STRING,
+    generation=_INT,
+    member_id=_STRING,
+    protocol=_STRING,
+    assignment=_STRING,
+    deadline=_LONG,
+)
+CONSUMER_OFFSETS = _table(
+    "consumer_offsets",
+    group_id=_STRING,
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    committed_offset=_LONG,
+    leader_epoch=_INT,
+    metadata=_STRING,
+    generation=_INT,
+    committed_at_ms=_LONG,
+)
+
+BROKER_TABLES = (
+    LOG,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    PRODUCER_STATE,
+    PRODUCE_REQUESTS,
+    PRODUCE_RESPONSES,
+    DELAYED_OPERATIONS,
+)
+"""The tables of a broker root, beside `format`."""
+
+CLUSTER_TABLES = (
+    BROKERS,
+    CONTROLLER,
+    TOPICS,
+    PARTITION_STATE,
+    PRODUCER_IDS,
+    CONSUMER_GROUPS,
+    CONSUMER_OFFSETS,
+)
+"""The tables of the cluster root, beside `format`."""

@@ -1,0 +1,15 @@
+-- Which followers join the in-sync set: those that have reached the high watermark and the start of
+-- the current leader epoch, have reported in it within replica.lag.time.max.ms under their current
+-- broker epoch (a log end offset that does not count is null), and whose broker is not fenced
+-- (rule 5.2).
+-- takes replicas: topic_id string, partition int, broker_id int, in_isr boolean, is_alive boolean,
+--   log_end_offset bigint, high_watermark bigint, epoch_start_offset bigint,
+--   previous_report_ms bigint, now_ms bigint, lag_time_max_ms bigint
+-- gives: topic_id string, partition int, broker_id int
+select topic_id, partition, broker_id
+from replicas
+where not in_isr
+    and is_alive
+    and log_end_offset >= high_watermark
+    and log_end_offset >= epoch_start_offset
+    and now_ms - previous_report_ms <= lag_time_max_ms

@@ -1,0 +1,255 @@
+"""Control tables: small Delta tables that are overwritten whole, or appended to and trimmed.
+
+Every overwrite is a compare-and-set: it lands as the version after the one that was loaded, or
+it raises `CommitConflictError`. delta-rs does it in milliseconds, on every store that has
+put-if-absent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tenacity
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.model import TableSchema
+from sparklog.storage.delta_log import read_commit
+from sparklog.storage.location import Location
+
+BROKER_EPOCH = "broker_epoch"
+"""The app transaction that fences the tables of a broker root."""
+
+CONTROLLER_EPOCH = "controller_epoch"
+"""The app transaction that fences the tables that the controller writes."""
+
+_Result = TypeVar("_Result")
+
+
+class Fence(NamedTuple):
+    """The epoch under which one writes: `transaction` is one of the two names above."""
+
+    transaction: str
+    epoch: int
+
+
+def create_table(root: Location, schema: TableSchema) -> None:
+    """Create a table, empty, with its final schema; one that is there already stays as it is."""
+    table = root.child(schema.name)
+    DeltaTable.create(
+        table.uri,
+        schema=Schema.from_arrow(schema.columns),
+        mode="ignore",
+        partition_by=list(schema.partition_by) or None,
+        configuration=dict(schema.properties),
+        storage_options=dict(table.options) or None,
+    )
+
+
+def open_delta_table(table: Location) -> DeltaTable:
+    """Open the Delta table at `table`, or raise a `StorageError` that says what is missing."""
+    try:
+        return DeltaTable(table.uri, storage_options=dict(table.options) or None)
+    except TableNotFoundError:
+        raise StorageError(
+            f"there is no table at {table.uri}: check the root, or create the cluster first"
+        ) from None
+    except DeltaError as error:
+        raise StorageError(f"the table at {table.uri} cannot be opened: {error}") from error
+
+
+def check_fence(table: DeltaTable, fence: Fence | None) -> None:
+    """Raise `FencedError` unless the loaded version of `table` bears `fence`'s epoch.
+
+    Together with the compare-and-set on the next version no zombie can ever write.
+    """
+    if fence is None:
+        return
+    held = table.transaction_version(fence.transaction)
+    if held != fence.epoch:
+        raise FencedError(
+            f"{table.table_uri} is held by {fence.transaction} {held}, this process has "
+            f"{fence.epoch}: a newer process plays this role, so this one must stop"
+        )
+
+
+def take_fence(table: DeltaTable, fence: Fence) -> None:
+    """Write `fence`'s epoch to the table, so that no writer of an older one can commit again.
+
+    Raises `FencedError` where the table already bears a newer epoch.
+    """
+    while True:
+        table.update_incremental()
+        held = table.transaction_version(fence.transaction)
+        if held is not None and held > fence.epoch:
+            raise FencedError(
+                f"{table.table_uri} is held by {fence.transaction} {held}, newer than "
+                f"{fence.epoch}: another process has taken this role over"
+            )
+        if held == fence.epoch:
+            return
+        try:
+            table.create_write_transaction(
+                [],
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=commit_properties(fence),
+            )
+        except CommitFailedError:
+            continue
+
+
+def commit_properties(fence: Fence | None = None) -> CommitProperties:
+    """Return the properties of a compare-and-set: no retry, and the writer's epoch beside it."""
+    transactions = [Transaction(fence.transaction, fence.epoch)] if fence else None
+    return CommitProperties(max_commit_retries=0, app_transactions=transactions)
+
+
+class ControlTable:
+    """One control table, with its rows cached at the version that was last loaded."""
+
+    def __init__(self, root: Location, schema: TableSchema) -> None:
+        self.schema = schema
+        self.location = root.child(schema.name)
+        self.commits = 0
+        """How many commits this handle has made."""
+        self._table = open_delta_table(self.location)
+        self._rows: tuple[int, pa.Table] | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that is loaded."""
+        return self._table.version()
+
+    @property
+    def table_id(self) -> str:
+        """The id that Delta gave the table when it was created."""
+        return str(self._table.metadata().id)
+
+    def refresh(self) -> bool:
+        """Load the newest version; say whether it is another than before."""
+        before = self._table.version()
+        self._table.update_incremental()
+        return self._table.version() != before
+
+    def rows(self) -> pa.Table:
+        """Return all rows of the loaded version."""
+        version = self._table.version()
+        if self._rows is None or self._rows[0] != version:
+            rows = self._table.to_pyarrow_table()
+            self._rows = version, rows.select(self.schema.columns.names).cast(self.schema.columns)
+        return self._rows[1]
+
+    def rows_at(self, version: int) -> pa.Table:
+        """Return all rows of `version`, which is not above the newest one."""
+        if version == self._table.version():
+            return self.rows()
+        options = dict(self.location.options) or None
+        old = DeltaTable(self.location.uri, version=version, storage_options=options)
+        rows = old.to_pyarrow_table()
+        return rows.select(self.schema.columns.names).cast(self.schema.columns)
+
+    def take_fence(self, fence: Fence) -> None:
+        """Fence the table: see the function of this name."""
+        take_fence(self._table, fence)
+        self.commits += 1
+
+    def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
+        """Replace all rows by `rows`, as the version after the loaded one.
+
+        Raises `CommitConflictError` where the table has moved, `FencedError` where `fence` is
+        given and is no longer the one that holds the table.
+        """
+        rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
+        check_fence(self._table, fence)
+        try:
+            write_deltalake(
+                self._table, rows, mode="overwrite", commit_properties=commit_properties()
+            )
+        except CommitFailedError:
+            raise CommitConflictError(
+                f"{self.location.uri} moved past version {self.version}: reload and try again"
+            ) from None
+        self.commits += 1
+        self._rows = self._table.version(), rows
+
+    def update(
+        self,
+        change: Callable[[pa.Table], tuple[pa.Table | None, _Result]],
+        fence: Fence | None = None,
+    ) -> _Result:
+        """Load, change and compare-and-set until it lands.
+
+        `change` takes the newest rows and returns the new rows (`None`: leave the table alone)
+        and a result, which is returned. It is called again, after a jittered wait, when another
+        writer was faster, and must decide anew each time.
+        """
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(CommitConflictError),
+            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
+            stop=tenacity.stop_after_attempt(50),
+            reraise=True,
+        ):
+            with attempt:
+                self.refresh()
+                rows, result = change(self.rows())
+                if rows is not None:
+                    self.compare_and_set(rows, fence)
+        return result
+
+    def append(self, rows: pa.Table) -> None:
+        """Append `rows` as one file; other writers may append or trim at the same time."""
+        rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
+        self._retrying(lambda: write_deltalake(self._table, rows, mode="append"))
+
+    def new_files(self, since: int) -> list[str]:
+        """Return the paths of the live files that were added after version `since`, in order.
+
+        A reader that follows an append-only table needs just these.
+        """
+        live = {uri.rsplit("/", 1)[-1] for uri in self._table.file_uris()}
+        commits = [read_commit(self.location, v) for v in range(since + 1, self.version + 1)]
+        if None in commits:
+            return sorted(live)
+        added = [file.path for commit in commits if commit for file in commit.added]
+        return [path for path in added if path in live]
+
+    def read_file(self, path: str) -> pa.Table:
+        """Return the rows of one file of the table."""
+        rows = pq.read_table(pa.BufferReader(self.location.read_bytes(path)))
+        return rows.select(self.schema.columns.names).cast(self.schema.columns)
+
+    def trim(self, paths: Sequence[str], fence: Fence | None = None) -> None:
+        """Remove whole files, which were named by `new_files`, while others go on appending."""
+
+        def remove() -> None:
+            check_fence(self._table, fence)
+            live = {uri.rsplit("/", 1)[-1] for uri in self._table.file_uris()}
+            now = time.time_ns() // 1_000_000
+            actions: list[AddAction | RemoveAction] = [
+                RemoveAction(path, True, now) for path in paths if path in live
+            ]
+            if actions:
+                self._table.create_write_transaction(actions, "append", self._table.schema())
+
+        self._retrying(remove)
+
+    def _retrying(self, commit: Callable[[], None]) -> None:
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(CommitFailedError),
+            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
+            stop=tenacity.stop_after_attempt(50),
+            reraise=True,
+        ):
+            with attempt:
+                self._table.update_incremental()
+                commit()
+        self._table.update_incremental()
+        self.commits += 1

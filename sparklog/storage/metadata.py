@@ -1,0 +1,195 @@
+"""What a cluster agrees on: its brokers, topics and partitions, as loaded from the cluster root."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sparklog.config import TopicConfig, parse
+from sparklog.errors import ProtocolError
+from sparklog.model import TopicIdPartition
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.roots import ClusterRoot
+
+
+class BrokerInfo(NamedTuple):
+    """A registered broker; `roots` are the URIs of its log directories, in order."""
+
+    broker_id: int
+    broker_epoch: int
+    roots: tuple[str, ...]
+    rack: str | None
+    state: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the broker may lead and be in sync; one between two scheduled runs may."""
+        return self.state in ("alive", "parked")
+
+
+class TopicInfo(NamedTuple):
+    """A topic and what it configures for itself."""
+
+    topic_id: str
+    topic: str
+    partitions: int
+    replication_factor: int
+    config: TopicConfig
+
+
+class AssignedReplica(NamedTuple):
+    """One replica of a partition: the broker, which of its roots, and its standing."""
+
+    broker_id: int
+    root: int
+    replica_index: int
+    in_isr: bool
+    in_elr: bool
+    adding: bool
+    removing: bool
+
+
+class PartitionState(NamedTuple):
+    """A partition as the controller published it; `leader` is `None` while it is offline."""
+
+    topic_id: str
+    topic: str
+    partition: int
+    leader: int | None
+    leader_broker_epoch: int
+    leader_epoch: int
+    partition_epoch: int
+    controller_epoch: int
+    replicas: tuple[AssignedReplica, ...]
+
+    @property
+    def key(self) -> TopicIdPartition:
+        """The partition, by its topic's id."""
+        return TopicIdPartition(self.topic_id, self.partition)
+
+    @property
+    def isr(self) -> list[int]:
+        """The ids of the in-sync replicas, sorted."""
+        return sorted(replica.broker_id for replica in self.replicas if replica.in_isr)
+
+    def replica(self, broker_id: int) -> AssignedReplica | None:
+        """Return the replica that `broker_id` has of this partition."""
+        return next((one for one in self.replicas if one.broker_id == broker_id), None)
+
+
+class Metadata(NamedTuple):
+    """A consistent enough look at the cluster: each part is one version of its table."""
+
+    brokers: Mapping[int, BrokerInfo]
+    topics: Mapping[str, TopicInfo]
+    partitions: Mapping[TopicIdPartition, PartitionState]
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return the topic called `name`; UNKNOWN_TOPIC_OR_PARTITION where there is none."""
+        for topic in self.topics.values():
+            if topic.topic == name:
+                return topic
+        known = sorted(topic.topic for topic in self.topics.values())
+        raise ProtocolError(
+            "UNKNOWN_TOPIC_OR_PARTITION",
+            f"there is no topic {name!r}; the topics are: {', '.join(known) or 'none yet'}",
+        )
+
+    def partition(self, topic: str, partition: int) -> PartitionState:
+        """Return a partition's state; UNKNOWN_TOPIC_OR_PARTITION where there is none."""
+        of_topic = self.topic(topic)
+        state = self.partitions.get(TopicIdPartition(of_topic.topic_id, partition))
+        if state is None:
+            raise ProtocolError(
+                "UNKNOWN_TOPIC_OR_PARTITION",
+                f"topic {topic!r} has the partitions 0 to {of_topic.partitions - 1}, "
+                f"not {partition}",
+            )
+        return state
+
+
+class MetadataReader:
+    """Loads `Metadata`, and again only what has changed."""
+
+    def __init__(self, cluster: ClusterRoot, storage_options: StorageOptions) -> None:
+        self._cluster = cluster
+        self._storage_options = storage_options
+        self._versions: tuple[int, int, int] | None = None
+        self._metadata = Metadata({}, {}, {})
+
+    @property
+    def versions(self) -> tuple[int, int, int] | None:
+        """The versions of the tables that the last look was taken from."""
+        return self._versions
+
+    def load(self) -> Metadata:
+        """Return the newest metadata."""
+        cluster = self._cluster
+        # Topics last: a topic's row is written after its partitions, and makes them visible.
+        for table in (cluster.brokers, cluster.topics, cluster.partition_state):
+            table.refresh()
+        versions = (
+            cluster.brokers.version,
+            cluster.topics.version,
+            cluster.partition_state.version,
+        )
+        if versions != self._versions:
+            topics = _topics(cluster.topics.rows().to_pylist())
+            partitions = _partitions(cluster.partition_state.rows().to_pylist())
+            self._metadata = Metadata(
+                _brokers(cluster.brokers.rows().to_pylist()),
+                topics,
+                {key: state for key, state in partitions.items() if key.topic_id in topics},
+            )
+            self._versions = versions
+        return self._metadata
+
+    def location(self, broker_id: int, root: int) -> Location:
+        """Return where the log directory number `root` of a broker lies."""
+        return Location.of(self._metadata.brokers[broker_id].roots[root], self._storage_options)
+
+
+def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
+    return {
+        row["broker_id"]: BrokerInfo(
+            row["broker_id"],
+            row["broker_epoch"],
+            tuple(json.loads(row["roots"])),
+            row["rack"],
+            row["state"],
+        )
+        for row in rows
+    }
+
+
+def _topics(rows: list[dict[str, Any]]) -> dict[str, TopicInfo]:
+    return {
+        row["topic_id"]: TopicInfo(
+            row["topic_id"],
+            row["topic"],
+            row["partitions"],
+            row["replication_factor"],
+            parse(TopicConfig, json.loads(row["configs"]), f"topic {row['topic']}"),
+        )
+        for row in rows
+        if row["state"] == "live"
+    }
+
+
+def _partitions(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, PartitionState]:
+    grouped: dict[TopicIdPartition, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        grouped[TopicIdPartition(row["topic_id"], row["partition"])].append(row)
+    states = {}
+    for key, members in grouped.items():
+        members.sort(key=lambda row: row["replica_index"])
+        first = members[0]
+        replicas = tuple(
+            AssignedReplica(*(row[name] for name in AssignedReplica._fields)) for row in members
+        )
+        states[key] = PartitionState._make(
+            [*(first[name] for name in PartitionState._fields[:-1]), replicas]
+        )
+    return states

@@ -1,0 +1,6 @@
+"""For tests, the project's own and its users': a cluster in a folder, and time in one's hand."""
+
+from sparklog.testing.local_cluster import LocalCluster
+from sparklog.testing.manual_clock import ManualClock
+
+__all__ = ["LocalCluster", "ManualClock"]

@@ -1,0 +1,294 @@
+"""A whole cluster in one process and one folder, tick by tick, for tests.
+
+The tables are real and the code is the one that runs in production; only time and the order of the
+ticks are the test's. Without Spark the same code copies files in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparklog.broker.broker import Broker, round_of_ticks
+from sparklog.broker.observations import Observations
+from sparklog.broker.tick import StoppedError, TickReport
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.clients.produce import (
+    Acks,
+    PendingProduce,
+    ProduceClient,
+    RequestedBatch,
+    acks_number,
+)
+from sparklog.config import Settings, parse
+from sparklog.errors import SparklogError
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    Record,
+    TopicIdPartition,
+    new_batch_path,
+)
+from sparklog.protocol.rules import DuckDBRules, SparkRules
+from sparklog.storage.batch_files import (
+    BatchFileWriter,
+    ProcessCopier,
+    SparkCopier,
+    read_records,
+    records_table,
+)
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+from sparklog.testing.manual_clock import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROUNDS = 1000
+"""More rounds than any scenario needs to come to rest."""
+
+
+class ReplicaView(NamedTuple):
+    """What a replica's tables say of it."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    leader_epoch: int
+    role: str
+
+
+class PartitionView(NamedTuple):
+    """What the controller has published of a partition; `leader` is `None` when offline."""
+
+    leader: int | None
+    leader_epoch: int
+    partition_epoch: int
+    replicas: list[int]
+    isr: list[int]
+
+
+class LocalCluster:
+    """A cluster in the folder `root`, whose brokers act only when they are told to.
+
+    Parameters: `brokers`, their ids; `spark`, the session whose tasks copy files, or `None` to copy
+    in this process; `config`, Kafka's cluster-wide keys; `racks`, by broker id.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        brokers: Sequence[int] = (0, 1, 2),
+        spark: SparkSession | None = None,
+        config: Mapping[str, Any] | None = None,
+        racks: Mapping[int, str] | None = None,
+    ) -> None:
+        self._root = Path(root)
+        self._spark = spark
+        self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
+        self._rules = (
+            SparkRules(spark)
+            if spark is not None and self.settings.rules_engine == "spark"
+            else DuckDBRules()
+        )
+        self._racks = dict(racks or {})
+        self._observations = Observations()
+        self._brokers: dict[int, Broker] = {}
+        self._all = tuple(brokers)
+        self.clock = ManualClock(before_move=self._look, after_move=self._heartbeat)
+        for broker_id in self._all:
+            self._start(broker_id)
+        self._connection = Connection(str(self._root / "cluster"), rules=self._rules)
+        self._client = ProduceClient(self._connection, client_id="local", clock=self.clock)
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        configs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Create a topic, on all brokers unless the replication factor says otherwise."""
+        admin = Admin(self._connection, settings=self.settings, clock=self.clock)
+        if assignment is not None:
+            admin.create_topic(topic, assignment=assignment, configs=configs)
+        else:
+            factor = len(self._all) if replication_factor is None else replication_factor
+            admin.create_topic(topic, partitions, factor, configs=configs)
+
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        values: Sequence[bytes | None],
+        acks: Acks = "all",
+        keys: Sequence[bytes | None] | None = None,
+        timeout_ms: int = 30_000,
+    ) -> PendingProduce:
+        """Put one batch into the leader's inbox and name it in a request."""
+        acks_number(acks)
+        state = self._connection.metadata().partition(topic, partition)
+        # Of an offline partition the request is answered at once and the file stays unused.
+        addressed = state.replicas[0].broker_id if state.leader is None else state.leader
+        inbox = self._root / f"broker-{addressed}"
+        writer = BatchFileWriter(Location.of(str(inbox / "log")), new_batch_path())
+        writer.write(records_table(values, keys, self.clock.now_ms()))
+        return self._client.send([RequestedBatch(state, writer.close())], acks, timeout_ms)
+
+    def leader_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
+        """Let a broker play the leader once; `stop_after` ends it there as a crash would."""
+        return self._tick(broker_id, "leader_tick", stop_after)
+
+    def follower_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
+        """Let a broker play the follower once; `stop_after` ends it there as a crash would."""
+        return self._tick(broker_id, "follower_tick", stop_after)
+
+    def controller_tick(self, stop_after: str | None = None) -> TickReport:
+        """Let the living brokers watch, and the one with the lease act."""
+        report = TickReport()
+        active_first = sorted(self._brokers, key=lambda one: not self._brokers[one].is_controller)
+        for broker_id in active_first:
+            report += self._tick(broker_id, "controller_tick", stop_after)
+        return report
+
+    def tick_until_idle(self) -> None:
+        """Repeat rounds of controller, leaders, followers until one changes nothing."""
+        for _ in range(_ROUNDS):
+            if not round_of_ticks(list(self._brokers.values())).changed:
+                return
+        raise SparklogError(f"the cluster did not come to rest in {_ROUNDS} rounds")
+
+    def crash(self, broker_id: int) -> None:
+        """Stop a broker at once; its tables stay as they are."""
+        self._living(broker_id)
+        del self._brokers[broker_id]
+
+    def restart(self, broker_id: int) -> None:
+        """Start a crashed broker: it registers and loads its state, and does nothing more."""
+        if broker_id in self._brokers:
+            raise SparklogError(f"broker {broker_id} runs: crash it first")
+        self._start(broker_id)
+
+    def fence(self, broker_id: int) -> None:
+        """Let the session of a crashed broker expire and the controller act on it."""
+        if broker_id in self._brokers:
+            raise SparklogError(f"broker {broker_id} runs: crash it first")
+        self.clock.advance(self.settings.broker_session_timeout_ms + 1)
+        self.controller_tick()
+
+    def close(self) -> None:
+        """Let go of everything; the folder stays."""
+        self._brokers.clear()
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
+        """Return every record of a replica's log, committed or not, in order of offset."""
+        location = self._location(broker_id, topic, partition)
+        log = RecordLog(location)
+        key = self._key(topic, partition)
+        return list(read_records(log.location, log.batches(key), 0, log.log_end_offset(key)))
+
+    def replica(self, broker_id: int, topic: str, partition: int) -> ReplicaView:
+        """Return what a replica's tables say of it."""
+        location = self._location(broker_id, topic, partition)
+        key = self._key(topic, partition)
+        end = RecordLog(location).log_end_offset(key)
+        for row in self._rows(location, HIGH_WATERMARK_CHECKPOINT, key):
+            return ReplicaView(
+                row["log_start_offset"],
+                max(end, row["log_start_offset"]),
+                min(row["high_watermark"], max(end, row["log_start_offset"])),
+                row["leader_epoch"],
+                row["role"],
+            )
+        return ReplicaView(0, end, 0, -1, "follower")
+
+    def leader_epochs(self, broker_id: int, topic: str, partition: int) -> list[tuple[int, int]]:
+        """Return a replica's leader-epoch history: (epoch, start offset), oldest first."""
+        location = self._location(broker_id, topic, partition)
+        rows = self._rows(location, LEADER_EPOCH_CHECKPOINT, self._key(topic, partition))
+        return sorted((row["epoch"], row["start_offset"]) for row in rows)
+
+    def partition(self, topic: str, partition: int) -> PartitionView:
+        """Return what the controller has published of a partition."""
+        state = self._connection.metadata().partition(topic, partition)
+        replicas = [one.broker_id for one in state.replicas]
+        return PartitionView(
+            state.leader, state.leader_epoch, state.partition_epoch, replicas, state.isr
+        )
+
+    def consume(self, topic: str, partition: int, from_offset: int = 0) -> list[Record]:
+        """Return the committed records at or after `from_offset`.
+
+        Raises Kafka's error where the partition is offline, or where its new leader has yet to
+        catch up with what was shown (rule 2.6).
+        """
+        state = self._connection.metadata().partition(topic, partition)
+        [visible] = self._connection.visible([state])
+        log = RecordLog(visible.location)
+        log.refresh(visible.log_version)
+        batches = log.batches(state.key, from_offset)
+        start = max(from_offset, visible.log_start_offset)
+        return list(read_records(log.location, batches, start, visible.high_watermark))
+
+    # --- the parts ------------------------------------------------------------------------------
+
+    def _start(self, broker_id: int) -> None:
+        copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
+        self._brokers[broker_id] = Broker(
+            broker_id,
+            Location.of(str(self._root / "cluster")),
+            [Location.of(str(self._root / f"broker-{broker_id}"))],
+            rules=self._rules,
+            copier=copier,
+            clock=self.clock,
+            settings=self.settings,
+            rack=self._racks.get(broker_id),
+            observations=self._observations,
+            is_session_over=True,
+        )
+
+    def _living(self, broker_id: int) -> Broker:
+        if broker_id not in self._brokers:
+            raise SparklogError(f"broker {broker_id} has crashed: restart it first")
+        return self._brokers[broker_id]
+
+    def _tick(self, broker_id: int, role: str, stop_after: str | None) -> TickReport:
+        broker = self._living(broker_id)
+        tick = getattr(broker, role)
+        try:
+            report: TickReport = tick(stop_after)
+        except StoppedError:
+            self.crash(broker_id)
+            return TickReport(changed=True)
+        return report
+
+    def _look(self) -> None:
+        for broker in self._brokers.values():
+            broker.look()
+
+    def _heartbeat(self) -> None:
+        for broker in self._brokers.values():
+            broker.heartbeat()
+            broker.look()
+
+    def _key(self, topic: str, partition: int) -> TopicIdPartition:
+        return self._connection.metadata().partition(topic, partition).key
+
+    def _location(self, broker_id: int, topic: str, partition: int) -> Location:
+        state = self._connection.metadata().partition(topic, partition)
+        if state.replica(broker_id) is None:
+            raise SparklogError(f"broker {broker_id} has no replica of {topic}-{partition}")
+        return Location.of(str(self._root / f"broker-{broker_id}"))
+
+    def _rows(
+        self, location: Location, schema: Any, key: TopicIdPartition
+    ) -> list[dict[str, Any]]:
+        rows = self._connection.table(location, schema).rows().to_pylist()
+        return [row for row in rows if (row["topic_id"], row["partition"]) == key]

@@ -1,0 +1,33 @@
+"""What every test may ask for: one Spark session per test process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklog.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The Spark session of this test process, on two cores, started when first asked for."""
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    session = spark_session(
+        "sparklog-tests", master="local[2]", config={"spark.sql.warehouse.dir": str(warehouse)}
+    )
+    yield session
+    session.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use Spark, and keep them in one process: a JVM is slow to start."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
