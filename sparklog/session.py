@@ -53,6 +53,10 @@ DEFAULT_MASTER = "local[*]"
 DEFAULT_MEMORY = "2g"
 
 _PACKAGE_FOLDER = Path(__file__).resolve().parent
+_LACKS_DELTA = (
+    f"This Spark lacks Delta Lake: start it with --packages {DELTA_PACKAGE}, "
+    "or let sparklog start it"
+)
 
 
 def spark_session(
@@ -98,7 +102,7 @@ def spark_session(
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         conf = _launched_conf(wanted)
         with _environment(_python_environment()):
-            return _with_delta(SparkSession.builder.config(conf=conf).getOrCreate())
+            return SparkSession.builder.config(conf=conf).getOrCreate()
     conf = _launch_conf(wanted)
     try:
         with _environment(_launch_environment(local=_is_local(_master(conf)))):
@@ -220,9 +224,16 @@ def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
 
 def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:
     """Return the settings for a JVM that runs already, started by spark-submit as a rule."""
+    from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
+    assert SparkContext._jvm is not None
+    try:
+        thread = SparkContext._jvm.java.lang.Thread.currentThread()
+        thread.getContextClassLoader().loadClass(SETTINGS["spark.sql.extensions"])
+    except Py4JJavaError as error:
+        raise SparklogError(_LACKS_DELTA) from error
     conf = SparkConf()
     # spark-submit names an application after its file unless it is told a name.
     if conf.get("spark.app.name", None) == Path(sys.argv[0]).name:
@@ -298,10 +309,7 @@ def _with_delta(session: SparkSession) -> SparkSession:
         session.read.format("delta").load("file:///sparklog/there-is-no-such-table")
     except Exception as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error):
-            raise SparklogError(
-                "This Spark session lacks Delta Lake: start Spark with "
-                f"--packages {DELTA_PACKAGE}, or let sparklog start it"
-            ) from error
+            raise SparklogError(_LACKS_DELTA) from error
         if "DELTA_CONFIGURE_SPARK_SESSION" in str(error):
             needed = " and ".join(f"{key}={SETTINGS[key]}" for key in list(SETTINGS)[:2])
             raise SparklogError(

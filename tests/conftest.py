@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of this test process, on two cores, started when first asked for."""
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    session = spark_session(
-        "sparklog-tests", master="local[2]", config={"spark.sql.warehouse.dir": str(warehouse)}
-    )
+    config = {
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        # Tests run many small jobs once: the quick compiler alone is done sooner.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    session = spark_session("sparklog-tests", master="local[2]", config=config)
     yield session
     session.stop()
 

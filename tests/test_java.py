@@ -18,43 +18,57 @@ from sparklog.java import LAUNCHER_HOME, Java, find_java, parse_version
 OUTPUTS = {
     "Oracle 8": (
         8,
-        'java version "1.8.0_202"\n'
-        "Java(TM) SE Runtime Environment (build 1.8.0_202-b08)\n"
-        "Java HotSpot(TM) 64-Bit Server VM (build 25.202-b08, mixed mode)\n",
+        (
+            'java version "1.8.0_202"\n'
+            "Java(TM) SE Runtime Environment (build 1.8.0_202-b08)\n"
+            "Java HotSpot(TM) 64-Bit Server VM (build 25.202-b08, mixed mode)\n"
+        ),
     ),
     "Zulu 11": (
         11,
-        'openjdk version "11.0.20" 2023-07-18 LTS\n'
-        "OpenJDK Runtime Environment Zulu11.66+15-CA (build 11.0.20+8-LTS)\n"
-        "OpenJDK 64-Bit Server VM Zulu11.66+15-CA (build 11.0.20+8-LTS, mixed mode)\n",
+        (
+            'openjdk version "11.0.20" 2023-07-18 LTS\n'
+            "OpenJDK Runtime Environment Zulu11.66+15-CA (build 11.0.20+8-LTS)\n"
+            "OpenJDK 64-Bit Server VM Zulu11.66+15-CA (build 11.0.20+8-LTS, mixed mode)\n"
+        ),
     ),
     "Debian 17": (
         17,
-        'openjdk version "17.0.15" 2025-04-15\n'
-        "OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)\n"
-        "OpenJDK 64-Bit Server VM (build 17.0.15+6-Debian-1deb12u1, mixed mode, sharing)\n",
+        (
+            'openjdk version "17.0.15" 2025-04-15\n'
+            "OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)\n"
+            "OpenJDK 64-Bit Server VM (build 17.0.15+6-Debian-1deb12u1, mixed mode, sharing)\n"
+        ),
     ),
     "Semeru 17": (
         17,
-        'openjdk version "17.0.8.1" 2023-08-24\n'
-        "IBM Semeru Runtime Open Edition 17.0.8.1 (build 17.0.8.1+1)\n"
-        "Eclipse OpenJ9 VM 17.0.8.1 (build openj9-0.40.0, JRE 17 Linux amd64-64-Bit ...)\n",
+        (
+            'openjdk version "17.0.8.1" 2023-08-24\n'
+            "IBM Semeru Runtime Open Edition 17.0.8.1 (build 17.0.8.1+1)\n"
+            "Eclipse OpenJ9 VM 17.0.8.1 (build openj9-0.40.0, JRE 17 Linux amd64-64-Bit ...)\n"
+        ),
     ),
     "Corretto 17, with options from the environment": (
         17,
-        "Picked up JAVA_TOOL_OPTIONS: -Dfile.encoding=UTF-8\n"
-        'openjdk version "17.0.8" 2023-07-18 LTS\n'
-        "OpenJDK Runtime Environment Corretto-17.0.8.7.1 (build 17.0.8+7-LTS)\n",
+        (
+            "Picked up JAVA_TOOL_OPTIONS: -Dfile.encoding=UTF-8\n"
+            'openjdk version "17.0.8" 2023-07-18 LTS\n'
+            "OpenJDK Runtime Environment Corretto-17.0.8.7.1 (build 17.0.8+7-LTS)\n"
+        ),
     ),
     "Temurin 21": (
         21,
-        'openjdk version "21.0.8" 2025-07-15 LTS\n'
-        "OpenJDK Runtime Environment Temurin-21.0.8+9 (build 21.0.8+9-LTS)\n",
+        (
+            'openjdk version "21.0.8" 2025-07-15 LTS\n'
+            "OpenJDK Runtime Environment Temurin-21.0.8+9 (build 21.0.8+9-LTS)\n"
+        ),
     ),
     "Oracle GraalVM 21": (
         21,
-        'java version "21.0.1" 2023-10-17\n'
-        "Java(TM) SE Runtime Environment Oracle GraalVM 21.0.1+12.1 (build 21.0.1+12-jvmci)\n",
+        (
+            'java version "21.0.1" 2023-10-17\n'
+            "Java(TM) SE Runtime Environment Oracle GraalVM 21.0.1+12.1 (build 21.0.1+12-jvmci)\n"
+        ),
     ),
     "a first release": (22, 'openjdk version "22" 2024-03-19\n'),
     "early access": (25, 'openjdk version "25-ea" 2025-09-16\n'),

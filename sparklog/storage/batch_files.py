@@ -99,6 +99,11 @@ class BatchFileWriter:
             write_statistics=["offset_delta", "timestamp"],
         )
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the file has so far."""
+        return self._file.size_bytes
+
     def write(self, records: pa.Table) -> None:
         """Write `records`, which has the columns of `RECORD_COLUMNS` but for offset_delta."""
         count = records.num_rows
