@@ -2,8 +2,8 @@
 
 START_PYTHON := $(or $(PYTHON),python3)
 VENV_PYTHON := .venv/bin/python
-# The tests that need Spark share one session, in one of the two processes.
-PYTEST_OPTIONS ?= -n 2 --dist loadgroup
+# The tests that need Spark share one session, in one of the processes.
+PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint clean lock setup setup-for-tests check-python

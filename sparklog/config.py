@@ -97,11 +97,11 @@ class Settings(_Keys):
         alias="broker.heartbeat.interval.ms",
         description="How often a broker says that it lives.",
     )
-    replica_fetch_backoff_ms: int = Field(
-        100,
+    tick_interval_ms: int = Field(
+        50,
         ge=0,
-        alias="replica.fetch.backoff.ms",
-        description="How long a resident broker waits after a round in which nothing happened.",
+        alias="tick.interval.ms",
+        description="How long a resident application waits after a round that changed nothing.",
     )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",
@@ -112,9 +112,7 @@ class Settings(_Keys):
     @model_validator(mode="after")
     def _heartbeat_within_session(self) -> Settings:
         if self.broker_heartbeat_interval_ms >= self.broker_session_timeout_ms:
-            raise ValueError(
-                "broker.heartbeat.interval.ms must be below broker.session.timeout.ms"
-            )
+            raise ValueError("broker.heartbeat.interval.ms must be below broker.session.timeout.ms")
         return self
 
 

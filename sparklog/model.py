@@ -194,9 +194,7 @@ def _table(name: str, **columns: pa.DataType) -> TableSchema:
     return TableSchema(name, pa.schema(list(columns.items())))
 
 
-LOG = TableSchema(
-    "log", pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]), tuple(HEADER_COLUMNS.names)
-)
+LOG = TableSchema("log", pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]), tuple(HEADER_COLUMNS.names))
 HIGH_WATERMARK_CHECKPOINT = _table(
     "high_watermark_checkpoint",
     topic_id=_STRING,

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,19 @@ def test_a_lock_has_hashes_for_every_version_and_names_no_index(lock: Path) -> N
     assert not re.search(r"^\s*--(?!hash=sha256:[0-9a-f]{64})", text, re.MULTILINE)
     for pin in re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]:
         assert "--hash=sha256:" in pin
+
+
+def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("sparklog-*.whl"))) as wheel:
+        packed = {file.filename: file for file in wheel.infolist()}
+    sources = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("sparklog/**/*.sql")]
+    assert sources
+    assert packed.keys() >= {*sources, "sparklog/log4j2.properties", "sparklog/py.typed"}
+    launcher = packed["sparklog/java_home/bin/java"]
+    assert launcher.external_attr >> 16 & 0o111 == 0o111
+    assert not [name for name in packed if name.split("/")[0] in ("jobs", "conf", "tests")]
 
 
 def test_make_explains_itself() -> None:

@@ -23,9 +23,7 @@ class Scenario:
         self.pending: dict[str, Any] = {}
         self.producers: dict[str, Any] = {}
         topic = case["topic"]
-        cluster.create_topic(
-            TOPIC, assignment={0: topic["replicas"]}, configs=topic.get("configs")
-        )
+        cluster.create_topic(TOPIC, assignment={0: topic["replicas"]}, configs=topic.get("configs"))
 
     def step(self, step: dict[str, Any]) -> None:
         [(name, argument)] = step.items()

@@ -168,12 +168,13 @@ class Appends:
                 continue
             seen |= ids
             for row in requested:
-                row = {name: _DEFAULTS.get(name) if row[name] is None else row[name] for name in row}
-                row["request_file"] = path
-                row["waited_ms"] = now_ms - unseen_since_ms
-                row["position"] = len(rows)
-                row["batch_id"] = batch_id(row["path"])
-                rows.append(row)
+                given = {name: value for name, value in row.items() if value is not None}
+                complete = row | _DEFAULTS | given
+                complete["request_file"] = path
+                complete["waited_ms"] = now_ms - unseen_since_ms
+                complete["position"] = len(rows)
+                complete["batch_id"] = batch_id(complete["path"])
+                rows.append(complete)
         return rows
 
     def _duplicates(self, rows: list[dict[str, Any]]) -> dict[int, Offsets]:
@@ -193,7 +194,7 @@ class Appends:
         duplicates: Mapping[int, Offsets],
     ) -> list[dict[str, Any]]:
         for row in rows:
-            row |= self._partition_columns(row, standing)
+            row.update(self._partition_columns(row, standing))
             row["is_duplicate"] = row["position"] in duplicates
         readable = [
             row
@@ -215,9 +216,8 @@ class Appends:
         ]
         faults = files_faults(self._root.log.location, files)
         for row, fault in zip(readable, faults, strict=True):
-            if fault is None and self._root.log.was_committed(row["path"]):
-                fault = "its path was committed before"
-            row["file_fault"] = fault
+            is_used = self._root.log.was_committed(row["path"])
+            row["file_fault"] = "its path was committed before" if is_used else fault
         return self._rules.run("request_errors", requests=rows)
 
     def _partition_columns(self, row: dict[str, Any], standing: Standing) -> dict[str, Any]:

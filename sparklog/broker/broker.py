@@ -35,7 +35,8 @@ class Broker:
 
     Parameters: `cluster_root` and `roots`, where the cluster's and this broker's tables lie
     (created where they are not there yet); `rules`, what runs the rules; `copier`, what copies
-    files; `observations`, what is known of the others' silence; `is_session_over`, see `register`.
+    files; `observations`, what is known of the others' silence. The caller knows that the broker's
+    last process is gone.
     """
 
     def __init__(
@@ -51,7 +52,6 @@ class Broker:
         storage_options: StorageOptions | None = None,
         rack: str | None = None,
         observations: Observations | None = None,
-        is_session_over: bool = False,
     ) -> None:
         self.broker_id = broker_id
         self._clock = clock
@@ -59,14 +59,7 @@ class Broker:
         cluster = ClusterRoot.create(cluster_root)
         for root in roots:
             BrokerRoot.create(root, cluster.cluster_id, broker_id)
-        self.broker_epoch = register(
-            cluster.brokers,
-            broker_id,
-            list(roots),
-            rack,
-            clock.now_ms(),
-            is_session_over=is_session_over,
-        )
+        self.broker_epoch = register(cluster.brokers, broker_id, list(roots), rack, clock.now_ms())
         # Heartbeats go on beside the ticks, which may be long, so they have a handle of their own.
         self._registration = ControlTable(cluster_root, BROKERS)
         self._reader = MetadataReader(cluster, storage_options or {})
@@ -110,8 +103,10 @@ class Broker:
         reports = self._follower_reports(metadata)
         for leader in self._leaders:
             try:
-                report += leader.tick(
-                    metadata, versions, reports, self._clock.now_ms(), Effects(stop_after)
+                report.add(
+                    leader.tick(
+                        metadata, versions, reports, self._clock.now_ms(), Effects(stop_after)
+                    )
                 )
             except CommitConflictError as conflict:
                 # Maintenance of the same broker was faster; the next tick looks again.
@@ -127,7 +122,7 @@ class Broker:
         """
         report = TickReport()
         for follower in self._followers:
-            report += follower.tick(self._clock.now_ms(), Effects(stop_after))
+            report.add(follower.tick(self._clock.now_ms(), Effects(stop_after)))
         return report
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
@@ -190,9 +185,9 @@ def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:
     """Tick every broker once: controllers, then leaders, then followers; report the sum."""
     report = TickReport()
     for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
-        report += broker.controller_tick()
+        report.add(broker.controller_tick())
     for broker in brokers:
-        report += broker.leader_tick()
+        report.add(broker.leader_tick())
     for broker in brokers:
-        report += broker.follower_tick()
+        report.add(broker.follower_tick())
     return report

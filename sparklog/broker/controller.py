@@ -111,9 +111,9 @@ class Controller:
         """Hold, take over or leave the lease alone; say whether it was taken over."""
         table = self._cluster.controller
         lease = next(iter(table.rows().to_pylist()), None)
-        if lease is not None and lease["broker_id"] == self._broker_id and self._fence:
-            if lease["controller_epoch"] == self._fence.epoch:
-                return False
+        held = (self._broker_id, self._fence.epoch if self._fence else None)
+        if lease is not None and (lease["broker_id"], lease["controller_epoch"]) == held:
+            return False
         self._fence = None
         if lease is not None:
             held_since = self._observations.observe("controller", lease, now_ms)

@@ -21,13 +21,13 @@ class TickReport:
     files_copied: int = 0
     bytes_copied: int = 0
 
-    def __iadd__(self, other: TickReport) -> TickReport:
+    def add(self, other: TickReport) -> None:
+        """Add what another tick did."""
         self.changed |= other.changed
         self.commits += other.commits
         self.spark_jobs += other.spark_jobs
         self.files_copied += other.files_copied
         self.bytes_copied += other.bytes_copied
-        return self
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ class SparkConsumer:
         for one in self._connection.visible(states):
             of_log[one.location.child("log"), one.log_version].append(one)
         frames = [
-            self._scan(log, version, members, offsets)
-            for (log, version), members in of_log.items()
+            self._scan(log, version, members, offsets) for (log, version), members in of_log.items()
         ]
         return reduce(lambda first, second: first.unionAll(second), frames)
 
@@ -51,23 +50,23 @@ class SparkConsumer:
         self, log: Location, version: int, members: list[Visible], offsets: Mapping[int, int]
     ) -> DataFrame:
         """Scan the slices of one log, at the version that its leader's row describes."""
-        from pyspark.sql import functions as F
+        from pyspark.sql import functions as sf
 
-        wanted = F.lit(False)
+        wanted = sf.lit(False)
         for one in members:
             first = max(one.log_start_offset, offsets.get(one.state.partition, 0))
             wanted |= (
-                (F.col("partition") == one.state.partition)
+                (sf.col("partition") == one.state.partition)
                 # On the header alone, so that whole files above the high watermark are skipped.
-                & (F.col("base_offset") < one.high_watermark)
-                & F.col("offset").between(first, one.high_watermark - 1)
+                & (sf.col("base_offset") < one.high_watermark)
+                & sf.col("offset").between(first, one.high_watermark - 1)
             )
         return (
             self._spark.read.format("delta")
             .option("versionAsOf", version)
             .load(log.uri)
-            .where(F.col("topic_id") == members[0].state.topic_id)
-            .withColumn("offset", F.col("base_offset") + F.col("offset_delta"))
+            .where(sf.col("topic_id") == members[0].state.topic_id)
+            .withColumn("offset", sf.col("base_offset") + sf.col("offset_delta"))
             .where(wanted)
             .select(
                 "key",
@@ -76,7 +75,7 @@ class SparkConsumer:
                 "partition",
                 "offset",
                 "timestamp",
-                F.lit(0).alias("timestampType"),
+                sf.lit(0).alias("timestampType"),
                 "headers",
             )
         )

@@ -87,9 +87,7 @@ class SparkProducer:
         records = _record_columns(df)
         metadata = self._connection.metadata()
         found = metadata.topic(topic)
-        states = {
-            number: metadata.partition(topic, number) for number in range(found.partitions)
-        }
+        states = {number: metadata.partition(topic, number) for number in range(found.partitions)}
         logs = {
             number: self._connection.leader_location(state).child("log")
             for number, state in states.items()
@@ -208,9 +206,7 @@ class PendingSend:
         self._states = self._producer.partitions(self._topic)
         moved = self._producer.move(failed, self._states)
         self._files |= moved
-        self._pending = self._producer.submit(
-            moved, self._states, self._acks, self._timeout_ms
-        )
+        self._pending = self._producer.submit(moved, self._states, self._acks, self._timeout_ms)
 
     def result(self, delivery_timeout_ms: int = 120_000) -> dict[int, ProduceResponse]:
         """Wait until every partition is answered with NONE, retrying what may be retried.
@@ -224,7 +220,7 @@ class PendingSend:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_retriable),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1),
-            stop=tenacity.stop_when_event_set(_Deadline(deadline)),
+            stop=tenacity.stop_after_delay(delivery_timeout_ms / 1000),
             reraise=True,
         )
         is_first = True
@@ -259,16 +255,6 @@ class PendingSend:
                 raise _error("NOT_LEADER_OR_FOLLOWER", self._topic, partition)
 
 
-class _Deadline:
-    """A point in time in the shape of an event, as tenacity takes it."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-
-    def is_set(self) -> bool:
-        return time.monotonic() >= self._deadline
-
-
 def _is_retriable(error: BaseException) -> bool:
     return isinstance(error, ProtocolError) and error.retriable
 
@@ -280,7 +266,7 @@ def _error(name: str, topic: str, partition: int) -> ProtocolError:
 
 def _record_columns(df: DataFrame) -> DataFrame:
     """Return the columns that a record has, in their types; `SparklogError` for what is none."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     unknown = sorted(set(df.columns) - {"value", *_OPTIONAL})
     if "value" not in df.columns or unknown:
@@ -288,12 +274,12 @@ def _record_columns(df: DataFrame) -> DataFrame:
         raise SparklogError(
             f"the DataFrame {wrong}: give it value and, if wanted, {', '.join(_OPTIONAL)}"
         )
-    columns = [F.col("value").cast("binary").alias("value")]
+    columns = [sf.col("value").cast("binary").alias("value")]
     for name, kind in _OPTIONAL.items():
         if name in df.columns:
-            columns.append(F.col(name).cast(kind).alias(name))
+            columns.append(sf.col(name).cast(kind).alias(name))
         elif name == "key":
-            columns.append(F.lit(None).cast(kind).alias(name))
+            columns.append(sf.lit(None).cast(kind).alias(name))
     return df.select(*columns)
 
 

@@ -192,16 +192,27 @@ def copy_file(copy: Copy) -> str | None:
     """Copy one file and verify its checksum on the way; say what went wrong, or `None`."""
     digest = xxhash.xxh3_64()
     try:
-        with _open(copy.source, copy.source_path) as source:
-            with _create(copy.target, copy.target_path) as target:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    target.write(chunk)
+        with (
+            _open(copy.source, copy.source_path) as source,
+            _create(copy.target, copy.target_path) as target,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                target.write(chunk)
     except OSError as error:
         return f"{copy.source.uri}/{copy.source_path} was not copied: {error}"
     if digest.hexdigest() != copy.checksum:
         return f"{copy.source.uri}/{copy.source_path} does not have its checksum {copy.checksum}"
     return None
+
+
+def file_checksum(log: Location, path: str) -> str:
+    """Read a file and return the checksum of its bytes."""
+    digest = xxhash.xxh3_64()
+    with _open(log, path) as source:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _open(log: Location, path: str) -> IO[bytes]:

@@ -191,23 +191,20 @@ class ControlTable:
         and a result, which is returned. It is called again, after a jittered wait, when another
         writer was faster, and must decide anew each time.
         """
-        for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(CommitConflictError),
-            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
-            stop=tenacity.stop_after_attempt(50),
-            reraise=True,
-        ):
-            with attempt:
-                self.refresh()
-                rows, result = change(self.rows())
-                if rows is not None:
-                    self.compare_and_set(rows, fence)
-        return result
+
+        def attempt() -> _Result:
+            self.refresh()
+            rows, result = change(self.rows())
+            if rows is not None:
+                self.compare_and_set(rows, fence)
+            return result
+
+        return _retrying(CommitConflictError)(attempt)
 
     def append(self, rows: pa.Table) -> None:
         """Append `rows` as one file; other writers may append or trim at the same time."""
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        self._retrying(lambda: write_deltalake(self._table, rows, mode="append"))
+        self._commit(lambda: write_deltalake(self._table, rows, mode="append"))
 
     def new_files(self, since: int) -> list[str]:
         """Return the paths of the live files that were added after version `since`, in order.
@@ -239,17 +236,23 @@ class ControlTable:
             if actions:
                 self._table.create_write_transaction(actions, "append", self._table.schema())
 
-        self._retrying(remove)
+        self._commit(remove)
 
-    def _retrying(self, commit: Callable[[], None]) -> None:
-        for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(CommitFailedError),
-            wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
-            stop=tenacity.stop_after_attempt(50),
-            reraise=True,
-        ):
-            with attempt:
-                self._table.update_incremental()
-                commit()
+    def _commit(self, commit: Callable[[], None]) -> None:
+        def attempt() -> None:
+            self._table.update_incremental()
+            commit()
+
+        _retrying(CommitFailedError)(attempt)
         self._table.update_incremental()
         self.commits += 1
+
+
+def _retrying(lost: type[Exception]) -> tenacity.Retrying:
+    """Try again, with jitter, after another writer was faster."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(lost),
+        wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
+        stop=tenacity.stop_after_attempt(50),
+        reraise=True,
+    )

@@ -235,8 +235,6 @@ def index_table(batches: Iterable[Batch]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=BATCH_INDEX)
 
 
-
-
 def _batch(file: AddedFile) -> Batch:
     values = file.partition_values
     lowest, highest = file.statistics["minValues"], file.statistics["maxValues"]

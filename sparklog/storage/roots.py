@@ -36,8 +36,8 @@ class ClusterRoot:
     @classmethod
     def create(cls, location: Location) -> ClusterRoot:
         """Create a cluster root, or open the one that is there."""
+        check_usable(location)
         if not _is_root(location):
-            _check_empty(location)
             for schema in model.CLUSTER_TABLES:
                 create_table(location, schema)
             _write_format(location, model.new_id(), broker_id=None)
@@ -71,8 +71,8 @@ class BrokerRoot:
         Raises `StorageError` where the folder holds something else, or belongs to another
         cluster or broker.
         """
+        check_usable(location)
         if not _is_root(location):
-            _check_empty(location)
             for schema in model.BROKER_TABLES:
                 create_table(location, schema)
             _write_format(location, cluster_id, broker_id)
@@ -97,6 +97,12 @@ class BrokerRoot:
     def commits(self) -> int:
         """Return how many commits this process has made to the root's tables."""
         return self.log.commits + sum(table.commits for table in self._control_tables())
+
+
+def check_usable(location: Location) -> None:
+    """Refuse a folder in which no root can be: `StorageError`. Nothing is created."""
+    if not _is_root(location):
+        _check_empty(location)
 
 
 def _is_root(location: Location) -> bool:

@@ -153,7 +153,7 @@ class LocalCluster:
         report = TickReport()
         active_first = sorted(self._brokers, key=lambda one: not self._brokers[one].is_controller)
         for broker_id in active_first:
-            report += self._tick(broker_id, "controller_tick", stop_after)
+            report.add(self._tick(broker_id, "controller_tick", stop_after))
         return report
 
     def tick_until_idle(self) -> None:
@@ -251,7 +251,6 @@ class LocalCluster:
             settings=self.settings,
             rack=self._racks.get(broker_id),
             observations=self._observations,
-            is_session_over=True,
         )
 
     def _living(self, broker_id: int) -> Broker:
@@ -287,8 +286,6 @@ class LocalCluster:
             raise SparklogError(f"broker {broker_id} has no replica of {topic}-{partition}")
         return Location.of(str(self._root / f"broker-{broker_id}"))
 
-    def _rows(
-        self, location: Location, schema: Any, key: TopicIdPartition
-    ) -> list[dict[str, Any]]:
+    def _rows(self, location: Location, schema: Any, key: TopicIdPartition) -> list[dict[str, Any]]:
         rows = self._connection.table(location, schema).rows().to_pylist()
         return [row for row in rows if (row["topic_id"], row["partition"]) == key]
