@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from sparklog.broker.election import ElectionType
 from sparklog.testing import LocalCluster
+from sparklog.testing.local_producer import LocalProducer
 
 CASES = Path(__file__).parents[2] / "shared" / "cases"
 TOPIC = "t"
@@ -21,7 +23,8 @@ class Scenario:
     def __init__(self, case: dict[str, Any], cluster: LocalCluster) -> None:
         self.cluster = cluster
         self.pending: dict[str, Any] = {}
-        self.producers: dict[str, Any] = {}
+        self.producers: dict[str, LocalProducer] = {}
+        self.producer_of: dict[str, LocalProducer] = {}
         topic = case["topic"]
         cluster.create_topic(TOPIC, assignment={0: topic["replicas"]}, configs=topic.get("configs"))
 
@@ -31,15 +34,17 @@ class Scenario:
 
     def do_produce(self, argument: dict[str, Any]) -> None:
         if "retry" in argument:
-            first = self.pending[argument["retry"]]
-            pending = first.producer.retry(first)
+            name = argument["retry"]
+            pending = self.producer_of[name].retry(self.pending[name])
+            self.producer_of[argument["as"]] = self.producer_of[name]
         else:
-            options = {}
+            options: dict[str, Any] = {}
             if "producer" in argument:
                 name = argument["producer"]
                 if name not in self.producers:
                     self.producers[name] = self.cluster.idempotent_producer()
                 options["producer"] = self.producers[name]
+                self.producer_of[argument["as"]] = self.producers[name]
             values = [value.encode() for value in argument["values"]]
             pending = self.cluster.produce(TOPIC, 0, values, acks=argument["acks"], **options)
         if "as" in argument:
@@ -66,7 +71,7 @@ class Scenario:
     def do_restart(self, broker: int) -> None:
         self.cluster.restart(broker)
 
-    def do_elect(self, kind: str) -> None:
+    def do_elect(self, kind: ElectionType) -> None:
         self.cluster.elect_leaders(kind, [(TOPIC, 0)])
 
     def do_idle(self, _: object) -> None:

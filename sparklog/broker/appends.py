@@ -111,6 +111,7 @@ class Appends:
         duplicates = self._duplicates(rows)
         checked = self._check(rows, standing, duplicates)
         errors = {row["position"]: row["error"] for row in checked}
+        errors |= self._check_sequences(rows, errors, duplicates)
         fresh = [
             row
             for row in rows
@@ -180,12 +181,46 @@ class Appends:
     def _duplicates(self, rows: list[dict[str, Any]]) -> dict[int, Offsets]:
         """Return where the batches of the requests lie that are in the log already."""
         live = self._root.log.find(row["batch_id"] for row in rows)
-        batches = [
-            batch._asdict() | {"batch_id": batch.batch_id, "last_offset": batch.next_offset - 1}
-            for batch in live
-        ]
+        batches = [_appended_row(batch) for batch in live] + self._producer_batches(rows)
         found = self._rules.run("duplicate_batches", requests=rows, batches=batches)
         return {row["position"]: Offsets(row["base_offset"], row["last_offset"]) for row in found}
+
+    def _producer_batches(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the remembered batches of the idempotent producers among the requests (3.6)."""
+        producers = {
+            (TopicIdPartition(row["topic_id"], row["partition"]), row["producer_id"])
+            for row in rows
+            if row["producer_id"] >= 0
+        }
+        return [
+            _appended_row(batch)
+            for partition, producer_id in producers
+            for batch in self._root.log.producer_batches(partition, producer_id)
+        ]
+
+    def _check_sequences(
+        self,
+        rows: list[dict[str, Any]],
+        errors: Mapping[int, str | None],
+        duplicates: Mapping[int, Offsets],
+    ) -> dict[int, str]:
+        """Return why batches of idempotent producers are refused, by position (3.6)."""
+        sequenced = [
+            row | {"refusal": errors[row["position"]]}
+            for row in rows
+            if row["producer_id"] >= 0 and row["position"] not in duplicates
+        ]
+        if not sequenced:
+            return {}
+        refused = self._rules.run(
+            "producer_sequences", requests=sequenced, batches=self._producer_batches(sequenced)
+        )
+        of_position = {row["position"]: _group(row) for row in rows}
+        # One bad batch refuses its partition of its request, whichever rule found it.
+        groups = {of_position[row["position"]]: row["error"] for row in refused}
+        return {
+            position: groups[group] for position, group in of_position.items() if group in groups
+        }
 
     def _check(
         self,
@@ -322,6 +357,19 @@ class Appends:
                 }
             )
         return answers, operations
+
+
+def _group(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return row["request_id"], row["topic_id"], row["partition"]
+
+
+def _appended_row(batch: Batch) -> dict[str, Any]:
+    last_sequence = (batch.base_sequence + batch.last_offset_delta) % (1 << 31)
+    return batch._asdict() | {
+        "batch_id": batch.batch_id,
+        "last_sequence": last_sequence,
+        "last_offset": batch.next_offset - 1,
+    }
 
 
 def answer(

@@ -7,25 +7,23 @@ that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import structlog
 
+from sparklog.broker.election import Elections
 from sparklog.broker.observations import Observations
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
-from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, TopicIdPartition
+from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import CONTROLLER_EPOCH, Fence
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
 
 _log = structlog.get_logger(__name__)
-
-Rows = list[dict[str, Any]]
 
 
 class Controller:
@@ -46,6 +44,7 @@ class Controller:
         self._rules = rules
         self._settings = settings
         self._observations = observations
+        self._elections = Elections(rules, settings)
         self._fence: Fence | None = None
         # The lease is renewed beside the ticks, which may be long.
         self._lease_lock = threading.Lock()
@@ -158,74 +157,12 @@ class Controller:
 
     def _elect(self) -> None:
         """Take fenced brokers out of in-sync sets and give every partition its leader."""
+        assert self._fence is not None
+        epoch = self._fence.epoch
         self._cluster.partition_state.update(
-            lambda rows: (self.decide(rows, lambda _: None), None), self._fence
+            lambda rows: (self._elections.elect(rows, self._reader.load(), epoch), None),
+            self._fence,
         )
-
-    def decide(
-        self, rows: pa.Table, allows: Callable[[TopicIdPartition], str | None]
-    ) -> pa.Table | None:
-        """Return the partition states after fencing and election, or `None` if nothing changes.
-
-        `allows` may allow a partition an unclean election that its configuration does not.
-        """
-        metadata = self._reader.load()
-        state: Rows = rows.to_pylist()
-        for row in state:
-            broker = metadata.brokers.get(row["broker_id"])
-            leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
-            key = TopicIdPartition(row["topic_id"], row["partition"])
-            row["is_alive"] = broker is not None and broker.is_alive
-            row["leader_is_valid"] = (
-                leader is not None
-                and leader.is_alive
-                and leader.broker_epoch == row["leader_broker_epoch"]
-            )
-            row["allows"] = allows(key) or self._allowed(metadata.topics.get(key.topic_id))
-        leaving = self._rules.run("isr_fence", replicas=state)
-        fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
-        changed = {(topic_id, partition) for topic_id, partition, _ in fenced}
-        for row in state:
-            if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
-                row["in_isr"] = False
-        decided = {
-            (row["topic_id"], row["partition"], row["broker_id"]): row
-            for row in self._rules.run("leader_election", replicas=state)
-        }
-        for row in state:
-            new = decided[row["topic_id"], row["partition"], row["broker_id"]]
-            if new["is_changed"]:
-                changed.add((row["topic_id"], row["partition"]))
-                leader = metadata.brokers.get(new["leader"])
-                row["leader_broker_epoch"] = leader.broker_epoch if leader else -1
-            for column in ("in_isr", "in_elr", "leader", "leader_epoch"):
-                row[column] = new[column]
-        if not changed:
-            return None
-        for row in state:
-            if (row["topic_id"], row["partition"]) in changed:
-                row["partition_epoch"] += 1
-                row["controller_epoch"] = self._fence.epoch if self._fence else 0
-        self._announce(state, changed)
-        return PARTITION_STATE.rows(state)
-
-    def _allowed(self, topic: Any) -> str:
-        config = topic.config if topic else None
-        unclean = config.unclean_leader_election_enable if config else None
-        if unclean is None:
-            unclean = self._settings.unclean_leader_election_enable
-        return "unclean" if unclean else "clean"
-
-    def _announce(self, state: Rows, changed: set[tuple[str, int]]) -> None:
-        for row in state:
-            if row["replica_index"] == 0 and (row["topic_id"], row["partition"]) in changed:
-                _log.info(
-                    "partition changed",
-                    topic=row["topic"],
-                    partition=row["partition"],
-                    leader=row["leader"],
-                    leader_epoch=row["leader_epoch"],
-                )
 
     def _commits(self) -> int:
         cluster = self._cluster

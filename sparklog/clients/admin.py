@@ -1,13 +1,14 @@
-"""Administration: creating and describing topics."""
+"""Administration: creating and describing topics, electing leaders by hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from sparklog.broker.election import Elections, ElectionType
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
 from sparklog.config import Settings, TopicConfig, parse
@@ -56,6 +57,7 @@ class Admin:
         self._connection = connection
         self._settings = settings or Settings()
         self._clock = clock or SystemClock()
+        self._elections = Elections(connection.rules, self._settings)
 
     def create_topic(
         self,
@@ -106,6 +108,32 @@ class Admin:
         self._connection.root.topics.update(lambda old: (self._with_topic(old, entry), None))
         return self.describe_topic(topic)
 
+    def elect_leaders(
+        self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], str]:
+        """Elect leaders by hand, at once (rules 7.5, 7.6).
+
+        Parameters: `election_type`, "preferred" gives the first assigned replica its leadership
+        back, "unclean" lets any live replica lead what is offline, at the price of its committed
+        records; `partitions`, (topic, partition) each. Returns Kafka's error name for each: NONE,
+        ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE.
+        """
+        before = self._connection.metadata()
+        asked = {before.partition(*partition).key: partition for partition in partitions}
+
+        def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
+            metadata = self._connection.metadata()
+            if election_type == "preferred":
+                return self._elections.elect_preferred(rows, metadata, asked), None
+            return self._elections.elect(rows, metadata, unclean=asked), None
+
+        self._connection.root.partition_state.update(change)
+        after = self._connection.metadata()
+        return {
+            partition: _election_error(election_type, before.partitions[key], after.partitions[key])
+            for key, partition in asked.items()
+        }
+
     def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic; UNKNOWN_TOPIC_OR_PARTITION where there is none of this name."""
         metadata = self._connection.metadata()
@@ -127,6 +155,19 @@ class Admin:
             raise ProtocolError(
                 "TOPIC_ALREADY_EXISTS", f"topic {topic!r} exists already: choose another name"
             )
+
+
+def _election_error(
+    election_type: ElectionType, before: PartitionState, after: PartitionState
+) -> str:
+    """Say with Kafka's name what came of an election by hand."""
+    if after.leader_epoch != before.leader_epoch and after.leader is not None:
+        return "NONE"
+    if election_type == "unclean":
+        is_led = after.leader is not None
+        return "ELECTION_NOT_NEEDED" if is_led else "ELIGIBLE_LEADERS_NOT_AVAILABLE"
+    is_preferred = after.leader == after.replicas[0].broker_id
+    return "ELECTION_NOT_NEEDED" if is_preferred else "PREFERRED_LEADER_NOT_AVAILABLE"
 
 
 class _Named(NamedTuple):

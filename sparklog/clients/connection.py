@@ -45,7 +45,7 @@ class Connection:
         rules: Rules | None = None,
     ) -> None:
         self.root = ClusterRoot(Location.of(cluster, storage_options))
-        self._rules = rules or DuckDBRules()
+        self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
         self._tables: dict[tuple[str, str], ControlTable] = {}
 
@@ -76,7 +76,7 @@ class Connection:
         states = {state.key: state for state in partitions}
         locations = {key: self.leader_location(state) for key, state in states.items()}
         rows = {key: self._leader_row(locations[key], key) for key in states}
-        judged = self._rules.run(
+        judged = self.rules.run(
             "visible_offsets",
             partitions=[
                 {

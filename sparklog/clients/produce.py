@@ -80,9 +80,13 @@ class PendingProduce:
         waiting: dict[TopicIdPartition, Responses],
         answered: dict[TopicIdPartition, ProduceResponse],
         batches: Sequence[RequestedBatch],
+        acks: Acks,
+        timeout_ms: int,
     ) -> None:
         self.request_id = request_id
         self.batches = tuple(batches)
+        self.acks: Acks = acks
+        self.timeout_ms = timeout_ms
         self._waiting = waiting
         self._answered = answered
 
@@ -164,7 +168,7 @@ class ProduceClient:
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
             self._requests_of(location).append(PRODUCE_REQUESTS.rows(rows))
-        return PendingProduce(request_id, waiting, answered, batches)
+        return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
 
     def _responses_of(self, location: Location) -> Responses:
         if location.uri not in self._responses:

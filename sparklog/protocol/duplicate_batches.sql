@@ -1,10 +1,31 @@
--- Which requested batches are in the log already, and where: the batch id in a file's name stays the
--- same in every retry and every copy (rules 3.6, 3.7).
--- takes requests: position int, topic_id string, partition int, batch_id string
--- takes batches: topic_id string, partition int, batch_id string, base_offset bigint,
+-- Which requested batches are in the log already, and where. The batch id in a file's name stays the
+-- same in every retry and every copy (3.7); an idempotent producer's batch is known by its producer
+-- id, latest epoch and sequence, among the last five batches of that producer in the partition (3.6,
+-- KIP-98). Sequences wrap at 2^31.
+-- takes requests: position int, topic_id string, partition int, batch_id string, producer_id bigint,
+--   producer_epoch int, base_sequence int, record_count bigint
+-- takes batches: topic_id string, partition int, batch_id string, producer_id bigint,
+--   producer_epoch int, base_sequence int, last_sequence bigint, base_offset bigint,
 --   last_offset bigint
 -- gives: position int, base_offset bigint, last_offset bigint
-select r.position, b.base_offset, b.last_offset
+with known as (
+    select topic_id, partition, producer_id, max(producer_epoch) as producer_epoch
+    from batches
+    where producer_id >= 0
+    group by topic_id, partition, producer_id
+)
+select r.position, min(b.base_offset) as base_offset, min(b.last_offset) as last_offset
 from requests r
-join batches b
-    on b.topic_id = r.topic_id and b.partition = r.partition and b.batch_id = r.batch_id
+join batches b on b.topic_id = r.topic_id and b.partition = r.partition
+left join known k
+    on k.topic_id = r.topic_id and k.partition = r.partition and k.producer_id = r.producer_id
+where b.batch_id = r.batch_id
+    or (
+        r.producer_id >= 0
+        and b.producer_id = r.producer_id
+        and b.producer_epoch = r.producer_epoch
+        and k.producer_epoch = r.producer_epoch
+        and b.base_sequence = r.base_sequence
+        and b.last_sequence = mod(r.base_sequence + r.record_count - 1, 2147483648)
+    )
+group by r.position

@@ -32,6 +32,9 @@ from sparklog.storage.control_table import (
 from sparklog.storage.delta_log import AddedFile, read_commit
 from sparklog.storage.location import Location
 
+REMEMBERED_BATCHES = 5
+"""How many batches of an idempotent producer are known again (rule 3.6)."""
+
 _base_offset = attrgetter("base_offset")
 _next_offset = attrgetter("next_offset")
 
@@ -55,6 +58,7 @@ class RecordLog:
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
+        self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
         self._removed: set[str] = set()
         self._version = -1
         self._load(self._table)
@@ -118,6 +122,10 @@ class RecordLog:
     def find(self, batch_ids: Iterable[str]) -> list[Batch]:
         """Return the live batches that have one of these ids (rule 3.7)."""
         return [self._by_batch_id[key] for key in batch_ids if key in self._by_batch_id]
+
+    def producer_batches(self, partition: TopicIdPartition, producer_id: int) -> list[Batch]:
+        """Return the last batches of an idempotent producer, as many as are remembered (3.6)."""
+        return self._by_producer[partition, producer_id][-REMEMBERED_BATCHES:]
 
     def was_committed(self, path: str) -> bool:
         """Say whether `path` is, or since this log was opened has been, part of the log (3.7)."""
@@ -188,6 +196,7 @@ class RecordLog:
         self._slices.clear()
         self._live.clear()
         self._by_batch_id.clear()
+        self._by_producer.clear()
         self._load(DeltaTable(self.location.uri, version=version, storage_options=options))
 
     def _load(self, table: DeltaTable) -> None:
@@ -206,7 +215,9 @@ class RecordLog:
             self._live[batch.path] = batch
             self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
-        for batches in self._slices.values():
+            if batch.producer_id >= 0:
+                self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
+        for batches in (*self._slices.values(), *self._by_producer.values()):
             batches.sort(key=_base_offset)
         self._version = table.version()
 
@@ -214,6 +225,9 @@ class RecordLog:
         self._live[batch.path] = batch
         self._by_batch_id[batch.batch_id] = batch
         bisect.insort(self._slices[batch.topic_id_partition], batch, key=_base_offset)
+        if batch.producer_id >= 0:
+            of_producer = self._by_producer[batch.topic_id_partition, batch.producer_id]
+            bisect.insort(of_producer, batch, key=_base_offset)
 
     def _forget(self, path: str) -> None:
         self._removed.add(path)
@@ -222,6 +236,8 @@ class RecordLog:
             return
         batches = self._slices[batch.topic_id_partition]
         batches.pop(bisect.bisect_left(batches, batch.base_offset, key=_base_offset))
+        if batch.producer_id >= 0:
+            self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
         if self._by_batch_id.get(batch.batch_id) == batch:
             del self._by_batch_id[batch.batch_id]
 

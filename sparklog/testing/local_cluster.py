@@ -6,11 +6,12 @@ ticks are the test's. Without Spark the same code copies files in this process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparklog.broker.broker import Broker, round_of_ticks
+from sparklog.broker.election import ElectionType
 from sparklog.broker.observations import Observations
 from sparklog.broker.tick import StoppedError, TickReport
 from sparklog.clients.admin import Admin
@@ -22,6 +23,7 @@ from sparklog.clients.produce import (
     RequestedBatch,
     acks_number,
 )
+from sparklog.clients.producer_ids import ProducerIds
 from sparklog.config import Settings, parse
 from sparklog.errors import SparklogError
 from sparklog.model import (
@@ -29,18 +31,23 @@ from sparklog.model import (
     LEADER_EPOCH_CHECKPOINT,
     Record,
     TopicIdPartition,
+    batch_id,
     new_batch_path,
 )
 from sparklog.protocol.rules import DuckDBRules, SparkRules
 from sparklog.storage.batch_files import (
     BatchFileWriter,
+    Copy,
     ProcessCopier,
     SparkCopier,
+    copy_file,
     read_records,
     records_table,
 )
 from sparklog.storage.location import Location
+from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
+from sparklog.testing.local_producer import LocalProducer
 from sparklog.testing.manual_clock import ManualClock
 
 if TYPE_CHECKING:
@@ -101,6 +108,7 @@ class LocalCluster:
         for broker_id in self._all:
             self._start(broker_id)
         self._connection = Connection(str(self._root / "cluster"), rules=self._rules)
+        self._producer_ids = ProducerIds(self._connection)
         self._client = ProduceClient(self._connection, client_id="local", clock=self.clock)
 
     # --- what happens ---------------------------------------------------------------------------
@@ -129,16 +137,24 @@ class LocalCluster:
         acks: Acks = "all",
         keys: Sequence[bytes | None] | None = None,
         timeout_ms: int = 30_000,
+        producer: LocalProducer | None = None,
     ) -> PendingProduce:
-        """Put one batch into the leader's inbox and name it in a request."""
+        """Put one batch into the leader's inbox and name it in a request.
+
+        `producer` makes it a batch of an idempotent producer.
+        """
         acks_number(acks)
         state = self._connection.metadata().partition(topic, partition)
-        # Of an offline partition the request is answered at once and the file stays unused.
-        addressed = state.replicas[0].broker_id if state.leader is None else state.leader
-        inbox = self._root / f"broker-{addressed}"
-        writer = BatchFileWriter(Location.of(str(inbox / "log")), new_batch_path())
+        writer = BatchFileWriter(self._inbox(state), new_batch_path())
         writer.write(records_table(values, keys, self.clock.now_ms()))
-        return self._client.send([RequestedBatch(state, writer.close())], acks, timeout_ms)
+        batch = RequestedBatch(state, writer.close())
+        if producer is not None:
+            batch = producer.stamp(batch)
+        return self._client.send([batch], acks, timeout_ms)
+
+    def idempotent_producer(self, transactional_id: str | None = None) -> LocalProducer:
+        """Return an idempotent producer; a transactional id fences its older self."""
+        return LocalProducer(self._producer_ids.allot(transactional_id), self._send_again)
 
     def leader_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
         """Let a broker play the leader once; `stop_after` ends it there as a crash would."""
@@ -162,6 +178,13 @@ class LocalCluster:
             if not round_of_ticks(list(self._brokers.values())).changed:
                 return
         raise SparklogError(f"the cluster did not come to rest in {_ROUNDS} rounds")
+
+    def elect_leaders(
+        self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], str]:
+        """Elect leaders by hand, at once; see `Admin.elect_leaders`."""
+        admin = Admin(self._connection, settings=self.settings, clock=self.clock)
+        return admin.elect_leaders(election_type, partitions)
 
     def crash(self, broker_id: int) -> None:
         """Stop a broker at once; its tables stay as they are."""
@@ -276,6 +299,23 @@ class LocalCluster:
         for broker in self._brokers.values():
             broker.heartbeat()
             broker.look()
+
+    def _inbox(self, state: PartitionState) -> Location:
+        """Return the log whose inbox the leader reads; of an offline partition, any replica's."""
+        addressed = state.replicas[0].broker_id if state.leader is None else state.leader
+        return Location.of(str(self._root / f"broker-{addressed}" / "log"))
+
+    def _send_again(self, pending: PendingProduce) -> PendingProduce:
+        [batch] = pending.batches
+        state = self._connection.metadata().partitions[batch.state.key]
+        source, target = self._inbox(batch.state), self._inbox(state)
+        path = new_batch_path(batch_id(batch.file.path))
+        file = batch.file
+        fault = copy_file(Copy(source, file.path, target, path, file.size_bytes, file.checksum))
+        if fault is not None:
+            raise SparklogError(f"the batch cannot be sent again: {fault}")
+        again = batch._replace(state=state, file=file._replace(path=path))
+        return self._client.send([again], pending.acks, pending.timeout_ms)
 
     def _key(self, topic: str, partition: int) -> TopicIdPartition:
         return self._connection.metadata().partition(topic, partition).key

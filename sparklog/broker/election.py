@@ -1,0 +1,136 @@
+"""Elections: who is in sync and who leads, after brokers came, went or were asked for (7.2-7.6).
+
+Used by the controller at its ticks, and by an administrator who elects by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import pyarrow as pa
+import structlog
+
+from sparklog.config import Settings
+from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.protocol.rules import Rules
+from sparklog.storage.metadata import Metadata, TopicInfo
+
+_log = structlog.get_logger(__name__)
+
+Rows = list[dict[str, Any]]
+ElectionType = Literal["preferred", "unclean"]
+
+
+class Elections:
+    """Decides on elections; writes nothing."""
+
+    def __init__(self, rules: Rules, settings: Settings) -> None:
+        self._rules = rules
+        self._settings = settings
+
+    def elect(
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+        unclean: Collection[TopicIdPartition] = (),
+    ) -> pa.Table | None:
+        """Take fenced brokers out of in-sync sets and give every partition its leader.
+
+        Parameters: `table`, the rows of `partition_state`; `controller_epoch`, of the controller
+        that acts; `unclean`, partitions that may be led by any live replica besides those that
+        are configured so. Returns the new rows, or `None` where nothing changes.
+        """
+        rows = self._annotated(table, metadata, unclean)
+        leaving = self._rules.run("isr_fence", replicas=rows)
+        fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
+        changed = {TopicIdPartition(row["topic_id"], row["partition"]) for row in leaving}
+        for row in rows:
+            if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
+                row["in_isr"] = False
+        decided = {
+            (row["topic_id"], row["partition"], row["broker_id"]): row
+            for row in self._rules.run("leader_election", replicas=rows)
+        }
+        for row in rows:
+            new = decided[row["topic_id"], row["partition"], row["broker_id"]]
+            if new["is_changed"]:
+                changed.add(TopicIdPartition(row["topic_id"], row["partition"]))
+            for column in ("in_isr", "in_elr", "leader", "leader_epoch"):
+                row[column] = new[column]
+        return _written(rows, changed, metadata, controller_epoch)
+
+    def elect_preferred(
+        self, table: pa.Table, metadata: Metadata, partitions: Collection[TopicIdPartition]
+    ) -> pa.Table | None:
+        """Give these partitions back to their preferred replicas where those are in sync.
+
+        Returns the new rows, or `None` where nothing changes.
+        """
+        rows = self._annotated(table, metadata, ())
+        asked = [row for row in rows if (row["topic_id"], row["partition"]) in partitions]
+        leaders = {
+            TopicIdPartition(row["topic_id"], row["partition"]): row["leader"]
+            for row in self._rules.run("preferred_election", replicas=asked)
+        }
+        for row in rows:
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            if key in leaders:
+                row["leader"] = leaders[key]
+                row["leader_epoch"] += 1
+        return _written(rows, set(leaders), metadata, None)
+
+    def _annotated(
+        self, table: pa.Table, metadata: Metadata, unclean: Collection[TopicIdPartition]
+    ) -> Rows:
+        rows: Rows = table.to_pylist()
+        for row in rows:
+            broker = metadata.brokers.get(row["broker_id"])
+            leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
+            is_allowed = self._is_unclean_allowed(metadata.topics.get(row["topic_id"]))
+            is_asked = (row["topic_id"], row["partition"]) in unclean
+            row["is_alive"] = broker is not None and broker.is_alive
+            row["leader_is_valid"] = (
+                leader is not None
+                and leader.is_alive
+                and leader.broker_epoch == row["leader_broker_epoch"]
+            )
+            row["allows"] = "unclean" if is_allowed or is_asked else "clean"
+        return rows
+
+    def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+        own = topic.config.unclean_leader_election_enable if topic else None
+        return self._settings.unclean_leader_election_enable if own is None else own
+
+
+def _written(
+    rows: Rows,
+    changed: set[TopicIdPartition],
+    metadata: Metadata,
+    controller_epoch: int | None,
+) -> pa.Table | None:
+    """Return the rows as they are to be written, the partition epochs of `changed` raised."""
+    if not changed:
+        return None
+    for row in rows:
+        if (row["topic_id"], row["partition"]) not in changed:
+            continue
+        leader = metadata.brokers.get(row["leader"])
+        row["leader_broker_epoch"] = leader.broker_epoch if leader else -1
+        row["partition_epoch"] += 1
+        if controller_epoch is not None:
+            row["controller_epoch"] = controller_epoch
+    for topic_id, partition in sorted(changed):
+        members = [
+            row for row in rows if (row["topic_id"], row["partition"]) == (topic_id, partition)
+        ]
+        _log.info(
+            "partition changed",
+            topic=members[0]["topic"],
+            partition=partition,
+            leader=members[0]["leader"],
+            leader_epoch=members[0]["leader_epoch"],
+            isr=sorted(row["broker_id"] for row in members if row["in_isr"]),
+        )
+    return PARTITION_STATE.rows(rows)

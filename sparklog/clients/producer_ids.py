@@ -1,0 +1,70 @@
+"""Producer ids: who an idempotent producer is, and which of its selves is the newest (3.8)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.clients.connection import Connection
+from sparklog.model import PRODUCER_IDS
+
+BLOCK_SIZE = 1000
+"""How many ids a client takes at once; Kafka's brokers take as many."""
+
+
+class ProducerId(NamedTuple):
+    """A producer id and its epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class ProducerIds:
+    """Allots producer ids to the producers of this process, in blocks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._table = connection.root.producer_ids
+        self._free: list[int] = []
+
+    def allot(self, transactional_id: str | None = None) -> ProducerId:
+        """Return a producer id.
+
+        With a `transactional_id` it is always the same one, under a higher epoch each time, so
+        that an older self is refused from then on (INVALID_PRODUCER_EPOCH).
+        """
+        if transactional_id is not None:
+            return self._table.update(lambda rows: _fencing(rows, transactional_id))
+        if not self._free:
+            first = self._table.update(lambda rows: _block(rows, BLOCK_SIZE))
+            self._free = list(range(first, first + BLOCK_SIZE))
+        return ProducerId(self._free.pop(0), 0)
+
+
+def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
+    """Take `size` ids: the row without a transactional id holds the next free one."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    counter = next((row for row in rows if row["transactional_id"] is None), None)
+    if counter is None:
+        counter = dict.fromkeys(PRODUCER_IDS.columns.names) | {"next_producer_id": 0}
+        rows.append(counter)
+    first = int(counter["next_producer_id"])
+    counter["next_producer_id"] = first + size
+    return PRODUCER_IDS.rows(rows), first
+
+
+def _fencing(table: pa.Table, transactional_id: str) -> tuple[pa.Table, ProducerId]:
+    rows: list[dict[str, Any]] = table.to_pylist()
+    mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
+    if mine is None:
+        table, first = _block(table, 1)
+        rows = table.to_pylist()
+        mine = {
+            "next_producer_id": None,
+            "transactional_id": transactional_id,
+            "producer_id": first,
+            "producer_epoch": -1,
+        }
+        rows.append(mine)
+    mine["producer_epoch"] += 1
+    return PRODUCER_IDS.rows(rows), ProducerId(mine["producer_id"], mine["producer_epoch"])

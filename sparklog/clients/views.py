@@ -1,0 +1,139 @@
+"""The state of a cluster as SQL views: what the brokers agreed on, and what each of them holds.
+
+`create_views` makes them on Spark. The `sparklog query` command offers the same names, but for
+`records`, on DuckDB.
+"""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparklog.clients.connection import Connection
+from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BROKER_ID = pa.field("broker_id", pa.int32())
+
+BROKER_VIEWS: dict[str, pa.Schema] = {
+    schema.name: pa.schema([_BROKER_ID, *schema.columns])
+    for schema in BROKER_TABLES
+    if schema is not LOG
+} | {"batches": pa.schema([_BROKER_ID, *BATCH_INDEX, ("next_offset", pa.int64())])}
+"""The columns of what each broker holds: its tables, and the batches that its log consists of."""
+
+RECORDS = pa.schema(
+    [
+        _BROKER_ID,
+        *(LOG.columns.field(name) for name in ("topic_id", "topic", "partition")),
+        ("offset", pa.int64()),
+        *(LOG.columns.field(name) for name in ("leader_epoch", "timestamp", "key", "value")),
+        LOG.columns.field("headers"),
+    ]
+)
+"""The columns of `records`: every record of every replica's log."""
+
+COMMITTED_RECORDS = """
+select r.*
+from records r
+join partition_state s
+    on s.topic_id = r.topic_id and s.partition = r.partition and s.broker_id = r.broker_id
+join high_watermark_checkpoint c
+    on c.topic_id = r.topic_id and c.partition = r.partition and c.broker_id = r.broker_id
+where s.broker_id = s.leader and c.leader_epoch = s.leader_epoch
+    and r.offset >= c.log_start_offset and r.offset < c.high_watermark
+"""
+"""What of `records` consumers may see, as SQL: the leaders' records below the high watermark."""
+
+
+def create_views(spark: SparkSession, connection: Connection) -> list[str]:
+    """Create temporary views over a cluster's state, in place of any of the same names.
+
+    Returns their names, sorted: every table of the cluster root; every table of the broker
+    roots, as the union over all brokers with a `broker_id` column first; `batches`, the record
+    batches of each broker's log, one row a file; `records`, every record of every replica.
+
+    The views are evaluated when they are queried, over the newest tables; a broker that registers
+    later is seen after the next call. Spark reads object stores with its own settings. A
+    broker root that cannot be read is left out with a `UserWarning` that names it.
+
+    `records` shows what lies in the logs, committed or not, once for every replica; a tail that
+    a failed leader left behind is seen until it is truncated. `COMMITTED_RECORDS` joins it with
+    the leader's high watermark and keeps only what consumers may see. Conditions on
+    `topic_id`, `topic`, `partition` and `leader_epoch` spare Spark the other files.
+    """
+    roots = [
+        (broker.broker_id, uri)
+        for broker in connection.metadata().brokers.values()
+        for uri in broker.roots
+    ]
+    cluster = connection.root.location.uri
+    # Delta runs a small job to open a table, so they are opened side by side.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        opened = pool.map(partial(_load, spark, cluster), CLUSTER_TABLES)
+        of_roots = pool.map(lambda root: _broker_views(spark, *root), roots)
+        views = {schema.name: frame for schema, frame in zip(CLUSTER_TABLES, opened, strict=True)}
+        readable = [frames for frames in of_roots if frames is not None]
+    for name, columns in (BROKER_VIEWS | {"records": RECORDS}).items():
+        parts = [frames[name].select(columns.names) for frames in readable]
+        empty = spark.createDataFrame(columns.empty_table())
+        views[name] = reduce(lambda one, other: one.unionAll(other), parts or [empty])
+    for name, frame in views.items():
+        frame.createOrReplaceTempView(name)
+    return sorted(views)
+
+
+def _load(spark: SparkSession, root: str, schema: TableSchema) -> DataFrame:
+    return spark.read.format("delta").load(f"{root}/{schema.name}")
+
+
+def _broker_views(spark: SparkSession, broker_id: int, root: str) -> dict[str, DataFrame] | None:
+    """Return the views of one broker root, or `None`, with a warning, where it cannot be read."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as sf
+
+    try:
+        frames = {schema.name: _load(spark, root, schema) for schema in BROKER_TABLES}
+    except (PySparkException, Py4JError) as error:
+        reason = str(error).splitlines()[0]
+        warnings.warn(
+            f"broker {broker_id} is left out, its root {root} cannot be read: {reason}",
+            stacklevel=2,
+        )
+        return None
+    log = frames.pop(LOG.name)
+    frames |= {"batches": _batches(log), "records": _records(log)}
+    return {
+        name: frame.withColumn("broker_id", sf.lit(broker_id)) for name, frame in frames.items()
+    }
+
+
+def _records(log: DataFrame) -> DataFrame:
+    return log.withColumn("offset", log.base_offset + log.offset_delta)
+
+
+def _batches(log: DataFrame) -> DataFrame:
+    """Group the log by its files; Spark does not show what Delta's add actions say of them."""
+    from pyspark.sql import functions as sf
+
+    time_ms = sf.unix_millis("timestamp")
+    last_offset_delta = sf.max("offset_delta")
+    return (
+        log.withColumn("path", sf.regexp_extract("_metadata.file_path", ".*/log/(.*)", 1))
+        .withColumn("size_bytes", sf.col("_metadata.file_size"))
+        .groupBy("path", "size_bytes", *LOG.partition_by)
+        .agg(
+            sf.count("*").alias("record_count"),
+            last_offset_delta.alias("last_offset_delta"),
+            sf.min(time_ms).alias("min_timestamp_ms"),
+            sf.max(time_ms).alias("max_timestamp_ms"),
+            (sf.col("base_offset") + last_offset_delta + 1).alias("next_offset"),
+        )
+    )
