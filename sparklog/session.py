@@ -1,32 +1,24 @@
 """The one place that configures Spark and Delta.
 
 `spark_session()` starts Spark in this process, uses the JVM that spark-submit started, or returns
-the session that is already there (Databricks, notebooks). `resolve_jars()` fetches Delta's JARs
-into a folder of the project's own, once.
+the session that is already there (Databricks, notebooks).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import SparklogError
-from sparklog.java import find_java
+from sparklog.jars import DELTA_PACKAGE, resolve_jars
+from sparklog.java import java_option, launching, python_for_spark, with_environment
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
-DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -52,7 +44,7 @@ LOCAL_SETTINGS = {
 DEFAULT_MASTER = "local[*]"
 DEFAULT_MEMORY = "2g"
 
-_PACKAGE_FOLDER = Path(__file__).resolve().parent
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python it runs
 _LACKS_DELTA = (
     f"This Spark lacks Delta Lake: start it with --packages {DELTA_PACKAGE}, "
     "or let sparklog start it"
@@ -99,107 +91,18 @@ def spark_session(
         wanted["spark.master"] = master
     if memory is not None:
         wanted["spark.driver.memory"] = memory
-    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+    if SparkContext._gateway is not None or _SUBMITTED in os.environ:
         conf = _launched_conf(wanted)
-        with _environment(_python_environment()):
+        with with_environment({"PYSPARK_PYTHON": python_for_spark()}):
             return SparkSession.builder.config(conf=conf).getOrCreate()
     conf = _launch_conf(wanted)
     try:
-        with _environment(_launch_environment(local=_is_local(_master(conf)))):
+        with launching(local=_is_local(_master(conf))):
             return SparkSession.builder.config(conf=conf).getOrCreate()
     except PySparkRuntimeError as error:
         raise SparklogError(
             f"Spark did not start ({error}): see what Java printed above"
         ) from error
-
-
-def ivy_folder() -> Path:
-    """Return the folder JARs are fetched into: `.ivy` of the checkout, or the user's cache."""
-    checkout = _PACKAGE_FOLDER.parent
-    if (checkout / "pyproject.toml").is_file():
-        return checkout / ".ivy"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "sparklog" / "ivy"
-
-
-def resolve_jars(
-    packages: Sequence[str] = (DELTA_PACKAGE,), config: Mapping[str, str] | None = None
-) -> list[Path]:
-    """Return the JARs of `packages` that Spark does not bring itself, fetched once.
-
-    Spark's own resolver runs in a JVM of its own the first time; its result is noted beside the
-    JARs, so that later sessions name the files and start 2.5 s sooner, without a network.
-
-    Args:
-        packages: Maven coordinates, `group:artifact:version`.
-        config: Spark's settings for its resolver (`spark.jars.ivy`, `spark.jars.repositories`,
-            `spark.jars.ivySettings`); other keys are ignored.
-
-    Raises:
-        SparklogError: the JARs cannot be fetched.
-    """
-    import pyspark
-
-    config = config or {}
-    ivy = Path(config.get("spark.jars.ivy") or ivy_folder()).absolute()
-    key = hashlib.sha256("\n".join([pyspark.__version__, *packages]).encode()).hexdigest()[:16]
-    note = ivy / "resolved" / f"{key}.json"
-    if note.is_file():
-        jars = [ivy / "jars" / name for name in json.loads(note.read_text())["jars"]]
-        if all(jar.is_file() for jar in jars):
-            return jars
-    jars = _fetch_jars(packages, ivy, config)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = note.with_suffix(f".{os.getpid()}")
-    found = {"packages": list(packages), "jars": [jar.name for jar in jars]}
-    unfinished.write_text(json.dumps(found, indent=2))
-    unfinished.replace(note)
-    return jars
-
-
-def _fetch_jars(packages: Sequence[str], ivy: Path, config: Mapping[str, str]) -> list[Path]:
-    from pyspark import SparkConf
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
-
-    ivy.mkdir(parents=True, exist_ok=True)
-    conf = SparkConf(loadDefaults=False)
-    for name in ("spark.jars.repositories", "spark.jars.ivySettings"):
-        if name in config:
-            conf.set(name, config[name])
-    conf.set("spark.jars.ivy", str(ivy))
-    conf.set("spark.jars.packages", ",".join(packages))
-    # Spark's own class loader comes first, so its version of a JAR would shadow ours anyway.
-    conf.set("spark.jars.excludes", ",".join(f"*:{artifact}" for artifact in _spark_artifacts()))
-    # The resolver also looks into ~/.m2, where a half-fetched package would make it fail.
-    conf.set("spark.driver.extraJavaOptions", _java_option("user.home", str(ivy)))
-    log_path = ivy / "resolve.log"
-    with _environment(_launch_environment(local=True)), log_path.open("w") as log:
-        try:
-            output = {"stdout": log, "stderr": subprocess.STDOUT}
-            gateway = launch_gateway(conf, output)  # type: ignore[no-untyped-call]
-        except PySparkRuntimeError as error:
-            raise SparklogError(
-                f"Spark could not fetch {', '.join(packages)}: check the network; behind a proxy "
-                "set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'. "
-                f"The resolver's output is in {log_path}"
-            ) from error
-        found = gateway.jvm.java.lang.System.getProperty("spark.jars")
-        gateway.shutdown()
-        gateway.proc.communicate()
-    return [ivy / "jars" / Path(unquote(urlsplit(uri).path)).name for uri in found.split(",")]
-
-
-def _spark_artifacts() -> list[str]:
-    """Return the Maven artifact names of the JARs that pyspark brings."""
-    matches = (re.match(r"(.+?)-\d", jar.name) for jar in (_spark_home() / "jars").glob("*.jar"))
-    return sorted({match[1] for match in matches if match})
-
-
-def _spark_home() -> Path:
-    import pyspark
-
-    return Path(pyspark.__file__).parent
 
 
 def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
@@ -214,16 +117,15 @@ def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
     jars += [jar for jar in wanted.get("spark.jars", "").split(",") if jar]
     settings["spark.jars"] = ",".join(jars)
     if not _has_own_log_settings():
-        logging = _java_option(
-            "log4j2.configurationFile", (_PACKAGE_FOLDER / "log4j2.properties").as_uri()
-        )
+        logging = Path(__file__).resolve().with_name("log4j2.properties")
+        logging_option = java_option("log4j2.configurationFile", logging.as_uri())
         options = wanted.get("spark.driver.extraJavaOptions", "")
-        settings["spark.driver.extraJavaOptions"] = f"{logging} {options}".strip()
+        settings["spark.driver.extraJavaOptions"] = f"{logging_option} {options}".strip()
     return SparkConf(loadDefaults=False).setAll(list(settings.items()))
 
 
 def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:
-    """Return the settings for a JVM that runs already, started by spark-submit as a rule."""
+    """Return the settings for a JVM that runs already."""
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
@@ -235,19 +137,19 @@ def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:
     except Py4JJavaError as error:
         raise SparklogError(_LACKS_DELTA) from error
     conf = SparkConf()
+    # What this JVM was started with is the operator's word, or that of an earlier session here.
+    put = conf.setIfMissing if _SUBMITTED in os.environ else conf.set
     # spark-submit names an application after its file unless it is told a name.
     if conf.get("spark.app.name", None) == Path(sys.argv[0]).name:
         conf.setAppName(wanted["spark.app.name"])
-    for key, value in wanted.items():
-        conf.setIfMissing(key, value)
-    conf.setIfMissing("spark.master", DEFAULT_MASTER)
-    for key, value in _defaults(_master(conf)).items():
-        conf.setIfMissing(key, value)
+    put("spark.master", wanted.get("spark.master", DEFAULT_MASTER))
+    for key, value in {**_defaults(_master(conf)), **wanted}.items():
+        put(key, value)
     return conf
 
 
 def _defaults(master: str) -> dict[str, str]:
-    settings = SETTINGS | {"spark.pyspark.python": _python()}
+    settings = SETTINGS | {"spark.pyspark.python": python_for_spark()}
     return settings | LOCAL_SETTINGS if _is_local(master) else settings
 
 
@@ -262,44 +164,6 @@ def _is_local(master: str) -> bool:
 def _has_own_log_settings() -> bool:
     folder = os.environ.get("SPARK_CONF_DIR")
     return folder is not None and (Path(folder) / "log4j2.properties").is_file()
-
-
-def _java_option(name: str, value: str) -> str:
-    return f'"-D{name}={value}"'
-
-
-def _python() -> str:
-    return os.environ.get("PYSPARK_PYTHON", sys.executable)
-
-
-def _python_environment() -> dict[str, str]:
-    # Spark plans Python data sources with this interpreter; its fall-back is any `python3`.
-    return {"PYSPARK_PYTHON": _python()}
-
-
-def _launch_environment(*, local: bool) -> dict[str, str]:
-    environment = _python_environment() | find_java().launch_environment()
-    # A SPARK_HOME of another version could not talk to this pyspark.
-    if (_spark_home() / "jars").is_dir():
-        environment["SPARK_HOME"] = str(_spark_home())
-    if local:
-        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return environment
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while a JVM is launched, and no longer."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _with_delta(session: SparkSession) -> SparkSession:

