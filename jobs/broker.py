@@ -16,7 +16,10 @@ import typer
 from sparklog.cli.application import configure_logging, one_line_errors, run_application
 from sparklog.config import BrokerConfig, load
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+
+@app.command()
 def main(
     config: Annotated[Path, typer.Option(help="The broker's configuration, a YAML file.")],
     until_idle: Annotated[
@@ -35,4 +38,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -25,7 +25,7 @@ from sparklog.broker.tick import StoppedError
 from sparklog.cli.application import one_line_errors
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
-from sparklog.clients.consumer import SparkConsumer
+from sparklog.clients.spark_consumer import SparkConsumer
 from sparklog.clients.spark_producer import SparkProducer
 from sparklog.clients.views import create_views
 from sparklog.config import ClusterConfig, parse

@@ -1,3 +1,58 @@
-"""sparklog: a replicated log in Delta tables, kept by Spark jobs instead of brokers."""
+"""sparklog: a replicated log in Delta tables, kept by Spark jobs instead of brokers.
+
+The public names, each imported when it is first used, so that a Spark task or a command that needs
+one of them does not pay for the others.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparklog.broker.application import Application
+    from sparklog.clients.admin import Admin
+    from sparklog.clients.connection import Connection
+    from sparklog.clients.spark_consumer import SparkConsumer
+    from sparklog.clients.spark_producer import SparkProducer
+    from sparklog.clients.views import create_views
+    from sparklog.config import BrokerConfig, ClusterConfig
+    from sparklog.errors import ProtocolError, SparklogError
+    from sparklog.session import spark_session
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Admin": "sparklog.clients.admin",
+    "Application": "sparklog.broker.application",
+    "BrokerConfig": "sparklog.config",
+    "ClusterConfig": "sparklog.config",
+    "Connection": "sparklog.clients.connection",
+    "ProtocolError": "sparklog.errors",
+    "SparkConsumer": "sparklog.clients.spark_consumer",
+    "SparkProducer": "sparklog.clients.spark_producer",
+    "SparklogError": "sparklog.errors",
+    "create_views": "sparklog.clients.views",
+    "spark_session": "sparklog.session",
+}
+
+__all__ = [
+    "Admin",
+    "Application",
+    "BrokerConfig",
+    "ClusterConfig",
+    "Connection",
+    "ProtocolError",
+    "SparkConsumer",
+    "SparkProducer",
+    "SparklogError",
+    "__version__",
+    "create_views",
+    "spark_session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparklog' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

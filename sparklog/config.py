@@ -8,12 +8,23 @@ checked when it is loaded: an unknown key, a missing one or a malformed value is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sparklog.errors import ConfigError
 
@@ -26,10 +37,29 @@ def _kafka_list(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+def _text(value: object) -> object:
+    """Accept YAML's numbers and truth values where a store's option is meant as text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+_Uri = Annotated[str, Field(min_length=1)]
+_LogDirs = Annotated[list[_Uri], BeforeValidator(_kafka_list)]
+_StoreOptions = dict[str, Annotated[str, BeforeValidator(_text)]]
+
+
 class _Keys(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what YAML makes of an unquoted yes or on: it would be taken for 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, int | None):
+            raise ValueError("a number is wanted")
+        return value
 
 
 class Settings(_Keys):
@@ -130,9 +160,7 @@ class BrokerEntry(_Keys):
     """One broker of a cluster: its id, its log directories (URIs) and its rack."""
 
     broker_id: int = Field(alias="broker.id", ge=0)
-    log_dirs: Annotated[list[str], BeforeValidator(_kafka_list)] = Field(
-        alias="log.dirs", min_length=1
-    )
+    log_dirs: _LogDirs = Field(alias="log.dirs", min_length=1)
     rack: str | None = Field(None, alias="broker.rack")
 
 
@@ -143,38 +171,44 @@ class ClusterConfig(Settings):
     keys; the longest prefix wins.
     """
 
-    cluster_root: str = Field(alias="cluster.root")
+    cluster_root: _Uri = Field(alias="cluster.root")
     brokers: list[BrokerEntry] = Field(min_length=1)
-    storage_options: dict[str, dict[str, str]] = Field(
-        default_factory=dict, alias="storage.options"
-    )
+    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, alias="storage.options")
 
     @model_validator(mode="after")
     def _distinct(self) -> ClusterConfig:
-        ids = [broker.broker_id for broker in self.brokers]
-        roots = [root for broker in self.brokers for root in broker.log_dirs]
-        for key, values in (
-            ("broker.id", [str(broker_id) for broker_id in ids]),
-            ("log.dirs", [*roots, self.cluster_root]),
-        ):
-            twice = [value for value in values if values.count(value) > 1]
-            if twice:
-                raise ValueError(f"{key} {twice[0]} is given twice; each must be unique")
+        _check_distinct(self.cluster_root, self.brokers)
         return self
 
 
 class BrokerConfig(Settings):
     """One broker that is an application of its own, and the cluster that it belongs to."""
 
-    cluster_root: str = Field(alias="cluster.root")
+    cluster_root: _Uri = Field(alias="cluster.root")
     broker_id: int = Field(alias="broker.id", ge=0)
-    log_dirs: Annotated[list[str], BeforeValidator(_kafka_list)] = Field(
-        alias="log.dirs", min_length=1
-    )
+    log_dirs: _LogDirs = Field(alias="log.dirs", min_length=1)
     rack: str | None = Field(None, alias="broker.rack")
-    storage_options: dict[str, dict[str, str]] = Field(
-        default_factory=dict, alias="storage.options"
-    )
+    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, alias="storage.options")
+
+    @property
+    def brokers(self) -> list[BrokerEntry]:
+        """The one broker, as a cluster's configuration would list it."""
+        own = {name: getattr(self, name) for name in BrokerEntry.model_fields}
+        return [BrokerEntry.model_construct(**own)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> BrokerConfig:
+        _check_distinct(self.cluster_root, self.brokers)
+        return self
+
+
+def _check_distinct(cluster_root: str, brokers: Sequence[BrokerEntry]) -> None:
+    ids = [str(broker.broker_id) for broker in brokers]
+    roots = [cluster_root, *(root for broker in brokers for root in broker.log_dirs)]
+    for what, values in (("broker.id", ids), ("folder", [root.rstrip("/") for root in roots])):
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise ValueError(f"{what} {twice[0]} is given twice: each must be unique")
 
 
 _Model = TypeVar("_Model", bound=_Keys)
@@ -199,7 +233,7 @@ def load(model: type[_Model], path: str | Path) -> _Model:
     """
     file = Path(path)
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(
             f"configuration file {path} cannot be read ({error.strerror}): name an existing file"
@@ -209,13 +243,29 @@ def load(model: type[_Model], path: str | Path) -> _Model:
         raise ConfigError(f"configuration file {path} is not YAML: {where}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {path} must hold 'key: value' lines")
-    return parse(model, _absolute(values, file.absolute().parent), str(path))
+    return parse(model, _absolute(values, file.parent.resolve(), str(path)), str(path))
 
 
-def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = []
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"the key {key.value} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.append(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _absolute(values: dict[str, Any], folder: Path, source: str) -> dict[str, Any]:
     def absolute(uri: object) -> object:
-        local = isinstance(uri, str) and "://" not in uri
-        return str(folder / Path(str(uri)).expanduser()) if local else uri
+        if not isinstance(uri, str) or not uri or "://" in uri:
+            return uri
+        if re.match(r"[A-Za-z][\w+.-]+:/", uri):
+            raise ConfigError(f"{uri} in {source} is no path and no URI: write scheme://...")
+        return os.path.normpath(folder / os.path.expanduser(uri))  # noqa: PTH111 - raises nothing
 
     result = dict(values)
     if "cluster.root" in result:
@@ -235,10 +285,15 @@ def _entries(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> str:
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    # An unknown key first: it is often the misspelled name of one that is then missing.
+    problem = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    where = [str(part) for part in problem["loc"]]
+    if where[0:1] == ["brokers"] and len(where) > 1:
+        where[0:2] = [f"brokers[{where[1]}]"]
+    key = ".".join(where)
     if problem["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in model.model_fields.items()]
+        of = BrokerEntry if problem["loc"][0] == "brokers" else model
+        known = [field.alias or name for name, field in of.model_fields.items()]
         close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
         return f"unknown configuration key {key} in {source}: {hint}"
@@ -247,4 +302,9 @@ def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> st
     message = problem["msg"].removeprefix("Value error, ")
     if not key:
         return f"{source}: {message}"
-    return f"configuration key {key} in {source} has the value {problem['input']!r}: {message}"
+    if problem["type"] == "model_type":
+        message = "'key: value' lines are wanted"
+    # A store's options may be secrets.
+    is_secret = key.startswith("storage.options")
+    value = "an unusable value" if is_secret else f"the value {problem['input']!r}"
+    return f"configuration key {key} in {source} has {value}: {message}"

@@ -7,21 +7,22 @@ may copy for longer than a session lasts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
 from sparklog.broker.registration import await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
 from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
-from sparklog.errors import FencedError, StorageError
-from sparklog.model import BROKERS
+from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.model import BROKERS, FORMAT
 from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules
 from sparklog.storage.batch_files import ProcessCopier, SparkCopier
 from sparklog.storage.control_table import ControlTable
@@ -34,11 +35,19 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
+class _Trouble(NamedTuple):
+    """What makes a broker's tick fail, and since when on the monotonic clock."""
+
+    error: Exception
+    since_ms: int
+
+
 class Application:
     """Brokers in one process, over one Spark session.
 
     Parameters: `config`, of a cluster or of one broker; `spark`, whose tasks copy the files, or
-    `None` to copy in this process. Nothing is created or registered before `start`.
+    `None` to copy in this process. Nothing is created or registered before `start`. An
+    application that has ended is not started again.
     """
 
     def __init__(
@@ -56,41 +65,49 @@ class Application:
             else DuckDBRules()
         )
         self._brokers: dict[int, Broker] = {}
+        self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
         self._stopping = threading.Event()
-        self._heartbeats: threading.Thread | None = None
-        self._failure: Exception | None = None
-
-    def entries(self) -> list[BrokerEntry]:
-        """Return the brokers that this application plays."""
-        if isinstance(self.config, ClusterConfig):
-            return list(self.config.brokers)
-        own = {"broker.id": self.config.broker_id, "log.dirs": self.config.log_dirs}
-        return [BrokerEntry.model_validate(own | {"broker.rack": self.config.rack})]
+        self._ended = threading.Event()
+        self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        # The same threads all along: rules and Spark keep a connection for each.
+        self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
+        self._troubles: dict[tuple[int, str], _Trouble] = {}
+        self._fenced: list[FencedError] = []
+        self._fatal: SparklogError | None = None
+        # Nobody takes a whole cluster over while it is away.
+        self._farewell = Broker.park if isinstance(config, ClusterConfig) else Broker.stop
 
     def start(self) -> None:
         """Create what is not there, and register every broker.
 
         Raises `StorageError` where a root is not usable, before anything is created in any of
-        them, and DUPLICATE_BROKER_REGISTRATION where a broker is alive elsewhere.
+        them, and DUPLICATE_BROKER_REGISTRATION where a broker is alive elsewhere. Brokers that
+        were registered by then end as they do in `run`.
         """
-        cluster_location = self._location(self.config.cluster_root)
-        roots = [root for entry in self.entries() for root in entry.log_dirs]
-        for location in (cluster_location, *map(self._location, roots)):
-            check_usable(location)
-        ClusterRoot.create(cluster_location)
-        brokers = ControlTable(cluster_location, BROKERS)
-        for entry in self.entries():
-            timeout_ms = self.config.broker_session_timeout_ms
-            await_session(brokers, entry.broker_id, timeout_ms, self._clock)
-        for entry in self.entries():
-            self.start_broker(entry.broker_id)
-        self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._heartbeats.start()
+        try:
+            check_roots(self.config)
+            _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
+            ClusterRoot.create(self._location(self.config.cluster_root))
+            # All at once: after a crash every broker of the application has a session to wait for.
+            list(self._pool.map(self._await_session, self.config.brokers))
+            if self._stopping.is_set():
+                return
+            self._heartbeats.start()
+            for entry in self.config.brokers:
+                self.start_broker(entry.broker_id)
+        except BaseException as error:
+            self._end(self._farewell)
+            if isinstance(error, (DeltaError, OSError)):
+                message = f"the roots cannot be created or opened: {error}"
+                raise StorageError(message) from error
+            raise
 
     def start_broker(self, broker_id: int) -> None:
         """Start one of the application's brokers, which does not run here or elsewhere."""
-        [entry] = [one for one in self.entries() if one.broker_id == broker_id]
+        if broker_id in self._brokers:
+            raise SparklogError(f"broker {broker_id} runs in this application already")
+        [entry] = [one for one in self.config.brokers if one.broker_id == broker_id]
         copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
         self._brokers[broker_id] = Broker(
             broker_id,
@@ -111,39 +128,48 @@ class Application:
     def round(self) -> TickReport:
         """Tick every broker once: controllers, then all leaders, then all followers."""
         report = TickReport()
-        self._failure = None
         with self._round_lock:
             brokers = list(self._brokers.values())
             for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
-                report.add(self._tick(broker, broker.controller_tick))
+                report.add(self._attempt(Broker.controller_tick, broker))
             for tick in (Broker.leader_tick, Broker.follower_tick):
-                report.add(self._side_by_side(brokers, tick))
+                for one in self._pool.map(partial(self._attempt, tick), brokers):
+                    report.add(one)
         return report
 
     def run_until_idle(self) -> None:
-        """Tick until a whole round changes nothing, then park the brokers.
+        """Tick until a whole round changes nothing, or `stop` is called; then park the brokers.
 
-        Raises what made a tick of the last round fail: the work is not done then.
+        Raises what made a tick of the last round fail, or a broker go: the work is not done then.
         """
-        while self.round().changed:
-            pass
-        self._end(Broker.park)
-        if self._failure is not None:
-            raise self._failure
+        try:
+            while self._is_going_on() and self.round().changed:
+                pass
+        finally:
+            self._end(Broker.park)
+        if self._fatal or self._fenced:
+            raise self._fatal or self._fenced[-1]
+        for (broker_id, action), trouble in self._troubles.items():
+            what = f"{action} of broker {broker_id} failed"
+            raise SparklogError(f"{what}: {trouble.error}") from trouble.error
 
     def run(self) -> None:
-        """Tick until `stop` is called; then a cluster is parked, a single broker stopped."""
-        while not self._stopping.is_set():
-            changed = self.round().changed
-            if self._failure is not None and not self._brokers:
-                raise self._failure
-            if not changed:
-                self._stopping.wait(self.config.tick_interval_ms / 1000)
-        is_cluster = isinstance(self.config, ClusterConfig)
-        self._end(Broker.park if is_cluster else Broker.stop)
+        """Tick until `stop` is called; then a cluster is parked, a single broker stopped.
+
+        Raises `FencedError` where newer processes have taken all brokers over, and
+        `SparklogError` where Spark has ended.
+        """
+        try:
+            while self._is_going_on():
+                if not self.round().changed:
+                    self._stopping.wait(self.config.tick_interval_ms / 1000)
+        finally:
+            self._end(self._farewell)
+        if self._fatal:
+            raise self._fatal
 
     def stop(self) -> None:
-        """Ask `run` to end after the round that it is in."""
+        """Ask the application to end after the round that it is in."""
         self._stopping.set()
 
     @contextmanager
@@ -152,49 +178,137 @@ class Application:
         with self._round_lock:
             yield self._brokers
 
-    def _side_by_side(
-        self, brokers: Sequence[Broker], tick: Callable[[Broker], TickReport]
-    ) -> TickReport:
-        report = TickReport()
-        if not brokers:
-            return report
-        with ThreadPoolExecutor(max_workers=len(brokers)) as pool:
-            ticks = [pool.submit(self._tick, broker, partial(tick, broker)) for broker in brokers]
-        for one in ticks:
-            report.add(one.result())
-        return report
+    def _is_going_on(self) -> bool:
+        if self._stopping.is_set():
+            return False
+        if self._fenced and not self._brokers:
+            self._fatal = self._fenced[-1]
+        elif not self._heartbeats.is_alive():
+            self._fatal = SparklogError("the heartbeats have ended: see the log, and start anew")
+        elif self._spark is not None and _has_ended(self._spark):
+            self._fatal = SparklogError("Spark has ended, and nothing can be copied: start anew")
+        return self._fatal is None
 
-    def _tick(self, broker: Broker, tick: Callable[[], TickReport]) -> TickReport:
-        """Run one tick; a broker that is fenced goes, one that fails is tried again."""
+    def _attempt(self, action: Callable[[Broker], TickReport | None], broker: Broker) -> TickReport:
+        """Let a broker act; one that is fenced goes, one that fails is tried again next time.
+
+        A failure is told once, and so is its end. Whatever fails, the other brokers go on.
+        """
+        of = broker.broker_id, action.__name__
         try:
-            return tick()
+            report = action(broker)
         except FencedError as error:
-            _log.error("broker fenced by a newer process", broker=broker.broker_id)
-            self._brokers.pop(broker.broker_id, None)
-            self._failure = error
-        except (StorageError, OSError) as error:
-            _log.error("tick failed", broker=broker.broker_id, error=str(error))
-            self._failure = error
-        return TickReport()
+            # A controller that was replaced meanwhile goes on as a broker.
+            if action is not Broker.controller_tick:
+                self._let_go(broker, error)
+            return TickReport()
+        except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
+            self._note(of, error)
+            return TickReport()
+        if self._troubles.pop(of, None) is not None:
+            _log.info("works again", broker=broker.broker_id, action=action.__name__)
+        return report or TickReport()
+
+    def _note(self, of: tuple[int, str], error: Exception) -> None:
+        known = self._troubles.get(of)
+        since_ms = known.since_ms if known else self._clock.monotonic_ms()
+        self._troubles[of] = _Trouble(error, since_ms)
+        if known is None or str(known.error) != str(error):
+            is_foreseen = isinstance(error, (SparklogError, DeltaError, OSError))
+            trace = None if is_foreseen else error
+            broker_id, action = of
+            _log.error("failed", broker=broker_id, action=action, error=str(error), exc_info=trace)
+
+    def _let_go(self, broker: Broker, error: FencedError) -> None:
+        with self._brokers_lock:
+            # The application may have started the broker anew: that one is not meant.
+            if self._brokers.get(broker.broker_id) is broker:
+                del self._brokers[broker.broker_id]
+                self._fenced.append(error)
+                _log.error("broker taken over", broker=broker.broker_id, error=str(error))
 
     def _beat(self) -> None:
         interval = self.config.broker_heartbeat_interval_ms / 1000
-        while not self._stopping.wait(interval):
+        while not self._ended.wait(interval):
             for broker in list(self._brokers.values()):
-                try:
-                    broker.heartbeat()
-                except FencedError as error:
-                    self._brokers.pop(broker.broker_id, None)
-                    self._failure = error
-                except (StorageError, OSError) as error:
-                    _log.error("heartbeat failed", broker=broker.broker_id, error=str(error))
+                if not self._is_stuck(broker):
+                    self._attempt(Broker.heartbeat, broker)
+
+    def _is_stuck(self, broker: Broker) -> bool:
+        """Whether the broker's ticks have failed for longer than a session lasts.
+
+        Such a broker falls silent, so that the others lead what it cannot.
+        """
+        now_ms = self._clock.monotonic_ms()
+        return any(
+            now_ms - trouble.since_ms > self.config.broker_session_timeout_ms
+            for (broker_id, action), trouble in list(self._troubles.items())
+            if broker_id == broker.broker_id and action != Broker.heartbeat.__name__
+        )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
-        self._stopping.set()
-        if self._heartbeats is not None:
+        # Heartbeats go on until here, however long the last round has taken.
+        self._ended.set()
+        if self._heartbeats.is_alive():
             self._heartbeats.join()
-        for broker in self._brokers.values():
-            how(broker)
+        for broker in list(self._brokers.values()):
+            self._attempt(how, broker)
+        self._pool.shutdown()
+        _log.info("ended", brokers=sorted(self._brokers), by=how.__name__)
+
+    def _await_session(self, entry: BrokerEntry) -> None:
+        brokers = ControlTable(self._location(self.config.cluster_root), BROKERS)
+        timeout_ms = self.config.broker_session_timeout_ms
+        await_session(brokers, entry.broker_id, timeout_ms, self._clock)
 
     def _location(self, uri: str) -> Location:
         return Location.of(uri, self.config.storage_options)
+
+
+def check_roots(config: ClusterConfig | BrokerConfig) -> None:
+    """Refuse roots that cannot be those of this cluster and these brokers: `StorageError`.
+
+    Nothing is created. A single broker's cluster must be there; a cluster's need not be.
+    """
+    location = Location.of(config.cluster_root, config.storage_options)
+    check_usable(location)
+    cluster_id = None
+    if isinstance(config, BrokerConfig) or _format(location) is not None:
+        cluster_id = ClusterRoot(location).cluster_id
+    for entry in config.brokers:
+        for uri in entry.log_dirs:
+            root = Location.of(uri, config.storage_options)
+            check_usable(root)
+            _check_owner(root, cluster_id, entry.broker_id)
+
+
+def _check_owner(root: Location, cluster_id: str | None, broker_id: int) -> None:
+    found = _format(root)
+    if found is None or (found["cluster_id"], found["broker_id"]) == (cluster_id, broker_id):
+        return
+    if found["broker_id"] is None:
+        raise StorageError(f"{root.uri} is a cluster root: name another folder in log.dirs")
+    wanted = "a cluster that is not there yet" if cluster_id is None else f"cluster {cluster_id}"
+    raise StorageError(
+        f"{root.uri} belongs to broker {found['broker_id']} of cluster {found['cluster_id']}, "
+        f"not to broker {broker_id} of {wanted}: correct broker.id, log.dirs or cluster.root"
+    )
+
+
+def _format(root: Location) -> dict[str, Any] | None:
+    """Return what a root says of itself, or `None` where there is no root, or an unfinished one."""
+    try:
+        rows = ControlTable(root, FORMAT).rows().to_pylist()
+    except StorageError:
+        return None
+    return next(iter(rows), None)
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether Spark was stopped, or its JVM is gone (as when spark-submit was killed)."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except (AttributeError, Py4JError, OSError):
+        return True

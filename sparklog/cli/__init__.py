@@ -1,0 +1,5 @@
+"""The `sparklog` command."""
+
+from sparklog.cli.main import app
+
+__all__ = ["app"]

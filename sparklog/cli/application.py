@@ -7,19 +7,25 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import structlog
 
-from sparklog.broker.application import Application
+from sparklog.broker.application import Application, check_roots
 from sparklog.config import BrokerConfig, ClusterConfig
 from sparklog.errors import SparklogError
 from sparklog.session import spark_session
-from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 
 USAGE_ERROR = 2
 """The exit code for bad input, as everywhere on the command line."""
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 
 @contextmanager
@@ -34,19 +40,20 @@ def one_line_errors() -> Iterator[None]:
 
 def configure_logging(level: str) -> None:
     """Log events at or above `level` to standard error: to a person in words, else as JSON."""
-    number = getattr(logging, level.upper(), None)
-    if not isinstance(number, int):
-        raise SparklogError(f"log level {level!r} is unknown: use debug, info, warning or error")
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer()
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
+    number = _LEVELS.get(level.lower())
+    if number is None:
+        raise SparklogError(f"log level {level!r} is unknown: use {', '.join(_LEVELS)}")
+    for_people = sys.stderr.isatty()
+    renderers: list[Any] = (
+        [structlog.dev.ConsoleRenderer()]
+        if for_people
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -56,20 +63,35 @@ def configure_logging(level: str) -> None:
 def run_application(
     config: ClusterConfig | BrokerConfig, *, until_idle: bool, with_spark: bool
 ) -> None:
-    """Run brokers until they are idle, or until SIGTERM or SIGINT ends them in good order."""
+    """Run brokers until they are idle, or until SIGTERM or SIGINT ends them in good order.
+
+    The first signal ends them after the round that they are in; a second one at once. A run
+    until idle that a signal has ended exits with 128 plus its number, since work may be left.
+    """
     check_roots(config)
     spark = spark_session(app_name="sparklog") if with_spark else None
     application = Application(config, spark)
+    # Not before Spark has started: it sets a handler of its own, and there is nothing to end.
+    received = _stop_on_signals(application)
     application.start()
-    if until_idle:
-        application.run_until_idle()
+    if not until_idle:
+        application.run()
         return
+    application.run_until_idle()
+    if received:
+        sys.exit(128 + received[0])
+
+
+def _stop_on_signals(application: Application) -> list[int]:
+    """Let signals end `application`; the returned list names those that have arrived."""
+    received: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        # Not here: the interrupted code may hold the very lock that stopping needs.
+        Thread(target=application.stop, name="stop").start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: application.stop())
-    application.run()
-
-
-def check_roots(config: ClusterConfig | BrokerConfig) -> None:
-    """Refuse a broker whose cluster is not there, before Spark is started."""
-    if isinstance(config, BrokerConfig):
-        ClusterRoot(Location.of(config.cluster_root, config.storage_options))
+        signal.signal(number, stop)
+    return received

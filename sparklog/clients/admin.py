@@ -28,9 +28,11 @@ class TopicDescription(NamedTuple):
         configs = self.topic.config.model_dump(by_alias=True, exclude_none=True)
         listed = ",".join(f"{key}={_text(value)}" for key, value in sorted(configs.items()))
         lines = [
-            f"Topic: {self.topic.topic}\tTopicId: {self.topic.topic_id}\t"
-            f"PartitionCount: {self.topic.partitions}\t"
-            f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
+            (
+                f"Topic: {self.topic.topic}\tTopicId: {self.topic.topic_id}\t"
+                f"PartitionCount: {self.topic.partitions}\t"
+                f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
+            )
         ]
         for state in self.partitions:
             replicas = [one.broker_id for one in state.replicas]
@@ -39,7 +41,9 @@ class TopicDescription(NamedTuple):
             lines.append(
                 f"\tTopic: {state.topic}\tPartition: {state.partition}\t"
                 f"Leader: {'none' if state.leader is None else state.leader}\t"
-                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}\tElr: {_list(elr)}"
+                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}\tElr: {_list(elr)}\t"
+                # Kafka's memory of who led before the ISR emptied, which it never does here.
+                "LastKnownElr: "
             )
         return "\n".join(lines)
 

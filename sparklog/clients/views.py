@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparklog.clients.connection import Connection
+from sparklog.errors import StorageError
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 
 if TYPE_CHECKING:
@@ -77,9 +78,17 @@ def create_views(spark: SparkSession, connection: Connection) -> list[str]:
     # Delta runs a small job to open a table, so they are opened side by side.
     with ThreadPoolExecutor(max_workers=8) as pool:
         opened = pool.map(partial(_load, spark, cluster), CLUSTER_TABLES)
-        of_roots = pool.map(lambda root: _broker_views(spark, *root), roots)
+        of_roots = [pool.submit(_broker_views, spark, *root) for root in roots]
         views = {schema.name: frame for schema, frame in zip(CLUSTER_TABLES, opened, strict=True)}
-        readable = [frames for frames in of_roots if frames is not None]
+    readable = []
+    for (broker_id, root), frames in zip(roots, of_roots, strict=True):
+        try:
+            readable.append(frames.result())
+        except StorageError as error:
+            warnings.warn(
+                f"broker {broker_id} is left out, its root {root} cannot be read: {error}",
+                stacklevel=2,
+            )
     for name, columns in (BROKER_VIEWS | {"records": RECORDS}).items():
         parts = [frames[name].select(columns.names) for frames in readable]
         empty = spark.createDataFrame(columns.empty_table())
@@ -93,8 +102,8 @@ def _load(spark: SparkSession, root: str, schema: TableSchema) -> DataFrame:
     return spark.read.format("delta").load(f"{root}/{schema.name}")
 
 
-def _broker_views(spark: SparkSession, broker_id: int, root: str) -> dict[str, DataFrame] | None:
-    """Return the views of one broker root, or `None`, with a warning, where it cannot be read."""
+def _broker_views(spark: SparkSession, broker_id: int, root: str) -> dict[str, DataFrame]:
+    """Return the views of one broker root; `StorageError` where it cannot be read."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
@@ -102,12 +111,8 @@ def _broker_views(spark: SparkSession, broker_id: int, root: str) -> dict[str, D
     try:
         frames = {schema.name: _load(spark, root, schema) for schema in BROKER_TABLES}
     except (PySparkException, Py4JError) as error:
-        reason = str(error).splitlines()[0]
-        warnings.warn(
-            f"broker {broker_id} is left out, its root {root} cannot be read: {reason}",
-            stacklevel=2,
-        )
-        return None
+        # What follows is the JVM's stack trace.
+        raise StorageError(" ".join(str(error).splitlines()[:2])) from error
     log = frames.pop(LOG.name)
     frames |= {"batches": _batches(log), "records": _records(log)}
     return {

@@ -1,0 +1,93 @@
+"""The `--cluster` option: which cluster a command is about, and how to reach it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from sparklog.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from sparklog.clients.connection import Connection
+    from sparklog.config import Settings
+    from sparklog.storage.location import Location, StorageOptions
+
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        envvar="SPARKLOG_CLUSTER",
+        metavar="URI",
+        help="The cluster's root, a path or URI, or a configuration file (*.yaml) that names it.",
+    ),
+]
+
+
+class Cluster(NamedTuple):
+    """A cluster as the command line names it: where it lies, and its settings."""
+
+    root: str
+    storage_options: StorageOptions
+    settings: Settings
+
+    @classmethod
+    def of(cls, text: str) -> Cluster:
+        """Return the cluster whose root, or whose configuration file, is `text`.
+
+        Raises `ConfigError` where the file is missing or not usable.
+        """
+        from sparklog.config import BrokerConfig, ClusterConfig, Settings, load
+
+        if not text.strip():
+            raise ConfigError("--cluster is empty: name a cluster's root or configuration file")
+        if not text.endswith((".yaml", ".yml")):
+            return cls(text, {}, Settings())
+        config: BrokerConfig | ClusterConfig
+        if _is_of_one_broker(Path(text)):
+            config = load(BrokerConfig, text)
+        else:
+            config = load(ClusterConfig, text)
+        return cls(config.cluster_root, config.storage_options, config)
+
+    def location(self, uri: str | None = None) -> Location:
+        """Return the location at `uri`, by default that of the cluster's root."""
+        from sparklog.storage.location import Location
+
+        return Location.of(uri or self.root, self.storage_options)
+
+    def connect(self) -> Connection:
+        """Connect to the cluster; `StorageError` where there is none or it cannot be reached."""
+        from sparklog.clients.connection import Connection
+
+        with reaching(self.root):
+            return Connection(self.root, storage_options=self.storage_options)
+
+
+@contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """Say in one sentence why the store behind `uri` fails: `StorageError`."""
+    import pyarrow as pa
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise StorageError(f"{uri} cannot be reached: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return an error's text without the colours that delta-rs puts into it."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+
+
+def _is_of_one_broker(file: Path) -> bool:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^broker\.id\s*:", text, re.MULTILINE) is not None

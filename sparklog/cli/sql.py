@@ -1,0 +1,162 @@
+"""SQL over a cluster's state, on DuckDB in this process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.cli.cluster import Cluster, reaching
+from sparklog.clients.views import BROKER_VIEWS
+from sparklog.errors import SparklogError, StorageError
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, TableSchema
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog, index_table
+
+_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+"""What may be asked; to DuckDB also DESCRIBE, SUMMARIZE, SHOW, FROM and WITH are selects."""
+
+
+class Answer(NamedTuple):
+    """What a statement gave, and a line for each broker root that could not be read for it."""
+
+    rows: pa.Table
+    left_out: list[str]
+
+
+def query(statement: str, cluster: Cluster) -> Answer:
+    """Run one SELECT statement over the tables of `cluster`; only those it names are read.
+
+    Raises `SparklogError` where the statement cannot be run, `StorageError` where the cluster
+    cannot be reached.
+    """
+    tables = _Tables(cluster)
+    # A name that is no table must be refused, not found among this program's own variables.
+    with duckdb.connect(config={"python_enable_replacements": False}) as connection:
+        for name, table in tables.by_name.items():
+            connection.register(name, table)
+        try:
+            statements = connection.extract_statements(statement)
+            if len(statements) != 1 or statements[0].type not in _READING:
+                raise SparklogError("only one SELECT statement is run: give one, and nothing else")
+            rows = connection.sql(statement).to_arrow_table()
+        except duckdb.Error as error:
+            for table in tables.by_name.values():
+                if table.failure is not None:
+                    raise table.failure from None
+            raise _refusal(error, list(tables.by_name)) from None
+    return Answer(rows, list(tables.left_out.values()))
+
+
+def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
+    unknown = re.search(r"Table with name (.+?) does not exist", str(error))
+    if unknown is None:
+        # What follows is a picture of the statement, which one line cannot show.
+        sentence = str(error).split("\n\nLINE ", maxsplit=1)[0]
+        return SparklogError(f"the statement cannot be run: {sentence}")
+    name = unknown[1].strip('"')
+    if name.lower() in ("records", "log"):
+        return SparklogError(
+            "records are read with Spark: see the view `records` of sparklog.clients.views, or "
+            "query `batches`"
+        )
+    return SparklogError(f"there is no table {name!r}; the tables are: {', '.join(sorted(names))}")
+
+
+class _LazyTable:
+    """A table that is loaded when a statement reads it: DuckDB asks for Arrow's C stream then."""
+
+    def __init__(self, columns: pa.Schema, load: Callable[[], pa.Table]) -> None:
+        self._columns = columns
+        self._load = load
+        self._rows: pa.Table | None = None
+        self.failure: SparklogError | None = None
+        """Why it could not be loaded; DuckDB keeps only the text of an exception."""
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._columns.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        if self._rows is None:
+            try:
+                self._rows = self._load()
+            except SparklogError as error:
+                self.failure = error
+                raise
+        return self._rows.__arrow_c_stream__(requested_schema)
+
+
+class _Tables:
+    """The tables of a cluster, by the names that statements know them by."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._connection = cluster.connect()
+        self.left_out: dict[str, str] = {}
+        """Why a broker root was left out, by its URI."""
+        self.by_name: dict[str, _LazyTable] = {
+            schema.name: _LazyTable(schema.columns, partial(self._cluster_table, schema))
+            for schema in CLUSTER_TABLES
+        }
+        readers: dict[str, Callable[[Location], pa.Table]] = {
+            schema.name: partial(_read_table, schema) for schema in BROKER_TABLES
+        }
+        readers["batches"] = _read_batches
+        for name, columns in BROKER_VIEWS.items():
+            load = partial(self._broker_table, columns, readers[name])
+            self.by_name[name] = _LazyTable(columns, load)
+
+    def _cluster_table(self, schema: TableSchema) -> pa.Table:
+        location = self._connection.root.location
+        with reaching(location.uri):
+            return _read_table(schema, location)
+
+    def _broker_table(self, columns: pa.Schema, read: Callable[[Location], pa.Table]) -> pa.Table:
+        """Read one table of all broker roots, side by side, and put `broker_id` before it."""
+        with reaching(self._cluster.root):
+            brokers = self._connection.metadata().brokers.values()
+        roots = [
+            (one.broker_id, self._cluster.location(uri)) for one in brokers for uri in one.roots
+        ]
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            parts = pool.map(lambda root: self._part(columns, read, *root), roots)
+        found = [part for part in parts if part is not None]
+        return pa.concat_tables(found) if found else columns.empty_table()
+
+    def _part(
+        self,
+        columns: pa.Schema,
+        read: Callable[[Location], pa.Table],
+        broker_id: int,
+        root: Location,
+    ) -> pa.Table | None:
+        try:
+            with reaching(root.uri):
+                rows = read(root)
+        except StorageError as error:
+            reason = " ".join(str(error).split())
+            self.left_out[root.uri] = (
+                f"broker {broker_id} is left out, its root cannot be read: {reason}"
+            )
+            return None
+        of_broker = pa.repeat(pa.scalar(broker_id, columns.field(0).type), rows.num_rows)
+        return pa.table([of_broker, *rows.columns], schema=columns)
+
+
+def _read_table(schema: TableSchema, root: Location) -> pa.Table:
+    return ControlTable(root, schema).rows()
+
+
+def _read_batches(root: Location) -> pa.Table:
+    """Return the batch index of a whole log, with each batch's next offset."""
+    log = RecordLog(root)
+    index = index_table(batch for key in log.partitions() for batch in log.batches(key))
+    last_offset = pc.add(index["base_offset"], index["last_offset_delta"])
+    return index.append_column("next_offset", pc.add(last_offset, 1))

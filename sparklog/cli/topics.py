@@ -1,0 +1,137 @@
+"""`sparklog topics`: creating, listing and describing topics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.errors import ConfigError, ProtocolError
+
+if TYPE_CHECKING:
+    from sparklog.clients.admin import Admin, TopicDescription
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and describe topics.")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="The new topic's name.")],
+    cluster: ClusterOption,
+    partitions: Annotated[
+        int | None, typer.Option(help="Default: num.partitions of the configuration file, or 1.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(help="Default: default.replication.factor of the configuration file, or 1."),
+    ] = None,
+    replica_assignment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0:1:2,1:2:0,...",
+            help="The brokers of each partition, the preferred leader first.",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="One of Kafka's topic keys; may be repeated."),
+    ] = None,
+) -> None:
+    """Create a topic: its replicas are placed on the live brokers, its leaders elected."""
+    configs = _configs(config or [])
+    assignment = None if replica_assignment is None else _assignment(replica_assignment)
+    with _admin(cluster) as admin:
+        admin.create_topic(
+            name, partitions, replication_factor, assignment=assignment, configs=configs
+        )
+    typer.echo(f"Created topic {name}.")
+
+
+@app.command("list")
+def list_(cluster: ClusterOption) -> None:
+    """Print the names of all topics, one a line."""
+    with _admin(cluster) as admin:
+        names = admin.list_topics()
+    for name in names:
+        typer.echo(name)
+
+
+@app.command()
+def describe(
+    cluster: ClusterOption,
+    name: Annotated[str | None, typer.Argument(help="A topic; all where left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of topics.")] = False,
+) -> None:
+    """Describe a topic, or all of them, in the form of Kafka's own tool."""
+    with _admin(cluster) as admin:
+        names = admin.list_topics() if name is None else [name]
+        found = [admin.describe_topic(one) for one in names]
+    if as_json:
+        typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
+        return
+    for description in found:
+        typer.echo(str(description))
+
+
+@contextmanager
+def _admin(text: str) -> Iterator[Admin]:
+    from sparklog.clients.admin import Admin
+
+    cluster = Cluster.of(text)
+    with reaching(cluster.root):
+        yield Admin(cluster.connect(), settings=cluster.settings)
+
+
+def _configs(texts: Sequence[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(
+                f"--config {text!r} is no key=value: write it as in --config min.insync.replicas=2"
+            )
+        if key in configs:
+            raise ConfigError(f"--config {key} is given twice: give it once")
+        configs[key] = value
+    return configs
+
+
+def _assignment(text: str) -> dict[int, list[int]]:
+    """Read Kafka's form: partitions separated by commas, the replicas of each by colons."""
+    try:
+        return {
+            partition: [int(broker_id) for broker_id in replicas.split(":")]
+            for partition, replicas in enumerate(text.split(","))
+        }
+    except ValueError:
+        raise ProtocolError(
+            "INVALID_REPLICA_ASSIGNMENT",
+            f"{text!r} does not name brokers: write their ids with ':' between the replicas "
+            "of a partition and ',' between partitions, as in 0:1:2,1:2:0",
+        ) from None
+
+
+def _as_json(description: TopicDescription) -> dict[str, Any]:
+    topic = description.topic
+    return {
+        "topic": topic.topic,
+        "topic_id": topic.topic_id,
+        "replication_factor": topic.replication_factor,
+        "configs": topic.config.model_dump(by_alias=True, exclude_none=True),
+        "partitions": [
+            {
+                "partition": state.partition,
+                "leader": state.leader,
+                "leader_epoch": state.leader_epoch,
+                "partition_epoch": state.partition_epoch,
+                "replicas": [one.broker_id for one in state.replicas],
+                "isr": [one.broker_id for one in state.replicas if one.in_isr],
+                "elr": [one.broker_id for one in state.replicas if one.in_elr],
+            }
+            for state in description.partitions
+        ],
+    }

@@ -1,0 +1,50 @@
+"""The command line as the tests run it: in this process, with what it printed to look at."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from typer.testing import CliRunner
+
+from sparklog.cli import app
+
+
+class Finished(NamedTuple):
+    """A command that has ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def printed(self) -> str:
+        """What a command printed that went well, with ids, which differ each time, masked."""
+        assert (self.exit_code, self.stderr) == (0, "")
+        return re.sub(r"(?<![\w-])[\w-]{22}(?![\w-])", "<id>", self.stdout)
+
+    @property
+    def refusal(self) -> str:
+        """The one line that a command prints about bad input, beside which it prints nothing."""
+        assert (self.exit_code, self.stdout) == (2, "")
+        [line] = self.stderr.splitlines()
+        assert line.startswith("sparklog: ")
+        return line.removeprefix("sparklog: ")
+
+
+def run(*arguments: str | Path, cluster: str | Path | None = None) -> Finished:
+    """Run `sparklog` with `arguments`; `cluster` is what SPARKLOG_CLUSTER says, if anything."""
+    # What makes rich believe in a terminal would fold the lines.
+    environment: dict[str, str | None] = dict.fromkeys(("FORCE_COLOR", "TTY_COMPATIBLE"))
+    environment["SPARKLOG_CLUSTER"] = None if cluster is None else str(cluster)
+    result = CliRunner(env=environment).invoke(app, [str(one) for one in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Finished(result.exit_code, result.stdout, result.stderr)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return every file below `folder`, to see that a command changed none."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

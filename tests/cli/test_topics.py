@@ -1,0 +1,188 @@
+"""`sparklog topics`: in the form of Kafka's own tool."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparklog.testing import LocalCluster
+from tests.cli.command_line import files_in, run
+
+CREATED_BY_KAFKA = """\
+Topic: orders\tTopicId: <id>\tPartitionCount: 4\tReplicationFactor: 3\tConfigs: \
+min.insync.replicas=2,unclean.leader.election.enable=false
+\tTopic: orders\tPartition: 0\tLeader: 1\tReplicas: 1,2,3\tIsr: 1,2,3\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 1\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3,1\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 2\tLeader: 3\tReplicas: 3,1,2\tIsr: 3,1,2\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 3\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3,1\tElr: \tLastKnownElr: \n\
+"""
+"""What Kafka 4's tool printed of a topic on three brokers; only the topic's id is masked."""
+
+BROKER_1_DOWN_BY_KAFKA = """\
+Topic: orders\tTopicId: <id>\tPartitionCount: 4\tReplicationFactor: 3\tConfigs: \
+min.insync.replicas=2,unclean.leader.election.enable=false
+\tTopic: orders\tPartition: 0\tLeader: 2\tReplicas: 1,2,3\tIsr: 2,3\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 1\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 2\tLeader: 3\tReplicas: 3,1,2\tIsr: 3,2\tElr: \tLastKnownElr: \n\
+\tTopic: orders\tPartition: 3\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3\tElr: \tLastKnownElr: \n\
+"""
+"""The same after a broker was killed."""
+
+
+def test_a_topic_is_described_as_kafka_described_its_own(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, [1, 2, 3])
+    root = tmp_path / "cluster"
+    created = run(
+        *("topics", "create", "orders", "--replica-assignment", "1:2:3,2:3:1,3:1:2,2:3:1"),
+        *("--config", "min.insync.replicas=2"),
+        *("--config", "unclean.leader.election.enable=false"),
+        cluster=root,
+    )
+    assert created.printed == "Created topic orders.\n"
+    assert run("topics", "describe", "orders", cluster=root).printed == CREATED_BY_KAFKA
+
+    cluster.crash(1)
+    cluster.fence(1)
+    assert run("topics", "describe", "orders", cluster=root).printed == BROKER_1_DOWN_BY_KAFKA
+
+
+def test_an_offline_partition_has_no_leader(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster.create_topic("t", assignment={0: [0]})
+    cluster.crash(0)
+    cluster.fence(0)
+
+    described = run("topics", "describe", "t", cluster=tmp_path / "cluster").printed
+    assert described == (
+        "Topic: t\tTopicId: <id>\tPartitionCount: 1\tReplicationFactor: 1\tConfigs: \n"
+        "\tTopic: t\tPartition: 0\tLeader: none\tReplicas: 0\tIsr: 0\tElr: \tLastKnownElr: \n"
+    )
+    as_json = run("topics", "describe", "t", "--json", cluster=tmp_path / "cluster").stdout
+    assert json.loads(as_json)[0]["partitions"][0]["leader"] is None
+
+
+def test_all_topics_are_listed_and_described_by_name(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, [0, 1, 2])
+    root = tmp_path / "cluster"
+    assert run("topics", "list", cluster=root).printed == ""
+    assert run("topics", "describe", cluster=root).printed == ""
+    assert json.loads(run("topics", "describe", "--json", cluster=root).printed) == []
+    cluster.create_topic("b", assignment={0: [2, 1]})
+    cluster.create_topic("a", assignment={0: [0, 2], 1: [1, 0]}, configs={"min.insync.replicas": 2})
+
+    assert run("topics", "list", cluster=root).printed == "a\nb\n"
+    alone = [run("topics", "describe", name, cluster=root).printed for name in "ab"]
+    assert run("topics", "describe", cluster=root).printed == "".join(alone)
+    [first, second] = json.loads(run("topics", "describe", "--json", cluster=root).printed)
+    assert second["topic"] == "b"
+    assert first == {
+        "topic": "a",
+        "topic_id": "<id>",
+        "replication_factor": 2,
+        "configs": {"min.insync.replicas": 2},
+        "partitions": [
+            {
+                "partition": partition,
+                "leader": replicas[0],
+                "leader_epoch": 0,
+                "partition_epoch": 0,
+                "replicas": replicas,
+                "isr": replicas,
+                "elr": [],
+            }
+            for partition, replicas in enumerate([[0, 2], [1, 0]])
+        ],
+    }
+
+
+def test_what_is_not_asked_for_comes_from_the_configuration_file(tmp_path: Path) -> None:
+    LocalCluster(tmp_path, [0, 1, 2])
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cluster.root: cluster\n"
+        "brokers: [{broker.id: 0, log.dirs: broker-0}]\n"
+        "num.partitions: 3\n"
+        "default.replication.factor: 2\n"
+    )
+    run("topics", "create", "by-file", "--cluster", file)
+    run("topics", "create", "by-hand", "--cluster", file, "--partitions", "2")
+    run("topics", "create", "plain", "--cluster", tmp_path / "cluster")
+
+    lines = run("topics", "describe", "--cluster", file).printed.splitlines()
+    counts = [line.split("\t")[2:4] for line in lines if line.startswith("Topic:")]
+    assert counts == [
+        ["PartitionCount: 3", "ReplicationFactor: 2"],
+        ["PartitionCount: 2", "ReplicationFactor: 2"],
+        ["PartitionCount: 1", "ReplicationFactor: 1"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cluster of three brokers with one topic, which no test changes."""
+    folder = tmp_path_factory.mktemp("cluster")
+    LocalCluster(folder, [0, 1, 2]).create_topic("taken")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bad name"], "INVALID_TOPIC_EXCEPTION: topic name 'bad name' is not valid"),
+        ([""], "INVALID_TOPIC_EXCEPTION: topic name '' is not valid"),
+        (["taken"], "TOPIC_ALREADY_EXISTS: topic 'taken' exists already"),
+        (["t", "--partitions", "0"], "INVALID_PARTITIONS: a topic needs 1 partition or more"),
+        (["t", "--replication-factor", "4"], "factor 4 needs as many live brokers, there are 3"),
+        (["t", "--replication-factor", "0"], "INVALID_REPLICATION_FACTOR"),
+        (["t", "--config", "min.insync.replica=2"], "did you mean min.insync.replicas?"),
+        (["t", "--config", "min.insync.replicas=two"], "has the value 'two'"),
+        (["t", "--config", "min.insync.replicas"], "'min.insync.replicas' is no key=value"),
+        (["t", "--config", "=2"], "'=2' is no key=value"),
+        (
+            ["t", "--config", "min.insync.replicas=1", "--config", "min.insync.replicas=2"],
+            "--config min.insync.replicas is given twice",
+        ),
+        (["t", "--replica-assignment", ""], "INVALID_REPLICA_ASSIGNMENT: '' does not name brokers"),
+        (["t", "--replica-assignment", "0:1;1:0"], "'0:1;1:0' does not name brokers"),
+        (["t", "--replica-assignment", "0:1,"], "'0:1,' does not name brokers"),
+        (["t", "--replica-assignment", "0:9"], "names broker 9, which is not registered"),
+        (["t", "--replica-assignment", "0:0"], "names a broker twice for partition 0: [0, 0]"),
+        (["t", "--replica-assignment", "0:1,2"], "every partition the same number of replicas"),
+        (
+            ["t", "--replica-assignment", "0:1,1:2", "--partitions", "3"],
+            "has 2 partitions, but 3 were asked for",
+        ),
+        (
+            ["t", "--replica-assignment", "0:1", "--replication-factor", "3"],
+            "has 2 replicas, but 3 were asked for",
+        ),
+    ],
+)
+def test_a_topic_that_cannot_be_is_one_line_and_nothing_is_created(
+    folder: Path, arguments: list[str], said: str
+) -> None:
+    before = files_in(folder)
+    assert said in run("topics", "create", *arguments, cluster=folder / "cluster").refusal
+    assert files_in(folder) == before
+
+
+def test_an_unknown_topic_is_answered_with_those_that_there_are(folder: Path) -> None:
+    assert run("topics", "describe", "orders", cluster=folder / "cluster").refusal == (
+        "UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'orders'; the topics are: taken"
+    )
+
+
+def test_a_lost_file_of_the_cluster_is_one_line(tmp_path: Path) -> None:
+    LocalCluster(tmp_path, [0]).create_topic("t")
+    for file in (tmp_path / "cluster" / "topics").glob("*.parquet"):
+        file.unlink()
+    for command in (["list"], ["describe"], ["create", "u"]):
+        refusal = run("topics", *command, cluster=tmp_path / "cluster").refusal
+        assert refusal.startswith(f"{tmp_path / 'cluster'} cannot be reached: ")
+
+
+def test_a_broker_root_is_no_cluster(folder: Path) -> None:
+    refusal = run("topics", "create", "t", cluster=folder / "broker-0").refusal
+    assert refusal == f"{folder / 'broker-0'} is a broker root: name the cluster root"
