@@ -5,11 +5,13 @@
 -- gives: position int, base_offset bigint
 select
     position,
-    log_end_offset + coalesce(
-        sum(record_count) over (
-            partition by topic_id, partition order by position
-            rows between unbounded preceding and 1 preceding
-        ),
-        0
+    log_end_offset + cast(
+        coalesce(
+            sum(record_count) over (
+                partition by topic_id, partition order by position
+                rows between unbounded preceding and 1 preceding
+            ),
+            0
+        ) as bigint
     ) as base_offset
 from batches

@@ -1,5 +1,6 @@
 -- Which appended batches are answered at once, and which wait: acks=all waits until the high
 -- watermark has passed the last record, acks=1 does not, acks=0 is never answered (rules 3.2, 3.4).
+-- A timeout is at most Kafka's largest, so that no client's number runs over.
 -- takes appended: request_id string, topic_id string, partition int, acks int, base_offset bigint,
 --   last_offset bigint, timeout_ms bigint, now_ms bigint
 -- gives: request_id string, topic_id string, partition int, is_delayed boolean,
@@ -8,10 +9,10 @@ select
     request_id,
     topic_id,
     partition,
-    max(acks) = -1 as is_delayed,
+    min(acks) = -1 as is_delayed,
     min(base_offset) as base_offset,
     max(last_offset) + 1 as required_offset,
-    max(now_ms + timeout_ms) as deadline_ms
+    max(now_ms + least(timeout_ms, 2147483647)) as deadline_ms
 from appended
 where acks <> 0
 group by request_id, topic_id, partition

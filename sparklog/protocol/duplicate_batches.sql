@@ -1,9 +1,9 @@
--- Which requested batches are in the log already, and where. The batch id in a file's name stays the
--- same in every retry and every copy (3.7); an idempotent producer's batch is known by its producer
--- id, latest epoch and sequence, among the last five batches of that producer in the partition (3.6,
--- KIP-98). Sequences wrap at 2^31.
--- takes requests: position int, topic_id string, partition int, batch_id string, producer_id bigint,
---   producer_epoch int, base_sequence int, record_count bigint
+-- Which requested batches are in the log already, and where. The batch id in a file's name stays
+-- the same in every retry and every copy (3.7); an idempotent producer's batch is known by its
+-- producer id, latest epoch and sequence, among the last five batches of that producer in the
+-- partition (3.6, KIP-98). Sequences wrap at 2^31.
+-- takes requests: position int, topic_id string, partition int, batch_id string,
+--   producer_id bigint, producer_epoch int, base_sequence int, record_count bigint
 -- takes batches: topic_id string, partition int, batch_id string, producer_id bigint,
 --   producer_epoch int, base_sequence int, last_sequence bigint, base_offset bigint,
 --   last_offset bigint
@@ -26,6 +26,10 @@ where b.batch_id = r.batch_id
         and b.producer_epoch = r.producer_epoch
         and k.producer_epoch = r.producer_epoch
         and b.base_sequence = r.base_sequence
-        and b.last_sequence = mod(r.base_sequence + r.record_count - 1, 2147483648)
+        -- A record count that no file can have must not run over here.
+        and b.last_sequence = case
+            when r.record_count between 1 and 2147483647
+                then mod(r.base_sequence + r.record_count - 1, 2147483648)
+        end
     )
 group by r.position

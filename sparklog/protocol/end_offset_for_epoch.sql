@@ -1,7 +1,7 @@
 -- Where an epoch ends in a replica's log, in five cases: the latest epoch at the log end; a known
 -- earlier one at the start of the next; one unknown between known ones as the largest smaller one;
 -- one older than all known as (asked, first start); one newer than all, or with an empty history,
--- as (-1, -1) (rule 6.2).
+-- as (-1, -1) (rule 6.2). -1 asks for no epoch and is answered (-1, -1), too.
 -- takes asked: topic_id string, partition int, asked_epoch int, log_end_offset bigint
 -- takes entries: topic_id string, partition int, epoch int, start_offset bigint
 -- gives: topic_id string, partition int, asked_epoch int, epoch int, end_offset bigint
@@ -23,12 +23,12 @@ select
     partition,
     asked_epoch,
     case
-        when latest_epoch is null or asked_epoch > latest_epoch then -1
+        when latest_epoch is null or asked_epoch > latest_epoch or asked_epoch < 0 then -1
         when floor_epoch is null then asked_epoch
         else floor_epoch
     end as epoch,
     case
-        when latest_epoch is null or asked_epoch > latest_epoch then -1
+        when latest_epoch is null or asked_epoch > latest_epoch or asked_epoch < 0 then -1
         when asked_epoch = latest_epoch then log_end_offset
         else next_start_offset
     end as end_offset

@@ -1,9 +1,10 @@
--- A fetch: the leader's batches at or after each follower's position, joined on topic and partition,
--- in order of offset and bounded by bytes, one batch at least. Nothing is given where the batch
--- before the position does not bear the follower's last epoch (the logs have diverged), and no batch
--- of an epoch above the one that the follower knows (rules 6.3, 6.4; design: fetch).
+-- A fetch: the leader's batches at or after each follower's position, joined on topic and
+-- partition, in order of offset and bounded by bytes, one batch at least. Nothing is given where
+-- the batch before the position does not bear the follower's last epoch (the logs have diverged),
+-- nor where the leader's log begins after it (a log has no gap), and no batch of an epoch above the
+-- one that the follower knows (rules 6.3, 6.4, 6.7, 9.5).
 -- `straddles` marks a batch that begins before the position and has to be cut.
--- takes positions: topic_id string, partition int, fetch_offset bigint, last_fetched_epoch int,
+-- takes positions: topic_id string, partition int, fetch_offset bigint, last_fetched_epoch int?,
 --   leader_epoch int, max_bytes bigint, max_total_bytes bigint
 -- takes batches: topic_id string, partition int, path string, base_offset bigint,
 --   last_offset_delta int, leader_epoch int, size_bytes bigint
@@ -23,6 +24,8 @@ candidates as (
         b.path,
         b.base_offset,
         b.base_offset < p.fetch_offset as straddles,
+        min(b.base_offset) over (partition by b.topic_id, b.partition) <= p.fetch_offset
+            as joins_on,
         p.max_bytes,
         p.max_total_bytes,
         b.size_bytes,
@@ -46,7 +49,7 @@ bounded as (
         ) as total_bytes,
         row_number() over (order by position, topic_id, partition) as total_position
     from candidates
-    where position = 1 or partition_bytes <= max_bytes
+    where joins_on and (position = 1 or partition_bytes <= max_bytes)
 )
 select topic_id, partition, path, base_offset, straddles
 from bounded

@@ -4,8 +4,8 @@
 -- leader epoch (its log end offset is null) and while fewer than min.insync.replicas are in sync,
 -- and it never moves back (rules 2.1, 2.3, 2.4).
 -- takes replicas: topic_id string, partition int, high_watermark bigint, min_isr int,
---   in_isr boolean, in_proposed_isr boolean, is_alive boolean, log_end_offset bigint,
---   leader_log_end_offset bigint, last_caught_up_ms bigint, now_ms bigint, lag_time_max_ms bigint
+--   in_isr boolean, in_proposed_isr boolean, is_alive boolean, log_end_offset bigint?,
+--   leader_log_end_offset bigint, last_caught_up_ms bigint?, now_ms bigint, lag_time_max_ms bigint
 -- gives: topic_id string, partition int, high_watermark bigint
 with minded as (
     select

@@ -3,8 +3,8 @@
 -- broker epoch (a log end offset that does not count is null), and whose broker is not fenced
 -- (rule 5.2).
 -- takes replicas: topic_id string, partition int, broker_id int, in_isr boolean, is_alive boolean,
---   log_end_offset bigint, high_watermark bigint, epoch_start_offset bigint,
---   previous_report_ms bigint, now_ms bigint, lag_time_max_ms bigint
+--   log_end_offset bigint?, high_watermark bigint, epoch_start_offset bigint,
+--   previous_report_ms bigint?, now_ms bigint, lag_time_max_ms bigint
 -- gives: topic_id string, partition int, broker_id int
 select topic_id, partition, broker_id
 from replicas

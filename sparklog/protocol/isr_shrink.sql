@@ -1,9 +1,9 @@
--- Which followers leave the in-sync set: those behind the leader's log end that were last caught
--- up longer ago than replica.lag.time.max.ms, or, where replica.lag.max.messages is set, that are
--- further behind than that (rule 5.1).
+-- Which followers leave the in-sync set: those not at the leader's log end that were last caught up
+-- longer ago than replica.lag.time.max.ms, or never, or, where replica.lag.max.messages is set,
+-- that are known to be further behind than that (rule 5.1).
 -- takes replicas: topic_id string, partition int, broker_id int, is_leader boolean, in_isr boolean,
---   log_end_offset bigint, leader_log_end_offset bigint, last_caught_up_ms bigint, now_ms bigint,
---   lag_time_max_ms bigint, lag_max_messages bigint
+--   log_end_offset bigint?, leader_log_end_offset bigint, last_caught_up_ms bigint?, now_ms bigint,
+--   lag_time_max_ms bigint, lag_max_messages bigint?
 -- gives: topic_id string, partition int, broker_id int
 select topic_id, partition, broker_id
 from replicas
@@ -11,6 +11,6 @@ where in_isr
     and not is_leader
     and coalesce(log_end_offset, -1) <> leader_log_end_offset
     and (
-        now_ms - last_caught_up_ms > lag_time_max_ms
-        or coalesce(leader_log_end_offset - coalesce(log_end_offset, 0) > lag_max_messages, false)
+        coalesce(now_ms - last_caught_up_ms > lag_time_max_ms, true)
+        or coalesce(leader_log_end_offset - log_end_offset > lag_max_messages, false)
     )

@@ -4,10 +4,10 @@
 -- another or to none, raises the leader epoch (rules 7.2, 7.5).
 -- `allows` is what the partition may do: 'clean' or 'unclean'.
 -- takes replicas: topic_id string, partition int, broker_id int, replica_index int, in_isr boolean,
---   in_elr boolean, is_alive boolean, leader int, leader_is_valid boolean, leader_epoch int,
+--   in_elr boolean, is_alive boolean, leader int?, leader_is_valid boolean, leader_epoch int,
 --   allows string
--- gives: topic_id string, partition int, broker_id int, in_isr boolean, in_elr boolean, leader int,
---   leader_epoch int, is_changed boolean
+-- gives: topic_id string, partition int, broker_id int, in_isr boolean, in_elr boolean,
+--   leader int?, leader_epoch int, is_changed boolean
 with ranked as (
     select
         *,

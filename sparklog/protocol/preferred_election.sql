@@ -1,7 +1,7 @@
 -- Which partitions can be given back to their preferred replica, the first assigned one: it is in
 -- sync and alive, and another one leads (rule 7.6).
 -- takes replicas: topic_id string, partition int, broker_id int, replica_index int, in_isr boolean,
---   is_alive boolean, leader int
+--   is_alive boolean, leader int?
 -- gives: topic_id string, partition int, leader int
 select topic_id, partition, broker_id as leader
 from replicas

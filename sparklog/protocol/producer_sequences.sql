@@ -1,8 +1,8 @@
 -- Which batches of idempotent producers are refused: under an older epoch than known with
--- INVALID_PRODUCER_EPOCH, with a gap before it with OUT_OF_ORDER_SEQUENCE_NUMBER. A producer of which
--- nothing is known may begin anywhere, a new epoch of a known one begins at 0. Sequences wrap at
--- 2^31. Of several batches of one producer in one tick each follows the one before, and falls with it
--- (rule 3.6, KIP-98).
+-- INVALID_PRODUCER_EPOCH, with a gap before it with OUT_OF_ORDER_SEQUENCE_NUMBER. A producer of
+-- which nothing is known may begin anywhere, a new epoch of a known one begins at 0. Sequences wrap
+-- at 2^31. Of several batches of one producer epoch in one tick each follows the one before, and
+-- falls with it (rule 3.6, KIP-98).
 -- `refusal` is why a batch is refused for another reason; duplicates are not among the requests.
 -- takes requests: position int, topic_id string, partition int, producer_id bigint,
 --   producer_epoch int, base_sequence int, record_count bigint, refusal string?
@@ -18,36 +18,49 @@ with ranked as (
         ) as age
     from batches
 ),
+numbered as (
+    select
+        r.*,
+        -- A record count that no file can have must not run over here; the file is refused for it.
+        case
+            when r.record_count between 1 and 2147483647
+                then mod(r.base_sequence + r.record_count - 1, 2147483648)
+        end as last_sequence,
+        max(r.producer_epoch) over (
+            partition by r.topic_id, r.partition, r.producer_id order by r.position
+            rows between unbounded preceding and 1 preceding
+        ) as epoch_before,
+        row_number() over (
+            partition by r.topic_id, r.partition, r.producer_id, r.producer_epoch
+            order by r.position
+        ) as number
+    from requests r
+),
 chained as (
     select
-        r.position,
-        r.topic_id,
-        r.partition,
-        r.producer_id,
-        r.producer_epoch,
-        r.base_sequence,
-        r.refusal,
-        coalesce(lag(r.producer_epoch) over in_order, k.producer_epoch) as previous_epoch,
-        coalesce(
-            lag(mod(r.base_sequence + r.record_count - 1, 2147483648)) over in_order,
-            k.last_sequence
-        ) as previous_sequence
-    from requests r
+        n.*,
+        greatest(n.epoch_before, k.producer_epoch) as newest_epoch,
+        case
+            when n.number > 1 then lag(n.last_sequence) over (
+                partition by n.topic_id, n.partition, n.producer_id, n.producer_epoch
+                order by n.position
+            )
+            when n.producer_epoch = k.producer_epoch then k.last_sequence
+        end as previous_sequence
+    from numbered n
     left join ranked k
-        on k.topic_id = r.topic_id and k.partition = r.partition
-            and k.producer_id = r.producer_id and k.age = 1
-    window in_order as (partition by r.topic_id, r.partition, r.producer_id order by r.position)
+        on k.topic_id = n.topic_id and k.partition = n.partition
+            and k.producer_id = n.producer_id and k.age = 1
 ),
 judged as (
     select
         *,
         case
             when refusal is not null then refusal
-            when producer_epoch < previous_epoch then 'INVALID_PRODUCER_EPOCH'
-            when producer_epoch > previous_epoch and base_sequence <> 0
+            when producer_epoch < newest_epoch then 'INVALID_PRODUCER_EPOCH'
+            when number = 1 and producer_epoch > newest_epoch and base_sequence <> 0
                 then 'OUT_OF_ORDER_SEQUENCE_NUMBER'
-            when producer_epoch = previous_epoch
-                and base_sequence <> mod(previous_sequence + 1, 2147483648)
+            when base_sequence <> mod(previous_sequence + 1, 2147483648)
                 then 'OUT_OF_ORDER_SEQUENCE_NUMBER'
         end as own_error
     from chained
@@ -57,7 +70,7 @@ fallen as (
         position,
         own_error,
         count(own_error) over (
-            partition by topic_id, partition, producer_id order by position
+            partition by topic_id, partition, producer_id, producer_epoch order by position
             rows between unbounded preceding and 1 preceding
         ) as earlier_errors
     from judged

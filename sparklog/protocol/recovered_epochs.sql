@@ -1,12 +1,22 @@
--- The leader-epoch history that a broker starts with: its checkpoint, and what the log's batches show
--- of epochs that the checkpoint lacks; entries that start at or after the log end are dropped
--- (rule 7.0).
+-- The leader-epoch history that a broker starts with. Where the log has batches they tell it; the
+-- checkpoint adds what lies before the first one. An entry at or after the log end goes, and so
+-- does one that the batches contradict: a truncation or a copy that was interrupted left it (rules
+-- 7.0, 9.6).
 -- takes entries: topic_id string, partition int, epoch int, start_offset bigint
 -- takes batches: topic_id string, partition int, leader_epoch int, base_offset bigint
 -- takes replicas: topic_id string, partition int, log_end_offset bigint
 -- gives: topic_id string, partition int, epoch int, start_offset bigint
-with seen as (
-    select topic_id, partition, epoch, start_offset from entries
+with first_batches as (
+    select topic_id, partition, min(base_offset) as base_offset, min(leader_epoch) as leader_epoch
+    from batches
+    group by topic_id, partition
+),
+seen as (
+    select e.topic_id, e.partition, e.epoch, e.start_offset
+    from entries e
+    left join first_batches f on f.topic_id = e.topic_id and f.partition = e.partition
+    where f.base_offset is null
+        or (e.start_offset < f.base_offset and e.epoch <= f.leader_epoch)
     union all
     select topic_id, partition, leader_epoch as epoch, base_offset as start_offset from batches
 )

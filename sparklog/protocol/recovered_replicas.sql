@@ -1,8 +1,8 @@
 -- What a broker takes for its state when it starts: the log end offset is the log's, even where the
--- checkpoint is ahead of it (an interrupted truncation) or behind; the high watermark is at most that
--- (rules 1.4, 6.5, 7.0).
--- takes replicas: topic_id string, partition int, log_start_offset bigint,
---   checkpointed_high_watermark bigint, log_end_offset bigint
+-- checkpoint is ahead of it (an interrupted truncation) or behind; the high watermark is at most
+-- that (rules 1.4, 6.5, 7.0).
+-- takes replicas: topic_id string, partition int, log_start_offset bigint?,
+--   checkpointed_high_watermark bigint?, log_end_offset bigint
 -- gives: topic_id string, partition int, log_start_offset bigint, log_end_offset bigint,
 --   high_watermark bigint
 select

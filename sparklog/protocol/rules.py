@@ -6,15 +6,17 @@ A rule's file begins with comments that people and this module read alike:
     -- takes <table>: <column> <type>, ...
     -- gives: <column> <type>, ...
 
-A list may go on in the next comment line. Inputs are checked against `takes` before, outputs
-against `gives` after the text ran, so a rule never sees or makes a column that it does not name.
+A list goes on in the next comment lines, indented; a type with a question mark, as in `bigint?`,
+allows nulls. Inputs are checked against `takes` before, outputs against `gives` after the text
+ran, so a rule never sees or makes a column, or a null, that its head does not name.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -62,19 +64,26 @@ class Rules(Protocol):
 
 @cache
 def rule(name: str) -> Rule:
-    """Load a rule by the name of its file."""
+    """Load a rule by the name of its file; `RuleError` where there is none, or its head is bad."""
+    if name not in rule_names():
+        raise RuleError(f"there is no rule {name}: the rules are {', '.join(rule_names())}")
     text = resources.files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    return parse_rule(name, text)
+
+
+def parse_rule(name: str, text: str) -> Rule:
+    """Read the head of a rule's text; `RuleError` where it is not of the form shown above."""
     takes: dict[str, pa.Schema] = {}
-    gives: pa.Schema | None = None
-    for kind, table, columns in _declarations(text):
-        schema = _schema(columns)
-        if kind == "takes":
-            takes[table] = schema
-        else:
-            gives = schema
-    if not takes or gives is None:
-        raise RuleError(f"rule {name} does not say what it takes and gives")
-    return Rule(name, text, takes, gives)
+    gives: list[pa.Schema] = []
+    for table, columns in _declarations(text):
+        schema = _schema(name, columns)
+        if table is None:
+            gives.append(schema)
+        elif takes.setdefault(table, schema) is not schema:
+            raise RuleError(f"the head of rule {name} has the table {table} twice")
+    if not takes or len(gives) != 1:
+        raise RuleError(f"the head of rule {name} must say what it takes, and once what it gives")
+    return Rule(name, text, takes, gives[0])
 
 
 @cache
@@ -85,22 +94,37 @@ def rule_names() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _declarations(text: str) -> list[tuple[str, str, str]]:
-    head = []
+_DECLARATION = re.compile(r"-- (?:takes (?P<table>\w+)|gives): (?P<columns>.+)")
+_COLUMN = re.compile(rf"(?P<name>\w+) (?P<type>{'|'.join(_TYPES)})(?P<nullable>\??)")
+
+
+def _declarations(text: str) -> Iterator[tuple[str | None, str]]:
+    """Yield the tables that a head declares, `None` for the output, each with its columns."""
+    table, columns = None, ""
     for line in text.splitlines():
+        begun = _DECLARATION.fullmatch(line)
+        if columns and (begun or not line.startswith("--   ")):
+            yield table, columns
+            columns = ""
+        if begun:
+            table, columns = begun["table"], begun["columns"]
+        elif columns:
+            columns += line.removeprefix("--")
         if not line.startswith("--"):
-            break
-        head.append(line.removeprefix("--").strip())
-    joined = " ".join(head)
-    found = re.findall(
-        r"\b(takes|gives)(?: (\w+))?: ((?:\w+ (?:string|int|bigint|boolean)(?:, |\b))+)", joined
-    )
-    return [(str(kind), str(table), str(columns)) for kind, table, columns in found]
+            return
 
 
-def _schema(columns: str) -> pa.Schema:
-    pairs = [column.split() for column in columns.strip().strip(",").split(", ")]
-    return pa.schema([(name, _TYPES[kind]) for name, kind in pairs])
+def _schema(name: str, columns: str) -> pa.Schema:
+    fields = []
+    for column in columns.split(","):
+        found = _COLUMN.fullmatch(column.strip())
+        if found is None:
+            raise RuleError(
+                f"the head of rule {name} has {column.strip()!r} for a column: write its name and "
+                f"one of {', '.join(_TYPES)}, with a question mark where it may be null"
+            )
+        fields.append(pa.field(found["name"], _TYPES[found["type"]], bool(found["nullable"])))
+    return pa.schema(fields)
 
 
 def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str, pa.Table]:
@@ -108,19 +132,26 @@ def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str,
         raise RuleError(
             f"rule {of_rule.name} takes {sorted(of_rule.takes)}, but was given {sorted(inputs)}"
         )
-    checked = {}
-    for name, schema in of_rule.takes.items():
-        rows = inputs[name]
-        table: Any = rows if isinstance(rows, pa.Table) else None
-        present = table.column_names if table is not None else (rows[0] if rows else schema.names)
-        missing = [column for column in schema.names if column not in present]
-        if missing:
-            raise RuleError(f"rule {of_rule.name} misses the column {missing[0]} in {name}")
-        if table is not None:
-            checked[name] = table.select(schema.names).cast(schema)
+    return {
+        table: _checked_input(f"rule {of_rule.name}, table {table}", schema, inputs[table])
+        for table, schema in of_rule.takes.items()
+    }
+
+
+def _checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
+    names = set(schema.names)
+    given = [set(rows.column_names)] if isinstance(rows, pa.Table) else (row.keys() for row in rows)
+    for columns in given:
+        if not columns >= names:
+            raise RuleError(f"{where}: the column {min(names - columns)} is missing")
+    try:
+        if isinstance(rows, pa.Table):
+            table = rows.select(schema.names).cast(_nullable(schema))
         else:
-            checked[name] = pa.Table.from_pylist(list(rows), schema=schema)
-    return checked
+            table = pa.Table.from_pylist(list(rows), schema=_nullable(schema))
+    except (pa.ArrowException, OverflowError) as error:
+        raise RuleError(f"{where}: a value has not the type that the head says: {error}") from error
+    return _without_nulls(where, table, schema)
 
 
 def _checked_output(of_rule: Rule, output: pa.Table) -> list[dict[str, Any]]:
@@ -128,8 +159,21 @@ def _checked_output(of_rule: Rule, output: pa.Table) -> list[dict[str, Any]]:
         raise RuleError(
             f"rule {of_rule.name} gives {output.column_names}, its head says {of_rule.gives.names}"
         )
-    rows: list[dict[str, Any]] = output.cast(of_rule.gives).to_pylist()
+    output = output.cast(_nullable(of_rule.gives))
+    checked = _without_nulls(f"rule {of_rule.name}, output", output, of_rule.gives)
+    rows: list[dict[str, Any]] = checked.to_pylist()
     return rows
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _without_nulls(where: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        if not field.nullable and table[field.name].null_count:
+            raise RuleError(f"{where}: the column {field.name} is null in a row, but must not be")
+    return table.cast(schema)
 
 
 class DuckDBRules:
@@ -142,17 +186,23 @@ class DuckDBRules:
     def run(self, name: str, **inputs: RuleInput) -> list[dict[str, Any]]:
         """Run a rule; see `Rules.run`."""
         of_rule = rule(name)
+        checked = _checked_inputs(of_rule, inputs)
         connection = self._connection()
-        for table, rows in _checked_inputs(of_rule, inputs).items():
-            connection.register(table, rows)
-        output = connection.sql(of_rule.text).to_arrow_table()
-        for table in of_rule.takes:
-            connection.unregister(table)
+        try:
+            for table, rows in checked.items():
+                connection.register(table, rows)
+            output = connection.sql(of_rule.text).to_arrow_table()
+        finally:
+            for table in checked:
+                connection.unregister(table)
         return _checked_output(of_rule, output)
 
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if not hasattr(self._connections, "connection"):
-            self._connections.connection = duckdb.connect(config={"threads": 1})
+            # Without replacements a text reads its inputs, never a Python variable of that name.
+            self._connections.connection = duckdb.connect(
+                config={"threads": 1, "python_enable_replacements": False}
+            )
         connection: duckdb.DuckDBPyConnection = self._connections.connection
         return connection
 
@@ -162,20 +212,25 @@ class SparkRules:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._lock = threading.Lock()
 
     def run(self, name: str, **inputs: RuleInput) -> list[dict[str, Any]]:
         """Run a rule; see `Rules.run`."""
         of_rule = rule(name)
-        frames = {
-            table: self._spark.createDataFrame(rows)
-            for table, rows in _checked_inputs(of_rule, inputs).items()
-        }
-        # View names are the session's, so one rule runs at a time.
-        with self._lock:
-            for table, frame in frames.items():
-                frame.createOrReplaceTempView(table)
-            output = self._spark.sql(of_rule.text).toArrow()
-            for table in frames:
-                self._spark.catalog.dropTempView(table)
+        checked = _checked_inputs(of_rule, inputs)
+        # View names are the session's, which is the user's too: ours are used once.
+        views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
+        try:
+            for table, rows in checked.items():
+                self._spark.createDataFrame(rows).createOrReplaceTempView(views[table])
+            output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
+        finally:
+            for view in views.values():
+                self._spark.catalog.dropTempView(view)
         return _checked_output(of_rule, output)
+
+
+def _reading(text: str, views: Mapping[str, str]) -> str:
+    """Return a rule's text with its tables read from these views."""
+    query = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    tables = ", ".join(f"{table} as (select * from {view})" for table, view in views.items())
+    return f"with {tables}" + (f", {query[5:]}" if query.startswith("with ") else f"\n{query}")

@@ -1,6 +1,6 @@
 -- Where a follower's log agrees with its leader's: at the largest epoch that both know, up to where
--- the first of the two ends it. Never at its own high watermark. With no common epoch it waits while
--- the leader's own entry for the leader epoch is not there, else it drops all of its epochs
+-- the first of the two ends it. Never at its own high watermark. With no common epoch it waits
+-- while the leader's own entry for the leader epoch is not there, else it drops all of its epochs
 -- (rules 6.3, 6.7).
 -- `truncate_to` is null where nothing is to be cut. It may be the log end offset: then an epoch in
 -- which the follower led but wrote nothing goes from its history, and no record does.
@@ -8,7 +8,7 @@
 --   log_end_offset bigint, leader_log_end_offset bigint
 -- takes own_entries: topic_id string, partition int, epoch int, start_offset bigint
 -- takes leader_entries: topic_id string, partition int, epoch int, start_offset bigint
--- gives: topic_id string, partition int, truncate_to bigint, waits boolean
+-- gives: topic_id string, partition int, truncate_to bigint?, waits boolean
 with common as (
     select o.topic_id, o.partition, max(o.epoch) as epoch
     from own_entries o

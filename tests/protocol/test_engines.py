@@ -1,0 +1,231 @@
+"""Every rule text gives the same rows on DuckDB and on Spark, null by null.
+
+Which columns may be null a rule's own head says (`bigint?`); the inputs made up here have nulls
+in just those. Many partitions go through each rule at once, so that Spark runs one query a rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from sparklog.protocol.rules import Rules, SparkRules, rule, rule_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = dict[str, Any]
+Tables = dict[str, list[Row]]
+
+EXAMPLES: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("rule_examples.yaml").read_text(encoding="utf-8")
+)
+PARTITIONS = 400
+
+EVERY_RULE = pytest.mark.parametrize("name", rule_names())
+
+
+@pytest.fixture(scope="module")
+def spark_rules(spark: SparkSession) -> Rules:
+    """The rules on Spark."""
+    return SparkRules(spark)
+
+
+def multiset(rows: list[Row]) -> Counter[tuple[tuple[str, Any], ...]]:
+    return Counter(tuple(sorted(row.items())) for row in rows)
+
+
+def assert_same(name: str, found: list[Row], expected: list[Row], inputs: Tables) -> None:
+    """Compare as multisets; show the partitions that differ with all that went into them."""
+    surplus, lack = multiset(found) - multiset(expected), multiset(expected) - multiset(found)
+    if surplus or lack:
+        topics = {dict(row).get("topic_id") for row in (*surplus, *lack)}
+        culprits = {
+            table: [row for row in rows if row.get("topic_id") in topics]
+            for table, rows in inputs.items()
+        }
+        pytest.fail(f"{name}: surplus {surplus}, lack {lack}, from {culprits}")
+
+
+# --- the examples that people read ----------------------------------------------------------------
+
+
+def value(text: str, kind: pa.DataType) -> Any:
+    if text == "-":
+        return None
+    if pa.types.is_boolean(kind):
+        return {"true": True, "false": False}[text]
+    return int(text) if pa.types.is_integer(kind) else text
+
+
+def parsed(schema: pa.Schema, text: str) -> list[Row]:
+    """Read a table of the examples."""
+    names, *lines = (line.split() for line in text.splitlines())
+    defaults = {"topic_id": "t", "partition": 0}
+    rows = []
+    for line in lines:
+        given = dict(zip(names, line, strict=True))
+        row = {
+            field.name: value(given[field.name], field.type)
+            if field.name in given
+            else defaults[field.name]
+            for field in schema
+        }
+        assert given.keys() <= row.keys()
+        rows.append(row)
+    return rows
+
+
+def example(name: str) -> tuple[Tables, list[Row]]:
+    takes, gives = rule(name).takes, rule(name).gives
+    inputs = {table: parsed(schema, EXAMPLES[name][table]) for table, schema in takes.items()}
+    return inputs, parsed(gives, EXAMPLES[name]["gives"])
+
+
+@EVERY_RULE
+def test_the_example_of_a_rule_holds_on_duckdb(rules: Rules, name: str) -> None:
+    """Every rule has an example, and gives what it says."""
+    inputs, expected = example(name)
+    assert_same(name, rules.run(name, **inputs), expected, inputs)
+
+
+# --- inputs that nobody thought of ----------------------------------------------------------------
+
+OF_THE_PARTITION = frozenset(
+    {
+        "allows",
+        "epoch_start_offset",
+        "high_watermark",
+        "lag_max_messages",
+        "lag_time_max_ms",
+        "leader",
+        "leader_epoch",
+        "leader_is_valid",
+        "leader_log_end_offset",
+        "max_bytes",
+        "max_total_bytes",
+        "min_isr",
+        "now_ms",
+    }
+)
+"""Columns that are the same in all rows of a partition."""
+
+UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("fetch", "positions"): ("topic_id", "partition"),
+    ("fetch", "batches"): ("topic_id", "partition", "base_offset"),
+    ("producer_sequences", "batches"): (
+        "topic_id",
+        "partition",
+        "producer_id",
+        "producer_epoch",
+        "base_offset",
+    ),
+}
+"""Keys without which a rule's order is not defined; elsewhere repeated rows are welcome."""
+
+TEXTS: Mapping[str, tuple[str, ...]] = {
+    "allows": ("clean", "unclean"),
+    "state": ("alive", "fenced", "parked", "stopped"),
+}
+
+RANGES: Mapping[str, tuple[int, int]] = {
+    "acks": (-1, 2),
+    "max_bytes": (0, 20),
+    "max_total_bytes": (100, 500),
+    "producer_id": (-1, 2),
+    "size_bytes": (0, 9),
+}
+"""Columns whose numbers are neither offsets nor times."""
+
+
+class Generator:
+    """Makes up rows for a rule's tables: small numbers, so that joins hit; nulls where allowed."""
+
+    def __init__(self, name: str) -> None:
+        self._rule = rule(name)
+        self._random = random.Random(name)
+        self._serial = 0
+
+    def inputs(self) -> Tables:
+        """Return the rows of many partitions."""
+        tables: Tables = {table: [] for table in self._rule.takes}
+        for number in range(PARTITIONS):
+            # Some numbers are too large for a double, which would betray one on the way.
+            base = 2**53 + 1 if number % 10 == 9 else 0
+            shared: Row = {"topic_id": f"t{number // 2}", "partition": number % 2}
+            for table, schema in self._rule.takes.items():
+                for _ in range(self._random.randint(0, 4)):
+                    tables[table].append({f.name: self._value(f, base, shared) for f in schema})
+        return {table: self._unique(table, rows) for table, rows in tables.items()}
+
+    def _value(self, field: pa.Field, base: int, shared: Row) -> Any:
+        if field.name in shared:
+            return shared[field.name]
+        made = self._made(field, base)
+        if field.nullable and self._random.random() < 0.25:
+            made = None
+        if field.name in OF_THE_PARTITION and self._rule.name != "fetch":
+            shared[field.name] = made
+        return made
+
+    def _made(self, field: pa.Field, base: int) -> Any:
+        self._serial += 1
+        if field.name == "position":
+            return self._serial
+        if field.name == "operation_id":
+            return str(self._serial)
+        if field.name in RANGES:
+            return self._random.randint(*RANGES[field.name])
+        if pa.types.is_boolean(field.type):
+            return self._random.random() < 0.7
+        if pa.types.is_string(field.type):
+            return self._random.choice(TEXTS.get(field.name, ("a", "b", "c")))
+        if field.type == pa.int64():
+            return base + self._random.randint(0, 8)
+        return self._random.randint(0, 3)
+
+    def _unique(self, table: str, rows: list[Row]) -> list[Row]:
+        key = UNIQUE.get((self._rule.name, table))
+        if key is None:
+            return rows
+        return list({tuple(row[column] for column in key): row for row in rows}.values())
+
+
+@EVERY_RULE
+def test_both_engines_give_the_same_rows(rules: Rules, spark_rules: Rules, name: str) -> None:
+    """The example and what nobody thought of together, and not a row too much or too little."""
+    inputs = Generator(name).inputs()
+    found = rules.run(name, **inputs)
+    assert len(found) >= 10, "the rows made up do not meet"
+    for table, rows in example(name)[0].items():
+        inputs[table] += rows
+    assert_same(name, spark_rules.run(name, **inputs), rules.run(name, **inputs), inputs)
+
+
+@EVERY_RULE
+def test_the_rows_made_up_have_nulls_where_the_head_allows_them(name: str) -> None:
+    """Otherwise nothing would be shown about them."""
+    inputs = Generator(name).inputs()
+    for table, schema in rule(name).takes.items():
+        nullable = {field.name for field in schema if field.nullable}
+        null = {column for row in inputs[table] for column in row if row[column] is None}
+        assert null == nullable, table
+
+
+@EVERY_RULE
+def test_from_no_rows_come_no_rows(rules: Rules, name: str) -> None:
+    """A broker that leads or follows nothing yet runs the rules as well."""
+    assert rules.run(name, **{table: [] for table in rule(name).takes}) == []
+
+
+def test_from_no_rows_come_no_rows_on_spark(spark_rules: Rules) -> None:
+    """The same for one rule with a grouping, one with windows, one with several tables."""
+    for name in ("high_watermark", "assigned_offsets", "fetch", "truncation_point"):
+        assert spark_rules.run(name, **{table: [] for table in rule(name).takes}) == []
