@@ -1,4 +1,4 @@
-"""Taking produce requests: looking at the inbox, refusing, appending in one commit, answering."""
+"""Taking produce requests: refusing, appending all of a tick in one commit, answering."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import structlog
-
+from sparklog.broker.inbox import Inbox
 from sparklog.broker.purgatory import DELAYED_PRODUCE, Operation
 from sparklog.config import Settings
 from sparklog.errors import ERROR_CODES
@@ -17,38 +15,14 @@ from sparklog.model import (
     PRODUCE_RESPONSES,
     Batch,
     TopicIdPartition,
-    batch_id,
 )
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import BatchFile, files_faults
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import BrokerRoot
 
-_log = structlog.get_logger(__name__)
-
 RESPONSE_RETENTION_MS = 600_000
 """How long an answer stays to be read."""
-
-_NO_ACKS = -99
-_DEFAULTS: dict[str, Any] = {
-    "request_id": "",
-    "topic_id": "",
-    "topic": "",
-    "partition": -1,
-    "leader_epoch": -1,
-    "path": "",
-    "record_count": 0,
-    "byte_size": 0,
-    "checksum": "",
-    "min_timestamp_ms": 0,
-    "max_timestamp_ms": 0,
-    "producer_id": -1,
-    "producer_epoch": -1,
-    "base_sequence": -1,
-    "acks": _NO_ACKS,
-    "timeout_ms": 0,
-}
-"""What a column counts as that a request leaves out; each is refused where it matters."""
 
 Answer = dict[str, Any]
 """One row of `produce_responses`."""
@@ -78,50 +52,38 @@ class Appends:
         self._root = root
         self._rules = rules
         self._settings = settings
-        self._looked_at_ms = looked_at_ms
-        self._looked_version = -1
-        self._unseen_since_ms: dict[str, int] = {}
-        self._taken: list[str] = []
-        self._answered: dict[str, int] = {}
-
-    @property
-    def waiting(self) -> bool:
-        """Whether requests lie in the inbox."""
-        return bool(self._unseen_since_ms)
-
-    def look(self, now_ms: int) -> None:
-        """Note which requests are there, and since when they may have been (rule 3.1)."""
-        requests = self._root.produce_requests
-        requests.refresh()
-        if requests.version != self._looked_version:
-            for path in requests.new_files(self._looked_version):
-                if path not in self._taken:
-                    self._unseen_since_ms.setdefault(path, self._looked_at_ms)
-            self._looked_version = requests.version
-        self._looked_at_ms = now_ms
+        self.inbox = Inbox(root, looked_at_ms)
+        earlier = root.produce_responses.new_files(-1)
+        self._answered = dict.fromkeys(earlier, looked_at_ms)
+        self._told = self._told_before()
 
     def append(self, now_ms: int, standing: Standing) -> tuple[list[Answer], list[Operation]]:
         """Take every waiting request: refuse, or append with all others in one commit.
 
         Returns the answers that are due at once and the operations that wait.
         """
-        rows = self._load(now_ms)
+        rows = [row for row in self.inbox.load(now_ms) if _group(row) not in self._told]
         if not rows:
+            self.inbox.take()
             return [], []
-        duplicates = self._duplicates(rows)
-        checked = self._check(rows, standing, duplicates)
+        first = [row for row in rows if row["repeats"] is None]
+        duplicates = self._duplicates(first)
+        checked = self._check(first, standing, duplicates)
         errors = {row["position"]: row["error"] for row in checked}
-        errors |= self._check_sequences(rows, errors, duplicates)
+        errors |= self._check_sequences(first, errors, duplicates)
         fresh = [
             row
-            for row in rows
+            for row in first
             if errors[row["position"]] is None and row["position"] not in duplicates
         ]
         appended = self._commit(fresh, standing)
         appended |= duplicates
-        for path in {row["request_file"] for row in rows}:
-            self._taken.append(path)
-            del self._unseen_since_ms[path]
+        self.inbox.take()
+        for row in rows:
+            if row["repeats"] is not None:
+                errors[row["position"]] = errors[row["repeats"]]
+                if row["repeats"] in appended:
+                    appended[row["position"]] = appended[row["repeats"]]
         return self._results(rows, errors, appended, now_ms, standing)
 
     def respond(self, answers: Sequence[Answer], now_ms: int) -> bool:
@@ -141,42 +103,14 @@ class Appends:
                 del self._answered[path]
         return True
 
-    def trim(self) -> bool:
-        """Remove the requests that were taken, last of all; say whether there were any."""
-        if not self._taken:
-            return False
-        self._root.produce_requests.trim(self._taken, self._root.fence)
-        self._taken.clear()
-        return True
+    def _told_before(self) -> set[tuple[str, str, int]]:
+        """Return which requests an earlier process has answered but not removed.
 
-    def _load(self, now_ms: int) -> list[dict[str, Any]]:
-        """Read the waiting requests, in order of arrival.
-
-        A request that repeats a batch of an earlier one is left for the next tick, where what
-        became of the first is known.
+        They are answered: nothing may become of them any more behind the client's back (3.1).
         """
-        rows: list[dict[str, Any]] = []
-        seen: set[str] = set()
-        for path, unseen_since_ms in self._unseen_since_ms.items():
-            try:
-                requested = self._root.produce_requests.read_file(path).to_pylist()
-            except (OSError, pa.ArrowException) as error:
-                _log.warning("request file unreadable", path=path, error=str(error))
-                self._taken.append(path)
-                continue
-            ids = {batch_id(row["path"] or "") for row in requested}
-            if ids & seen:
-                continue
-            seen |= ids
-            for row in requested:
-                given = {name: value for name, value in row.items() if value is not None}
-                complete = row | _DEFAULTS | given
-                complete["request_file"] = path
-                complete["waited_ms"] = now_ms - unseen_since_ms
-                complete["position"] = len(rows)
-                complete["batch_id"] = batch_id(complete["path"])
-                rows.append(complete)
-        return rows
+        if not self._root.produce_requests.new_files(-1):
+            return set()
+        return {_group(row) for row in self._root.produce_responses.rows().to_pylist()}
 
     def _duplicates(self, rows: list[dict[str, Any]]) -> dict[int, Offsets]:
         """Return where the batches of the requests lie that are in the log already."""
@@ -252,7 +186,8 @@ class Appends:
         faults = files_faults(self._root.log.location, files)
         for row, fault in zip(readable, faults, strict=True):
             is_used = self._root.log.was_committed(row["path"])
-            row["file_fault"] = "its path was committed before" if is_used else fault
+            used_fault = "its path was committed before" if is_used else None
+            row["file_fault"] = row["claim_fault"] or used_fault or fault
         return self._rules.run("request_errors", requests=rows)
 
     def _partition_columns(self, row: dict[str, Any], standing: Standing) -> dict[str, Any]:

@@ -198,9 +198,7 @@ class Application:
         try:
             report = action(broker)
         except FencedError as error:
-            # A controller that was replaced meanwhile goes on as a broker.
-            if action is not Broker.controller_tick:
-                self._let_go(broker, error)
+            self._let_go(broker, error)
             return TickReport()
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
@@ -253,8 +251,8 @@ class Application:
             self._heartbeats.join()
         for broker in list(self._brokers.values()):
             self._attempt(how, broker)
+            _log.info("broker ended", broker=broker.broker_id, by=how.__name__)
         self._pool.shutdown()
-        _log.info("ended", brokers=sorted(self._brokers), by=how.__name__)
 
     def _await_session(self, entry: BrokerEntry) -> None:
         brokers = ControlTable(self._location(self.config.cluster_root), BROKERS)

@@ -6,20 +6,21 @@ a crash is in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import structlog
 
 from sparklog.broker.controller import Controller
-from sparklog.broker.follower import Copier, Follower
+from sparklog.broker.follower import UNREADABLE, Copier, Follower
 from sparklog.broker.leader import FollowerReports, Leader
 from sparklog.broker.observations import Observations
-from sparklog.broker.registration import heartbeat, register
+from sparklog.broker.registration import check_registered, heartbeat, register
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.clock import Clock
 from sparklog.config import Settings
-from sparklog.errors import CommitConflictError, StorageError
+from sparklog.errors import CommitConflictError
 from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import ControlTable
@@ -59,12 +60,13 @@ class Broker:
         cluster = ClusterRoot.create(cluster_root)
         for root in roots:
             BrokerRoot.create(root, cluster.cluster_id, broker_id)
-        self.broker_epoch = register(cluster.brokers, broker_id, list(roots), rack, clock.now_ms())
+        self.broker_epoch = register(cluster, broker_id, list(roots), rack, clock.now_ms())
         # Heartbeats go on beside the ticks, which may be long, so they have a handle of their own.
         self._registration = ControlTable(cluster_root, BROKERS)
         self._reader = MetadataReader(cluster, storage_options or {})
         self._controller = Controller(
             broker_id,
+            self.broker_epoch,
             cluster,
             MetadataReader(cluster, storage_options or {}),
             rules,
@@ -81,8 +83,9 @@ class Broker:
             self._followers.append(
                 Follower(broker_id, self._reader, replicas, rules, settings, copier)
             )
-        self._reports: dict[tuple[int, int], ControlTable] = {}
-        self._report_versions: dict[tuple[int, int], int] = {}
+        # By broker, its root, and its process: one that was started anew may have new tables.
+        self._reports: dict[tuple[int, int, int], ControlTable] = {}
+        self._report_versions: dict[tuple[int, int, int], int] = {}
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
 
     @property
@@ -97,36 +100,31 @@ class Broker:
         log_commit, isr_change, checkpoint, responses. Raises `FencedError` where a newer process
         plays this broker; the caller must then drop it.
         """
-        report = TickReport()
-        metadata = self._reader.load()
+        metadata = self._load()
         versions = self._reader.versions
         reports = self._follower_reports(metadata)
-        for leader in self._leaders:
-            try:
-                report.add(
-                    leader.tick(
-                        metadata, versions, reports, self._clock.now_ms(), Effects(stop_after)
-                    )
-                )
-            except CommitConflictError as conflict:
-                # Maintenance of the same broker was faster; the next tick looks again.
-                _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
-                self._report_versions.clear()
-                report.changed = True
-        return report
+        now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+        return self._each_root(
+            partial(leader.tick, metadata, versions, reports, now_ms, effects)
+            for leader in self._leaders
+        )
 
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: agree with the leaders, copy what they have, report.
 
         `stop_after`: truncate, copy, log_commit, checkpoint. Raises as `leader_tick` does.
         """
-        report = TickReport()
-        for follower in self._followers:
-            report.add(follower.tick(self._clock.now_ms(), Effects(stop_after)))
-        return report
+        metadata = self._load()
+        now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+        return self._each_root(
+            partial(follower.tick, metadata, now_ms, effects) for follower in self._followers
+        )
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
-        """Play the controller, or watch whoever does. `stop_after`: lease, fence, election."""
+        """Play the controller, or watch whoever does. `stop_after`: lease, fence, election.
+
+        Raises as `leader_tick` does.
+        """
         return self._controller.tick(self._clock.monotonic_ms(), Effects(stop_after))
 
     def heartbeat(self) -> None:
@@ -138,7 +136,7 @@ class Broker:
         """Note which requests are there and how the others' rows are, before time passes."""
         self._controller.observe(self._clock.monotonic_ms())
         for leader in self._leaders:
-            leader.appends.look(self._clock.now_ms())
+            leader.appends.inbox.look(self._clock.now_ms())
 
     def park(self) -> None:
         """End for now, as between two scheduled runs: the broker keeps what it leads."""
@@ -148,35 +146,63 @@ class Broker:
         """End for good: the controller elects others for what the broker led."""
         heartbeat(self._registration, self.broker_id, self.broker_epoch, "stopped")
 
+    def _load(self) -> Metadata:
+        """Return the newest metadata; `FencedError` where it names a newer process."""
+        metadata = self._reader.load()
+        mine = metadata.brokers.get(self.broker_id)
+        check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
+        return metadata
+
+    def _each_root(self, ticks: Iterable[Callable[[], TickReport]]) -> TickReport:
+        """Run every root's tick; one that fails is raised when all have run (rule 1.5)."""
+        report = TickReport()
+        failure: Exception | None = None
+        for tick in ticks:
+            try:
+                report.add(tick())
+            except CommitConflictError as conflict:
+                # Maintenance of the same broker was faster; the next tick looks again.
+                _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
+                report.changed = True
+            except UNREADABLE as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return report
+
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
         """Read the checkpoints of those that follow what this broker leads, where they changed."""
         wanted = {
-            (replica.broker_id, replica.root)
+            (replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
             for state in metadata.partitions.values()
             if state.leader == self.broker_id
             for replica in state.replicas
             if replica.broker_id != self.broker_id
         }
+        self._reports = {of: table for of, table in self._reports.items() if of in wanted}
         rows: dict[tuple[int, TopicIdPartition], dict[str, object]] = {}
         changed = False
-        for broker_id, root in sorted(wanted):
+        for of in sorted(wanted):
             try:
-                table = self._report_table(broker_id, root)
-            except (StorageError, OSError) as error:
-                _log.warning("follower not readable", broker=broker_id, error=str(error))
+                table = self._report_table(*of)
+                read = table.rows().to_pylist()
+            except UNREADABLE as error:
+                _log.warning("follower not readable", broker=of[0], error=str(error))
+                # What it has reported counts again when it is read again.
+                self._report_versions.pop(of, None)
                 continue
-            changed |= table.version != self._report_versions.get((broker_id, root))
-            self._report_versions[broker_id, root] = table.version
-            for row in table.rows().to_pylist():
-                rows[broker_id, TopicIdPartition(row["topic_id"], row["partition"])] = row
+            changed |= table.version != self._report_versions.get(of)
+            self._report_versions[of] = table.version
+            for row in read:
+                rows[of[0], TopicIdPartition(row["topic_id"], row["partition"])] = row
         return FollowerReports(rows, changed)
 
-    def _report_table(self, broker_id: int, root: int) -> ControlTable:
-        table = self._reports.get((broker_id, root))
-        location = self._reader.location(broker_id, root)
-        if table is None or table.location != location.child(HIGH_WATERMARK_CHECKPOINT.name):
-            table = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
-            self._reports[broker_id, root] = table
+    def _report_table(self, broker_id: int, root: int, broker_epoch: int) -> ControlTable:
+        of = (broker_id, root, broker_epoch)
+        if of not in self._reports:
+            location = self._reader.location(broker_id, root)
+            self._reports[of] = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
+        table = self._reports[of]
         table.refresh()
         return table
 

@@ -14,9 +14,10 @@ import structlog
 
 from sparklog.broker.election import Elections
 from sparklog.broker.observations import Observations
+from sparklog.broker.registration import check_registered
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
-from sparklog.errors import CommitConflictError
+from sparklog.errors import CommitConflictError, FencedError
 from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import CONTROLLER_EPOCH, Fence
@@ -32,6 +33,7 @@ class Controller:
     def __init__(
         self,
         broker_id: int,
+        broker_epoch: int,
         cluster: ClusterRoot,
         reader: MetadataReader,
         rules: Rules,
@@ -39,6 +41,7 @@ class Controller:
         observations: Observations,
     ) -> None:
         self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
         self._cluster = cluster
         self._reader = reader
         self._rules = rules
@@ -58,31 +61,35 @@ class Controller:
     def tick(self, now_ms: int, effects: Effects) -> TickReport:
         """Watch; with the lease: fence who is silent, clean the in-sync sets, elect.
 
-        `now_ms` is the broker's monotonic clock.
+        `now_ms` is the broker's monotonic clock. Raises `FencedError` where a newer process plays
+        this broker; a controller that another one has replaced only steps down.
         """
         before = self._commits()
         self.observe(now_ms)
-        with self._lease_lock:
-            took_over = self._take_lease(now_ms)
-        if self._fence is None:
-            return TickReport()
-        effects.done("lease")
-        self._fence_silent(now_ms)
-        effects.done("fence")
-        self._reader.load()
-        versions = self._reader.versions
-        if versions != self._seen_versions:
-            self._elect()
-            self._reader.load()
-            self._seen_versions = self._reader.versions
-        effects.done("election")
+        took_over = False
+        try:
+            with self._lease_lock:
+                took_over = self._take_lease(now_ms)
+            if self._fence is None:
+                return TickReport()
+            effects.done("lease")
+            self._fence_silent(now_ms, self._fence)
+            effects.done("fence")
+            self._elect(self._fence)
+            effects.done("election")
+        except FencedError as error:
+            _log.warning("no controller any more", broker=self._broker_id, reason=str(error))
+            self._fence = None
         commits = self._commits() - before
         return TickReport(changed=took_over or commits > 0, commits=commits)
 
     def observe(self, now_ms: int) -> None:
-        """Note which heartbeats and which lease are there at `now_ms`."""
+        """Note which heartbeats and which lease are there at `now_ms`; raises as `tick` does."""
         self._cluster.brokers.refresh()
-        for row in self._cluster.brokers.rows().to_pylist():
+        rows = self._cluster.brokers.rows().to_pylist()
+        mine = next((row for row in rows if row["broker_id"] == self._broker_id), None)
+        check_registered(mine and mine["broker_epoch"], self._broker_id, self._broker_epoch)
+        for row in rows:
             self._last_changed(row, now_ms)
         with self._lease_lock:
             self._cluster.controller.refresh()
@@ -92,9 +99,9 @@ class Controller:
     def renew_lease(self) -> None:
         """Change the lease's row, so that the others see that its holder lives."""
         with self._lease_lock:
-            if self._fence is None:
+            lease = self._held_lease()
+            if lease is None:
                 return
-            [lease] = self._cluster.controller.rows().to_pylist()
             renewed = lease | {"lease_sequence": lease["lease_sequence"] + 1}
             try:
                 self._cluster.controller.compare_and_set(CONTROLLER.rows([renewed]))
@@ -102,18 +109,25 @@ class Controller:
                 # Somebody took over; the next tick sees who.
                 _log.warning("lease lost", broker=self._broker_id)
 
+    def _held_lease(self) -> dict[str, Any] | None:
+        """Return the lease as it was last loaded, if this process holds it."""
+        for lease in self._cluster.controller.rows().to_pylist():
+            held = (lease["broker_id"], lease["controller_epoch"])
+            if self._fence is not None and held == (self._broker_id, self._fence.epoch):
+                return dict(lease)
+        return None
+
     def _last_changed(self, row: dict[str, Any], now_ms: int) -> int:
         of = ("broker", row["broker_id"])
         return self._observations.observe(of, (row["broker_epoch"], row["heartbeat"]), now_ms)
 
     def _take_lease(self, now_ms: int) -> bool:
         """Hold, take over or leave the lease alone; say whether it was taken over."""
-        table = self._cluster.controller
-        lease = next(iter(table.rows().to_pylist()), None)
-        held = (self._broker_id, self._fence.epoch if self._fence else None)
-        if lease is not None and (lease["broker_id"], lease["controller_epoch"]) == held:
+        if self._held_lease() is not None:
             return False
         self._fence = None
+        table = self._cluster.controller
+        lease = next(iter(table.rows().to_pylist()), None)
         if lease is not None:
             held_since = self._observations.observe("controller", lease, now_ms)
             is_own = lease["broker_id"] == self._broker_id
@@ -133,7 +147,7 @@ class Controller:
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
 
-    def _fence_silent(self, now_ms: int) -> None:
+    def _fence_silent(self, now_ms: int, fence: Fence) -> None:
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             result = rows.to_pylist()
             observed = [
@@ -153,16 +167,21 @@ class Controller:
                     _log.warning("broker fenced", broker=row["broker_id"])
             return (BROKERS.rows(result) if silent else None), None
 
-        self._cluster.brokers.update(change, self._fence)
+        self._cluster.brokers.update(change, fence)
 
-    def _elect(self) -> None:
+    def _elect(self, fence: Fence) -> None:
         """Take fenced brokers out of in-sync sets and give every partition its leader."""
-        assert self._fence is not None
-        epoch = self._fence.epoch
+        # Not within the update: it would load the table that is being updated anew, and what
+        # a leader had written since would be overwritten.
+        metadata = self._reader.load()
+        versions = self._reader.versions
+        if versions == self._seen_versions:
+            return
         self._cluster.partition_state.update(
-            lambda rows: (self._elections.elect(rows, self._reader.load(), epoch), None),
-            self._fence,
+            lambda rows: (self._elections.elect(rows, metadata, fence.epoch), None), fence
         )
+        # Not what is there by now: somebody may have come or gone since.
+        self._seen_versions = versions
 
     def _commits(self) -> int:
         cluster = self._cluster

@@ -79,7 +79,9 @@ class Leader:
         self._led: dict[TopicIdPartition, Leadership] = {}
         self._purgatory = Purgatory(self._root, rules)
         self.appends = Appends(self._root, rules, settings, replicas.last_report_ms() or now_ms)
+        self._answers: list[Answer] = []
         self._seen_versions: object = None
+        self._looked_at_ms = now_ms
 
     def tick(
         self,
@@ -90,33 +92,37 @@ class Leader:
         effects: Effects,
     ) -> TickReport:
         """Do what is to be done at `now_ms`; `reports` are the rows of the followers."""
-        before = self._root.commits()
+        before = self._commits()
         self._take_roles(metadata, now_ms, effects)
-        self.appends.look(now_ms)
-        is_due = self._is_due(now_ms)
+        self.appends.inbox.look(now_ms)
         if not (
-            is_due
+            self._is_due(now_ms)
             or reports.changed
-            or self.appends.waiting
+            or self.appends.inbox.waiting
             or metadata_versions != self._seen_versions
         ):
             return TickReport()
+        # A tick that fails from here on is completed by the next one, whatever there is to see.
+        self._seen_versions = None
         answers, delayed = self.appends.append(now_ms, self._standing(metadata))
-        effects.done("log_commit")
+        self._answers += answers
         self._purgatory.watch(delayed)
+        effects.done("log_commit")
         isr_changed = self._advance(metadata, reports, now_ms, effects)
         changed = self._replicas.write_checkpoint() or isr_changed
         effects.done("checkpoint")
         completed = self._purgatory.complete(
             now_ms, lambda operation: self._operation_standing(metadata, operation)
         )
-        answers += [_answer(operation, error) for operation, error in completed]
-        changed |= self.appends.respond(answers, now_ms)
+        self._answers += [_answer(operation, error) for operation, error in completed]
+        changed |= self.appends.respond(self._answers, now_ms)
+        self._answers.clear()
         changed |= self._purgatory.write()
         effects.done("responses")
-        changed |= self.appends.trim()
+        changed |= self.appends.inbox.trim()
         self._seen_versions = metadata_versions
-        return TickReport(changed=changed, commits=self._root.commits() - before)
+        self._looked_at_ms = now_ms
+        return TickReport(changed=changed, commits=self._commits() - before)
 
     def led(self) -> Iterable[PartitionState]:
         """Return the partitions that this root leads, as of the last tick."""
@@ -145,7 +151,13 @@ class Leader:
             return
         ends = {key: self._replicas.log_end_offset(key) for key in new}
         for key, state in new.items():
-            self._replicas.put(key, state.topic, role="leader", leader_epoch=state.leader_epoch)
+            self._replicas.put(
+                key,
+                state.topic,
+                role="leader",
+                leader_epoch=state.leader_epoch,
+                reported_at_ms=now_ms,
+            )
         # Before the first append of the epoch, and durably (6.1).
         self._replicas.assign_epochs(
             {key: EpochEntry(state.leader_epoch, ends[key]) for key, state in new.items()}
@@ -179,7 +191,10 @@ class Leader:
         )
 
     def _is_due(self, now_ms: int) -> bool:
-        """Say whether time alone may change something: a lag or a deadline has run out."""
+        """Say whether a deadline has run out, or a lag since the last look.
+
+        What time alone does to a follower it does at that moment, and not again.
+        """
         deadline = self._purgatory.next_deadline_ms()
         if deadline is not None and now_ms >= deadline:
             return True
@@ -187,6 +202,7 @@ class Leader:
         return any(
             progress.log_end_offset != self._replicas.log_end_offset(key)
             and progress.last_caught_up_ms is not None
+            and self._looked_at_ms - progress.last_caught_up_ms <= lag
             and now_ms - progress.last_caught_up_ms > lag
             and (progress.log_end_offset is not None or broker_id in leadership.state.isr)
             for key, leadership in self._led.items()
@@ -316,6 +332,9 @@ class Leader:
                     isr=sorted(isr),
                 )
         return bool(changed)
+
+    def _commits(self) -> int:
+        return self._root.commits() + self._cluster.partition_state.commits
 
     def _operation_standing(self, metadata: Metadata, operation: Operation) -> dict[str, Any]:
         key = TopicIdPartition(operation["topic_id"], operation["partition"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from sparklog.broker.replicas import overwrite
 from sparklog.model import DELAYED_OPERATIONS
 from sparklog.protocol.rules import Rules
 from sparklog.storage.roots import BrokerRoot
@@ -62,6 +63,6 @@ class Purgatory:
         if set(self._operations) == self._written:
             return False
         rows = DELAYED_OPERATIONS.rows(list(self._operations.values()))
-        self._root.delayed_operations.compare_and_set(rows, self._root.fence)
+        overwrite(self._root.delayed_operations, rows, self._root.fence)
         self._written = set(self._operations)
         return True

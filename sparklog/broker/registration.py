@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from sparklog.clock import Clock
 from sparklog.errors import FencedError, ProtocolError
-from sparklog.model import BROKERS, BrokerState
+from sparklog.model import BROKERS, PARTITION_STATE, BrokerState
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import table_identity
 from sparklog.storage.location import Location
+from sparklog.storage.roots import ClusterRoot
+
+_log = structlog.get_logger(__name__)
 
 _WATCH_SECONDS = 0.2
+
+Row = dict[str, Any]
 
 
 def await_session(
@@ -45,22 +52,27 @@ def await_session(
 
 
 def register(
-    brokers: ControlTable, broker_id: int, roots: list[Location], rack: str | None, now_ms: int
+    cluster: ClusterRoot, broker_id: int, roots: list[Location], rack: str | None, now_ms: int
 ) -> int:
     """Register a broker and return its broker epoch, which is higher than any before.
 
     The caller knows the broker's last process to be gone (`await_session`); if it is not, the
     new epoch fences it. A parked broker with the same roots resumes under the epoch it had. The
-    log's id and version go along, so that a lost or restored root shows.
+    logs' ids and versions go along: a broker that has lost a root, or comes back with an older
+    copy of it, leaves the in-sync sets of what it had there before it counts as alive.
     """
-    table_id, log_version = table_identity(roots[0].child("log"))
     uris = json.dumps([root.uri for root in roots])
+    identities = [table_identity(root.child("log")) for root in roots]
+    identity = {
+        "log_table_id": json.dumps([table_id for table_id, _ in identities]),
+        "log_version": sum(version for _, version in identities),
+    }
 
-    def change(rows: pa.Table) -> tuple[pa.Table, int]:
+    def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, set[int]]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
-        is_resumed = mine is not None and mine["state"] == "parked" and mine["roots"] == uris
-        if mine is not None and is_resumed:
+        lost = _lost_roots(mine, identity) if mine is not None else set()
+        if mine is not None and not lost and mine["state"] == "parked" and mine["roots"] == uris:
             epoch = int(mine["broker_epoch"])
         else:
             epoch = max((row["broker_epoch"] for row in rows.to_pylist()), default=0) + 1
@@ -69,43 +81,90 @@ def register(
             "broker_epoch": epoch,
             "roots": uris,
             "rack": rack,
-            "log_table_id": table_id,
-            "log_version": log_version,
+            **identity,
             "state": "alive",
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
         }
-        return BROKERS.rows(_sorted([*others, row])), epoch
+        if mine is not None and lost:
+            # Until it has left the in-sync sets; a start that ends before that finds it again.
+            row |= {"state": "fenced", **{name: mine[name] for name in identity}}
+        return BROKERS.rows(_sorted([*others, row])), (epoch, lost)
 
-    return brokers.update(change)
+    epoch, lost = cluster.brokers.update(change)
+    if lost:
+        _log.warning("roots lost or restored", broker=broker_id, roots=[*map(str, sorted(lost))])
+        _leave_in_sync_sets(cluster.partition_state, broker_id, lost)
+        heartbeat(cluster.brokers, broker_id, epoch, changes=identity)
+    return epoch
 
 
 def heartbeat(
-    brokers: ControlTable, broker_id: int, broker_epoch: int, state: BrokerState = "alive"
+    brokers: ControlTable,
+    broker_id: int,
+    broker_epoch: int,
+    state: BrokerState = "alive",
+    changes: Mapping[str, Any] | None = None,
 ) -> None:
     """Say that the broker lives (or is parked, or stopped), by changing its row.
 
-    Raises `FencedError` where a newer process has registered as this broker.
+    `changes` are further columns to set. Raises `FencedError` where a newer process has
+    registered as this broker.
     """
 
     def change(rows: pa.Table) -> tuple[pa.Table, None]:
-        result: list[dict[str, Any]] = rows.to_pylist()
+        result: list[Row] = rows.to_pylist()
         mine = next((row for row in result if row["broker_id"] == broker_id), None)
-        if mine is None or mine["broker_epoch"] != broker_epoch:
-            raise FencedError(
-                f"another process has registered as broker {broker_id}: this one must stop"
-            )
-        mine["heartbeat"] += 1
-        mine["state"] = state
+        check_registered(mine["broker_epoch"] if mine else None, broker_id, broker_epoch)
+        for row in result:
+            if row["broker_id"] == broker_id:
+                row |= {"heartbeat": row["heartbeat"] + 1, "state": state, **(changes or {})}
         return BROKERS.rows(result), None
 
     brokers.update(change)
 
 
-def _row(brokers: ControlTable, broker_id: int) -> dict[str, Any] | None:
+def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch: int) -> None:
+    """Raise `FencedError` where a newer process has registered as this broker."""
+    if registered_epoch != broker_epoch:
+        raise FencedError(
+            f"another process has registered as broker {broker_id}: this one must stop"
+        )
+
+
+def _lost_roots(before: Row, now: Row) -> set[int]:
+    """Return which roots are not what the broker registered with last, by their number."""
+    ids, ids_now = json.loads(before["log_table_id"]), json.loads(now["log_table_id"])
+    if now["log_version"] < before["log_version"]:
+        return set(range(len(ids)))
+    return {
+        index for index, table_id in enumerate(ids) if table_id not in ids_now[index : index + 1]
+    }
+
+
+def _leave_in_sync_sets(partition_state: ControlTable, broker_id: int, roots: set[int]) -> None:
+    """Leave the in-sync set of whatever was in these roots, even as the last one (7.2)."""
+
+    def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
+        result: list[Row] = rows.to_pylist()
+        left = {
+            (row["topic_id"], row["partition"])
+            for row in result
+            if row["broker_id"] == broker_id and row["root"] in roots and row["in_isr"]
+        }
+        for row in result:
+            if (row["topic_id"], row["partition"]) in left:
+                row["in_isr"] &= row["broker_id"] != broker_id
+                row["partition_epoch"] += 1
+        return (PARTITION_STATE.rows(result) if left else None), None
+
+    partition_state.update(change)
+
+
+def _row(brokers: ControlTable, broker_id: int) -> Row | None:
     brokers.refresh()
     return next((row for row in brokers.rows().to_pylist() if row["broker_id"] == broker_id), None)
 
 
-def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sorted(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["broker_id"]))

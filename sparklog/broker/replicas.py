@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import structlog
 
+from sparklog.errors import CommitConflictError
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -21,6 +22,7 @@ from sparklog.model import (
     TopicIdPartition,
 )
 from sparklog.protocol.rules import Rules
+from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.roots import BrokerRoot
 
 _log = structlog.get_logger(__name__)
@@ -128,7 +130,7 @@ class Replicas:
         )
         if self._epochs_written is not None and rows.equals(self._epochs_written):
             return False
-        self.root.leader_epoch_checkpoint.compare_and_set(rows, self.root.fence)
+        overwrite(self.root.leader_epoch_checkpoint, rows, self.root.fence)
         self._epochs_written = rows
         return True
 
@@ -138,7 +140,7 @@ class Replicas:
         if rows == self._written:
             return False
         table = HIGH_WATERMARK_CHECKPOINT.rows(rows)
-        self.root.high_watermark_checkpoint.compare_and_set(table, self.root.fence)
+        overwrite(self.root.high_watermark_checkpoint, table, self.root.fence)
         self._written = rows
         return True
 
@@ -196,6 +198,19 @@ class Replicas:
             replicas=loaded,
         )
         self._epochs = _histories(epochs)
+
+
+def overwrite(table: ControlTable, rows: pa.Table, fence: Fence) -> None:
+    """Overwrite one of the broker's own tables by what it has in memory.
+
+    Nobody else writes there, so where the table has moved a newer process has taken its fence
+    (`FencedError`), or the broker's own maintenance was there and the memory is still the truth.
+    """
+    try:
+        table.compare_and_set(rows, fence)
+    except CommitConflictError:
+        table.refresh()
+        table.compare_and_set(rows, fence)
 
 
 def _histories(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, list[EpochEntry]]:

@@ -7,13 +7,15 @@ so copies are compared without being read as records.
 from __future__ import annotations
 
 import io
+import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,7 +23,8 @@ import xxhash
 
 from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_batch_path
-from sparklog.storage.location import Location
+from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from sparklog.storage.location import Location, one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +32,14 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 4 << 20
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
+
+# Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": False,
+    "write_statistics": ["offset_delta", "timestamp"],
+}
 
 
 class BatchFile(NamedTuple):
@@ -67,16 +78,6 @@ class _HashingFile(io.RawIOBase):
         return self._hash.hexdigest()
 
 
-def _create(log: Location, path: str) -> IO[bytes]:
-    """Open a new file for writing; a local one that exists already is refused (3.7)."""
-    if log.is_local:
-        target = Path(log.uri, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target.open("xb", buffering=0)
-    stream: IO[bytes] = log.filesystem().open_output_stream(path)
-    return stream
-
-
 class BatchFileWriter:
     """Writes one batch file, piece by piece.
 
@@ -87,17 +88,9 @@ class BatchFileWriter:
         self.path = path
         self.record_count = 0
         self._min_ms, self._max_ms = 1 << 62, -(1 << 62)
-        self._target = _create(log, path)
+        self._target = log.create(path)
         self._file = _HashingFile(self._target)
-        # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
-        self._parquet = pq.ParquetWriter(
-            self._file,
-            RECORD_COLUMNS,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            write_statistics=["offset_delta", "timestamp"],
-        )
+        self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **_PARQUET)
 
     @property
     def size_bytes(self) -> int:
@@ -105,16 +98,20 @@ class BatchFileWriter:
         return self._file.size_bytes
 
     def write(self, records: pa.Table) -> None:
-        """Write `records`, which has the columns of `RECORD_COLUMNS` but for offset_delta."""
+        """Write `records`, which has the columns of `RECORD_COLUMNS` but for offset_delta.
+
+        Raises `StorageError` where a record has no usable timestamp; nothing is written then.
+        """
         count = records.num_rows
         if not count:
             return
-        deltas = pa.array(range(self.record_count, self.record_count + count), pa.int32())
+        if fault := _timestamps_fault(records["timestamp"]):
+            raise StorageError(f"{fault}: give every record a time between the years 1 and 9999")
+        first, last = _extent_ms(records["timestamp"])
+        deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
         self._parquet.write_table(pa.Table.from_arrays(columns, schema=RECORD_COLUMNS))
-        extent = pc.min_max(records.column("timestamp").cast(pa.int64()))
-        self._min_ms = min(self._min_ms, extent["min"].as_py() // 1000)
-        self._max_ms = max(self._max_ms, extent["max"].as_py() // 1000)
+        self._min_ms, self._max_ms = min(self._min_ms, first), max(self._max_ms, last)
         self.record_count += count
 
     def close(self) -> BatchFile:
@@ -138,10 +135,10 @@ def records_table(
 ) -> pa.Table:
     """Return plain keys and values as a table that `BatchFileWriter.write` takes."""
     count = len(values)
-    moment = datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc)
+    times = pa.array(np.full(count, timestamp_ms * 1000, dtype=np.int64))
     return pa.table(
         {
-            "timestamp": pa.array([moment] * count, RECORD_COLUMNS.field("timestamp").type),
+            "timestamp": times.cast(RECORD_COLUMNS.field("timestamp").type),
             "key": pa.array(keys if keys is not None else [None] * count, pa.binary()),
             "value": pa.array(values, pa.binary()),
             "headers": pa.nulls(count, RECORD_COLUMNS.field("headers").type),
@@ -157,24 +154,54 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
     """
     if not is_batch_path(file.path):
         return "its path is not one of the inbox"
-    if log.is_local and Path(log.uri, file.path).is_symlink():
-        return "its path is a link"
     try:
-        content = log.read_bytes(file.path)
-        if len(content) != file.size_bytes:
-            return f"it has {len(content)} bytes, not {file.size_bytes}"
+        if log.is_local and not stat.S_ISREG(Path(log.uri, file.path).lstat().st_mode):
+            return "its path is a link or something else that is no file"
+        with log.open(file.path) as stream:
+            # Before it is loaded: it may be anything, and of any size.
+            size_bytes = stream.seek(0, os.SEEK_END)
+            if size_bytes != file.size_bytes:
+                return f"it has {size_bytes} bytes, not {file.size_bytes}"
+            stream.seek(0)
+            content = stream.read(size_bytes)
         if xxhash.xxh3_64_hexdigest(content) != file.checksum:
             return "its bytes do not match the checksum"
-        parquet = pq.ParquetFile(pa.BufferReader(content))
-        if not parquet.schema_arrow.equals(RECORD_COLUMNS):
-            return "its columns are not those of a record batch"
-        if parquet.metadata.num_rows != file.record_count or not file.record_count:
-            return f"it holds {parquet.metadata.num_rows} records, not {file.record_count}"
+        return _content_fault(content, file)
     except FileNotFoundError:
         return "there is no such file"
     except (OSError, pa.ArrowException, ValueError) as error:
-        return f"it cannot be read: {error}".replace("\n", " ")
+        return f"it cannot be read: {one_line(error)}"
+
+
+def _content_fault(content: bytes, file: BatchFile) -> str | None:
+    parquet = pq.ParquetFile(pa.BufferReader(content))
+    if not parquet.schema_arrow.equals(RECORD_COLUMNS):
+        return "its columns are not those of a record batch"
+    if parquet.metadata.num_rows != file.record_count or not file.record_count:
+        return f"it holds {parquet.metadata.num_rows} records, not {file.record_count}"
+    records = parquet.read(["offset_delta", "timestamp"])
+    deltas = pa.chunked_array([pa.array(np.arange(file.record_count), pa.int32())])
+    if not records["offset_delta"].equals(deltas):
+        return "its records are not numbered from 0 without a gap"
+    if fault := _timestamps_fault(records["timestamp"]):
+        return fault
+    if _extent_ms(records["timestamp"]) != (file.min_timestamp_ms, file.max_timestamp_ms):
+        return "its records' timestamps do not span what the request names"
     return None
+
+
+def _timestamps_fault(timestamps: pa.ChunkedArray) -> str | None:
+    if timestamps.null_count:
+        return "it has records without a timestamp"
+    first, last = _extent_ms(timestamps)
+    if first < MIN_TIMESTAMP_MS or last > MAX_TIMESTAMP_MS:
+        return "it has timestamps outside the years 1 to 9999"
+    return None
+
+
+def _extent_ms(timestamps: pa.ChunkedArray) -> tuple[int, int]:
+    extent = pc.min_max(timestamps.cast(pa.int64()))
+    return extent["min"].as_py() // 1000, extent["max"].as_py() // 1000
 
 
 class Copy(NamedTuple):
@@ -193,14 +220,14 @@ def copy_file(copy: Copy) -> str | None:
     digest = xxhash.xxh3_64()
     try:
         with (
-            _open(copy.source, copy.source_path) as source,
-            _create(copy.target, copy.target_path) as target,
+            copy.source.open(copy.source_path) as source,
+            copy.target.create(copy.target_path) as target,
         ):
             while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 target.write(chunk)
     except OSError as error:
-        return f"{copy.source.uri}/{copy.source_path} was not copied: {error}"
+        return f"{copy.source.uri}/{copy.source_path} was not copied: {one_line(error)}"
     if digest.hexdigest() != copy.checksum:
         return f"{copy.source.uri}/{copy.source_path} does not have its checksum {copy.checksum}"
     return None
@@ -209,17 +236,10 @@ def copy_file(copy: Copy) -> str | None:
 def file_checksum(log: Location, path: str) -> str:
     """Read a file and return the checksum of its bytes."""
     digest = xxhash.xxh3_64()
-    with _open(log, path) as source:
+    with log.open(path) as source:
         while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _open(log: Location, path: str) -> IO[bytes]:
-    if log.is_local:
-        return Path(log.uri, path).open("rb", buffering=0)
-    stream: IO[bytes] = log.filesystem().open_input_stream(path)
-    return stream
 
 
 class ProcessCopier:
@@ -279,30 +299,41 @@ def rewrite_slice(
     deltas = pc.subtract(kept["offset_delta"], pa.scalar(shift, pa.int32()))
     kept = kept.set_column(0, "offset_delta", deltas)
     buffer = pa.BufferOutputStream()
-    pq.write_table(kept, buffer, compression="zstd", compression_level=1, use_dictionary=False)
+    pq.write_table(kept, buffer, **_PARQUET)
     content = buffer.getvalue().to_pybytes()
     path = new_batch_path(batch.batch_id)
-    with _create(target, path) as file:
+    with target.create(path) as file:
         file.write(content)
-    times_us = kept["timestamp"].cast(pa.int64())
+    # Compaction may have left no record in the slice, which is still a range of offsets.
+    times = (batch.min_timestamp_ms, batch.max_timestamp_ms)
+    first_ms, last_ms = _extent_ms(kept["timestamp"]) if kept.num_rows else times
     return batch._replace(
         path=path,
         size_bytes=len(content),
         base_offset=first,
-        base_sequence=batch.base_sequence + shift if batch.base_sequence >= 0 else -1,
+        base_sequence=_sequence_after(batch.base_sequence, shift),
         checksum=xxhash.xxh3_64_hexdigest(content),
         record_count=kept.num_rows,
         last_offset_delta=min(below_offset, batch.next_offset) - 1 - first,
-        min_timestamp_ms=pc.min(times_us).as_py() // 1000,
-        max_timestamp_ms=pc.max(times_us).as_py() // 1000,
+        min_timestamp_ms=first_ms,
+        max_timestamp_ms=last_ms,
     )
 
 
+def _sequence_after(base_sequence: int, count: int) -> int:
+    """Count on from a producer's sequence number, which begins again at 0 after 2^31 - 1."""
+    return (base_sequence + count) % (1 << 31) if base_sequence >= 0 else base_sequence
+
+
 def _read_table(log: Location, batch: Batch) -> pa.Table:
+    where = f"{log.uri}/{batch.path}"
     try:
-        return pq.read_table(pa.BufferReader(log.read_bytes(batch.path)))
+        content = log.read_bytes(batch.path)
+        if xxhash.xxh3_64_hexdigest(content) != batch.checksum:
+            raise StorageError(f"{where} is damaged: it does not have its checksum")
+        return pq.read_table(pa.BufferReader(content))
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"{log.uri}/{batch.path} cannot be read: {error}") from error
+        raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
 
 
 def read_records(

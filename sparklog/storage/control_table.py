@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import TableSchema
-from sparklog.storage.delta_log import read_commit
-from sparklog.storage.location import Location
+from sparklog.storage.delta_log import open_delta_table, read_commit
+from sparklog.storage.location import Location, one_line
 
 BROKER_EPOCH = "broker_epoch"
 """The app transaction that fences the tables of a broker root."""
@@ -40,28 +40,27 @@ class Fence(NamedTuple):
 
 
 def create_table(root: Location, schema: TableSchema) -> None:
-    """Create a table, empty, with its final schema; one that is there already stays as it is."""
+    """Create a table, empty, with its final schema; one that is there already stays as it is.
+
+    Raises `StorageError` where that is not possible.
+    """
     table = root.child(schema.name)
-    DeltaTable.create(
-        table.uri,
-        schema=Schema.from_arrow(schema.columns),
-        mode="ignore",
-        partition_by=list(schema.partition_by) or None,
-        configuration=dict(schema.properties),
-        storage_options=dict(table.options) or None,
-    )
-
-
-def open_delta_table(table: Location) -> DeltaTable:
-    """Open the Delta table at `table`, or raise a `StorageError` that says what is missing."""
     try:
-        return DeltaTable(table.uri, storage_options=dict(table.options) or None)
-    except TableNotFoundError:
-        raise StorageError(
-            f"there is no table at {table.uri}: check the root, or create the cluster first"
-        ) from None
-    except DeltaError as error:
-        raise StorageError(f"the table at {table.uri} cannot be opened: {error}") from error
+        DeltaTable.create(
+            table.uri,
+            schema=Schema.from_arrow(schema.columns),
+            mode="ignore",
+            partition_by=list(schema.partition_by) or None,
+            configuration=dict(schema.properties),
+            storage_options=dict(table.options) or None,
+            # Else the second of two would commit its schema again, over the first one's rows.
+            commit_properties=commit_properties(),
+        )
+    except CommitFailedError:
+        # Another process was faster, which is as good.
+        return
+    except (DeltaError, OSError) as error:
+        raise StorageError(f"no table can be created at {table.uri}: {one_line(error)}") from error
 
 
 def check_fence(table: DeltaTable, fence: Fence | None) -> None:
@@ -79,12 +78,14 @@ def check_fence(table: DeltaTable, fence: Fence | None) -> None:
         )
 
 
-def take_fence(table: DeltaTable, fence: Fence) -> None:
+def take_fence(table: DeltaTable, fence: Fence) -> bool:
     """Write `fence`'s epoch to the table, so that no writer of an older one can commit again.
 
+    Returns whether it was written; where the table bears it already, nothing is to be done.
     Raises `FencedError` where the table already bears a newer epoch.
     """
-    while True:
+
+    def attempt() -> bool:
         table.update_incremental()
         held = table.transaction_version(fence.transaction)
         if held is not None and held > fence.epoch:
@@ -93,23 +94,40 @@ def take_fence(table: DeltaTable, fence: Fence) -> None:
                 f"{fence.epoch}: another process has taken this role over"
             )
         if held == fence.epoch:
-            return
-        try:
-            table.create_write_transaction(
-                [],
-                "append",
-                table.schema(),
-                table.metadata().partition_columns,
-                commit_properties=commit_properties(fence),
-            )
-        except CommitFailedError:
-            continue
+            return False
+        # It may land behind the appends of others, but not behind another fence.
+        table.create_write_transaction(
+            [],
+            "append",
+            table.schema(),
+            table.metadata().partition_columns,
+            commit_properties=_rebasing(fence),
+        )
+        return True
+
+    written = _until_it_lands(table.table_uri, attempt)
+    table.update_incremental()
+    # Another process may have taken over meanwhile.
+    check_fence(table, fence)
+    return written
 
 
 def commit_properties(fence: Fence | None = None) -> CommitProperties:
     """Return the properties of a compare-and-set: no retry, and the writer's epoch beside it."""
-    transactions = [Transaction(fence.transaction, fence.epoch)] if fence else None
-    return CommitProperties(max_commit_retries=0, app_transactions=transactions)
+    return CommitProperties(max_commit_retries=0, app_transactions=_transactions(fence))
+
+
+def _rebasing(fence: Fence | None) -> CommitProperties:
+    """Return the properties of a commit that may land behind those of others.
+
+    Under a fence it writes the epoch again: delta-rs refuses to let it land behind a commit that
+    writes an epoch too, so it cannot get past a newer fence unseen.
+    """
+    return CommitProperties(app_transactions=_transactions(fence))
+
+
+def _transactions(fence: Fence | None) -> list[Transaction] | None:
+    return [Transaction(fence.transaction, fence.epoch)] if fence else None
 
 
 class ControlTable:
@@ -147,12 +165,10 @@ class ControlTable:
         return self._rows[1]
 
     def rows_at(self, version: int) -> pa.Table:
-        """Return all rows of `version`, which is not above the newest one."""
+        """Return all rows of `version`; `StorageError` where there is no such version."""
         if version == self._table.version():
             return self.rows()
-        options = dict(self.location.options) or None
-        old = DeltaTable(self.location.uri, version=version, storage_options=options)
-        return self._read(old)
+        return self._read(open_delta_table(self.location, version))
 
     def _read(self, table: DeltaTable) -> pa.Table:
         # File by file, and not as a dataset through delta-rs's file system: its threads may
@@ -162,8 +178,8 @@ class ControlTable:
 
     def take_fence(self, fence: Fence) -> None:
         """Fence the table: see the function of this name."""
-        take_fence(self._table, fence)
-        self.commits += 1
+        if take_fence(self._table, fence):
+            self.commits += 1
 
     def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
         """Replace all rows by `rows`, as the version after the loaded one.
@@ -173,16 +189,17 @@ class ControlTable:
         """
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
         check_fence(self._table, fence)
+        version = self.version + 1
         try:
             write_deltalake(
                 self._table, rows, mode="overwrite", commit_properties=commit_properties()
             )
         except CommitFailedError:
             raise CommitConflictError(
-                f"{self.location.uri} moved past version {self.version}: reload and try again"
+                f"{self.location.uri} moved past version {version - 1}: reload and try again"
             ) from None
         self.commits += 1
-        self._rows = self._table.version(), rows
+        self._rows = version, rows
 
     def update(
         self,
@@ -205,26 +222,51 @@ class ControlTable:
 
         return _retrying(CommitConflictError)(attempt)
 
-    def append(self, rows: pa.Table) -> None:
-        """Append `rows` as one file; other writers may append or trim at the same time."""
+    def append(self, rows: pa.Table, fence: Fence | None = None) -> None:
+        """Append `rows` as one file; other writers may append or trim at the same time.
+
+        Raises `FencedError` as `compare_and_set` does.
+        """
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        self._commit(lambda: write_deltalake(self._table, rows, mode="append"))
+
+        def add() -> None:
+            check_fence(self._table, fence)
+            write_deltalake(self._table, rows, mode="append", commit_properties=_rebasing(fence))
+
+        self._commit(add)
 
     def new_files(self, since: int) -> list[str]:
         """Return the paths of the live files that were added after version `since`, in order.
 
         A reader that follows an append-only table needs just these.
         """
-        live = set(_live_files(self._table))
-        commits = [read_commit(self.location, v) for v in range(since + 1, self.version + 1)]
-        if None in commits:
-            return sorted(live)
-        added = [file.path for commit in commits if commit for file in commit.added]
-        return [path for path in added if path in live]
+        missing = set(_live_files(self._table))
+        added: list[str] = []
+        version = self.version
+        # Backwards, since what was added long ago is seldom live.
+        while missing and version > since:
+            commit = read_commit(self.location, version)
+            if commit is None:
+                return self._by_age(missing) + added
+            found = [file.path for file in commit.added if file.path in missing]
+            added = found + added
+            missing.difference_update(found)
+            version -= 1
+        return added
+
+    def _by_age(self, paths: set[str]) -> list[str]:
+        """Sort files whose commits are no longer there by the times at which they were made."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        ages = dict(zip(actions["path"].to_pylist(), actions["modification_time"], strict=True))
+        return sorted(paths, key=lambda path: ages[path].as_py())
 
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table."""
         rows = pq.read_table(pa.BufferReader(self.location.read_bytes(path)))
+        for column in self.schema.columns:
+            # Delta lets a writer leave a column out; it counts as null.
+            if column.name not in rows.column_names:
+                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
         return rows.select(self.schema.columns.names).cast(self.schema.columns)
 
     def trim(self, paths: Sequence[str], fence: Fence | None = None) -> None:
@@ -238,7 +280,12 @@ class ControlTable:
                 RemoveAction(path, True, now) for path in paths if path in live
             ]
             if actions:
-                self._table.create_write_transaction(actions, "append", self._table.schema())
+                self._table.create_write_transaction(
+                    actions,
+                    "append",
+                    self._table.schema(),
+                    commit_properties=_rebasing(fence),
+                )
 
         self._commit(remove)
 
@@ -247,7 +294,7 @@ class ControlTable:
             self._table.update_incremental()
             commit()
 
-        _retrying(CommitFailedError)(attempt)
+        _until_it_lands(self.location.uri, attempt)
         self._table.update_incremental()
         self.commits += 1
 
@@ -255,6 +302,15 @@ class ControlTable:
 def _live_files(table: DeltaTable) -> list[str]:
     """Return the paths of a control table's files, which lie in its folder itself."""
     return [uri.rsplit("/", 1)[-1] for uri in table.file_uris()]
+
+
+def _until_it_lands(uri: str, commit: Callable[[], _Result]) -> _Result:
+    try:
+        return _retrying(CommitFailedError)(commit)
+    except CommitFailedError as error:
+        raise CommitConflictError(
+            f"{uri} moves too fast: others write to it without a pause ({one_line(error)})"
+        ) from error
 
 
 def _retrying(lost: type[Exception]) -> tenacity.Retrying:

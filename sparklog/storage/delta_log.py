@@ -1,4 +1,4 @@
-"""Reading a Delta table's log commit by commit: what changed since a version, and only that."""
+"""Opening Delta tables, and reading their logs commit by commit: what changed since a version."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from sparklog.storage.location import Location
+from sparklog.errors import StorageError
+from sparklog.storage.location import Location, one_line
 
 
 class AddedFile(NamedTuple):
@@ -29,10 +31,32 @@ class Commit(NamedTuple):
     transactions: dict[str, int]
 
 
+def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:
+    """Open the Delta table at `table`, at its newest version or the one that is named.
+
+    Raises a `StorageError` that says what is missing.
+    """
+    try:
+        return DeltaTable(table.uri, version=version, storage_options=dict(table.options) or None)
+    except (DeltaError, OSError) as error:
+        if version is not None:
+            raise StorageError(
+                f"the table at {table.uri} has no version {version} that can be read: it was "
+                f"cleaned up, or the root was lost or restored ({one_line(error)})"
+            ) from error
+        if isinstance(error, TableNotFoundError):
+            raise StorageError(
+                f"there is no table at {table.uri}: check the root, or create the cluster first"
+            ) from None
+        raise StorageError(
+            f"the table at {table.uri} cannot be opened: {one_line(error)}"
+        ) from error
+
+
 def read_commit(table: Location, version: int) -> Commit | None:
     """Return commit `version` of the table at `table`, or `None` where there is none (any more)."""
     try:
-        text = table.read_bytes(f"_delta_log/{version:020}.json")
+        text = table.read_bytes(_commit_path(version))
     except FileNotFoundError:
         return None
     commit = Commit(version, [], [], {})
@@ -49,7 +73,16 @@ def read_commit(table: Location, version: int) -> Commit | None:
     return commit
 
 
+def has_commit(table: Location, version: int) -> bool:
+    """Say whether commit `version` is there; clean-up takes old ones, a lost root all of them."""
+    return table.exists(_commit_path(version))
+
+
 def table_identity(table: Location) -> tuple[str, int]:
     """Return the id that Delta gave a table when it was created, and its newest version."""
-    opened = DeltaTable(table.uri, storage_options=dict(table.options) or None)
+    opened = open_delta_table(table)
     return str(opened.metadata().id), opened.version()
+
+
+def _commit_path(version: int) -> str:
+    return f"_delta_log/{version:020}.json"

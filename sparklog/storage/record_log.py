@@ -8,28 +8,27 @@ this module writes to a log table, and Spark never does.
 from __future__ import annotations
 
 import bisect
-import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from itertools import pairwise
 from operator import attrgetter
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from sparklog.errors import CommitConflictError, StorageError
-from sparklog.model import BATCH_INDEX, HEADER_COLUMNS, LOG, Batch, TopicIdPartition
+from sparklog.errors import CommitConflictError
+from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
+from sparklog.storage.batch_actions import add_action, batch_of, live_batches, remove_action
 from sparklog.storage.control_table import (
     Fence,
     check_fence,
     commit_properties,
-    open_delta_table,
     take_fence,
 )
-from sparklog.storage.delta_log import AddedFile, read_commit
+from sparklog.storage.delta_log import has_commit, open_delta_table, read_commit
 from sparklog.storage.location import Location
 
 REMEMBERED_BATCHES = 5
@@ -76,7 +75,7 @@ class RecordLog:
     def refresh(self, to_version: int | None = None) -> None:
         """Bring the index to `to_version`, or to the newest version.
 
-        Raises `StorageError` where the table never had `to_version` (a lost or restored root).
+        Raises `StorageError` where the table does not have `to_version` (any more).
         """
         if to_version is not None and to_version < self._version:
             self._reopen(to_version)
@@ -88,10 +87,14 @@ class RecordLog:
             for path in commit.removed:
                 self._forget(path)
             for file in commit.added:
-                self._remember(_batch(file))
+                self._remember(batch_of(file))
             self._version = commit.version
-        if to_version is not None and self._version < to_version:
-            self._reopen(to_version)
+        if to_version is not None:
+            if self._version < to_version:
+                self._reopen(to_version)
+        elif not has_commit(self.location, self._version):
+            # The next commits were cleaned up, or the root was lost or restored.
+            self._reopen()
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas that have at least one batch here."""
@@ -125,7 +128,7 @@ class RecordLog:
 
     def producer_batches(self, partition: TopicIdPartition, producer_id: int) -> list[Batch]:
         """Return the last batches of an idempotent producer, as many as are remembered (3.6)."""
-        return self._by_producer[partition, producer_id][-REMEMBERED_BATCHES:]
+        return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
 
     def was_committed(self, path: str) -> bool:
         """Say whether `path` is, or since this log was opened has been, part of the log (3.7)."""
@@ -136,13 +139,14 @@ class RecordLog:
 
         Raises `FencedError` where another process has taken the broker over, and
         `CommitConflictError` where the table moved; nothing is written then. delta-rs would
-        take a path twice, drop an unknown one or leave a gap without a word, so all of that is
-        checked here: it would be a programmer's fault.
+        take a path twice, drop an unknown one, leave a gap or write a number that nobody can
+        read again, without a word; so all of that is checked here: it would be a programmer's
+        fault.
         """
         self._check(added, removed)
-        now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
-        actions: list[AddAction | RemoveAction] = [_add_action(batch, now_ms) for batch in added]
-        actions += [_remove_action(batch, now_ms) for batch in removed]
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [add_action(batch, now_ms) for batch in added]
+        actions += [remove_action(batch, now_ms) for batch in removed]
         if self._table.version() != self._version:
             self._table.update_incremental()
         if self._table.version() != self._version:
@@ -172,46 +176,41 @@ class RecordLog:
         self._version += 1
 
     def _check(self, added: Sequence[Batch], removed: Sequence[Batch]) -> None:
+        # Converts every number to the type of its column, or raises.
+        index_table(added)
+        gone = {batch.path for batch in removed}
+        assert len(gone) == len(removed), "a batch is removed twice"
+        assert len({batch.path for batch in added}) == len(added), "a path is added twice"
         for batch in removed:
             assert self._live.get(batch.path) == batch, f"{batch.path} is not in the log"
-        gone = {batch.path for batch in removed}
-        ends: dict[TopicIdPartition, int | None] = {}
-        for key in {batch.topic_id_partition for batch in added}:
-            kept = [batch for batch in self._slices.get(key, []) if batch.path not in gone]
-            ends[key] = kept[-1].next_offset if kept else None
+        arriving: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         for batch in added:
             assert not self.was_committed(batch.path), f"{batch.path} was committed before"
-            end = ends[batch.topic_id_partition]
-            assert end in (None, batch.base_offset), f"{batch.path} leaves a gap after {end}"
-            ends[batch.topic_id_partition] = batch.next_offset
+            arriving[batch.topic_id_partition].append(batch)
+        shrinking = {batch.topic_id_partition for batch in removed}
+        for key in arriving.keys() | shrinking:
+            batches = self._slices.get(key, [])
+            new = sorted(arriving.get(key, []), key=_base_offset)
+            if key in shrinking:
+                kept = [batch for batch in batches if batch.path not in gone]
+                after = sorted([*kept, *new], key=_base_offset)
+            else:
+                after = [*batches[-1:], *new]
+            for one, following in pairwise(after):
+                assert one.next_offset == following.base_offset, (
+                    f"{following.path} does not begin at {one.next_offset}, where {one.path} ends"
+                )
 
-    def _reopen(self, version: int) -> None:
-        options = dict(self.location.options) or None
-        newest = open_delta_table(self.location).version()
-        if version > newest:
-            raise StorageError(
-                f"{self.location.uri} has version {newest}, but version {version} was announced: "
-                "the root was lost or restored"
-            )
+    def _reopen(self, version: int | None = None) -> None:
+        table = open_delta_table(self.location, version)
         self._slices.clear()
         self._live.clear()
         self._by_batch_id.clear()
         self._by_producer.clear()
-        self._load(DeltaTable(self.location.uri, version=version, storage_options=options))
+        self._load(table)
 
     def _load(self, table: DeltaTable) -> None:
-        actions = pa.table(table.get_add_actions(flatten=True))
-        for row in actions.to_pylist():
-            values = {name: row[f"partition.{name}"] for name in HEADER_COLUMNS.names}
-            batch = Batch(
-                path=unquote(row["path"]),
-                size_bytes=row["size_bytes"],
-                **values,
-                record_count=row["num_records"],
-                last_offset_delta=row["max.offset_delta"],
-                min_timestamp_ms=_datetime_ms(row["min.timestamp"]),
-                max_timestamp_ms=_datetime_ms(row["max.timestamp"]),
-            )
+        for batch in live_batches(table):
             self._live[batch.path] = batch
             self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
@@ -249,64 +248,3 @@ def index_table(batches: Iterable[Batch]) -> pa.Table:
         pa.array(column, field.type) for column, field in zip(columns, BATCH_INDEX, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=BATCH_INDEX)
-
-
-def _batch(file: AddedFile) -> Batch:
-    values = file.partition_values
-    lowest, highest = file.statistics["minValues"], file.statistics["maxValues"]
-    return Batch(
-        path=file.path,
-        size_bytes=file.size_bytes,
-        topic_id=str(values["topic_id"]),
-        topic=str(values["topic"]),
-        partition=_int(values["partition"]),
-        leader_epoch=_int(values["leader_epoch"]),
-        base_offset=_int(values["base_offset"]),
-        producer_id=_int(values["producer_id"]),
-        producer_epoch=_int(values["producer_epoch"]),
-        base_sequence=_int(values["base_sequence"]),
-        checksum=str(values["checksum"]),
-        record_count=file.statistics["numRecords"],
-        last_offset_delta=highest["offset_delta"],
-        min_timestamp_ms=_text_ms(lowest["timestamp"]),
-        max_timestamp_ms=_text_ms(highest["timestamp"]),
-    )
-
-
-def _add_action(batch: Batch, now_ms: int) -> AddAction:
-    header = {name: str(getattr(batch, name)) for name in HEADER_COLUMNS.names}
-    statistics = {
-        "numRecords": batch.record_count,
-        "minValues": {"offset_delta": 0, "timestamp": _ms_text(batch.min_timestamp_ms)},
-        "maxValues": {
-            "offset_delta": batch.last_offset_delta,
-            "timestamp": _ms_text(batch.max_timestamp_ms),
-        },
-        "nullCount": {"offset_delta": 0, "timestamp": 0},
-    }
-    return AddAction(batch.path, batch.size_bytes, header, now_ms, True, json.dumps(statistics))
-
-
-def _remove_action(batch: Batch, now_ms: int) -> RemoveAction:
-    header: dict[str, str | None] = {
-        name: str(getattr(batch, name)) for name in HEADER_COLUMNS.names
-    }
-    return RemoveAction(batch.path, True, now_ms, batch.size_bytes, header)
-
-
-def _int(value: str | None) -> int:
-    return int(value) if value is not None else -1
-
-
-def _ms_text(time_ms: int) -> str:
-    moment = datetime.fromtimestamp(time_ms // 1000, timezone.utc)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03}Z"
-
-
-def _text_ms(text: str) -> int:
-    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return _datetime_ms(moment)
-
-
-def _datetime_ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)

@@ -6,13 +6,19 @@ broker. Roots may be different folders, buckets, regions or accounts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pa_fs
+from deltalake.exceptions import DeltaError
 
 import sparklog
 from sparklog import model
-from sparklog.errors import StorageError
+from sparklog.errors import CommitConflictError, StorageError
 from sparklog.storage.control_table import ControlTable, Fence, create_table
-from sparklog.storage.location import Location
+from sparklog.storage.delta_log import has_commit
+from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 
 
@@ -36,8 +42,8 @@ class ClusterRoot:
     @classmethod
     def create(cls, location: Location) -> ClusterRoot:
         """Create a cluster root, or open the one that is there."""
-        check_usable(location)
-        if not _is_root(location):
+        check_usable(location, model.CLUSTER_TABLES)
+        if _format(location) is None:
             for schema in model.CLUSTER_TABLES:
                 create_table(location, schema)
             _write_format(location, model.new_id(), broker_id=None)
@@ -71,8 +77,8 @@ class BrokerRoot:
         Raises `StorageError` where the folder holds something else, or belongs to another
         cluster or broker.
         """
-        check_usable(location)
-        if not _is_root(location):
+        check_usable(location, model.BROKER_TABLES)
+        if _format(location) is None:
             for schema in model.BROKER_TABLES:
                 create_table(location, schema)
             _write_format(location, cluster_id, broker_id)
@@ -99,35 +105,49 @@ class BrokerRoot:
         return self.log.commits + sum(table.commits for table in self._control_tables())
 
 
-def check_usable(location: Location) -> None:
-    """Refuse a folder in which no root can be: `StorageError`. Nothing is created."""
-    if not _is_root(location):
-        _check_empty(location)
+def check_usable(
+    location: Location,
+    tables: Sequence[model.TableSchema] = (*model.BROKER_TABLES, *model.CLUSTER_TABLES),
+) -> None:
+    """Refuse a folder in which no root can be: `StorageError`. Nothing is created.
 
-
-def _is_root(location: Location) -> bool:
-    # The format table is written last, so its presence says that the root is whole.
-    try:
-        location.child(model.FORMAT.name).read_bytes("_delta_log/00000000000000000001.json")
-    except OSError:
-        return False
-    return True
-
-
-def _check_empty(location: Location) -> None:
-    """Refuse a folder with foreign files; a root whose creation was interrupted is completed."""
-    if not location.is_local or not Path(location.uri).exists():
+    `tables` are those that a root may hold whose creation was interrupted.
+    """
+    if _format(location) is not None:
         return
-    if not Path(location.uri).is_dir():
+    if location.is_local and Path(location.uri).is_file():
         raise StorageError(f"{location.uri} is a file: name a folder")
-    known = {schema.name for schema in (*model.BROKER_TABLES, *model.CLUSTER_TABLES, model.FORMAT)}
-    foreign = sorted(entry.name for entry in Path(location.uri).iterdir())
-    foreign = [name for name in foreign if name not in known]
+    known = {schema.name for schema in (*tables, model.FORMAT)}
+    selector = pa_fs.FileSelector("", allow_not_found=True)
+    try:
+        found = sorted(entry.base_name for entry in location.filesystem().get_file_info(selector))
+    except (DeltaError, OSError) as error:
+        raise _unreachable(location, error) from error
+    foreign = [name for name in found if name not in known]
     if foreign:
         raise StorageError(
             f"{location.uri} is not a sparklog root and holds {foreign[0]!r}: name an empty or "
             "a new folder"
         )
+
+
+def _format(location: Location) -> dict[str, Any] | None:
+    """Return what a root says of itself, or `None` where there is none, or an unfinished one."""
+    table = location.child(model.FORMAT.name)
+    try:
+        if not has_commit(table, 0):
+            return None
+    except (DeltaError, OSError) as error:
+        raise _unreachable(location, error) from error
+    # The row is written last, so it says that the root is whole.
+    return next(iter(ControlTable(location, model.FORMAT).rows().to_pylist()), None)
+
+
+def _unreachable(location: Location, error: Exception) -> StorageError:
+    return StorageError(
+        f"{location.uri} cannot be reached: check its name, the store's options and that this "
+        f"process may use it ({one_line(error)})"
+    )
 
 
 def _write_format(location: Location, cluster_id: str, broker_id: int | None) -> None:
@@ -139,24 +159,28 @@ def _write_format(location: Location, cluster_id: str, broker_id: int | None) ->
         "broker_id": broker_id,
     }
     table = ControlTable(location, model.FORMAT)
-    if table.version == 0:
-        table.compare_and_set(model.FORMAT.rows([row]))
+    try:
+        if not table.rows().num_rows:
+            table.compare_and_set(model.FORMAT.rows([row]))
+    except CommitConflictError:
+        # Another process has just created the root; the caller looks at what it wrote.
+        return
 
 
-def _check_format(location: Location, *, is_broker: bool) -> dict[str, object]:
+def _check_format(location: Location, *, is_broker: bool) -> dict[str, Any]:
     kind = "broker" if is_broker else "cluster"
-    if not _is_root(location):
+    found = _format(location)
+    if found is None:
         raise StorageError(
             f"there is no {kind} root at {location.uri}: check the path, or create the cluster "
             "by starting its brokers"
         )
-    [found] = ControlTable(location, model.FORMAT).rows().to_pylist()
-    if (found["broker_id"] is not None) != is_broker:
-        other = "cluster" if is_broker else "broker"
-        raise StorageError(f"{location.uri} is a {other} root: name the {kind} root")
     if found["schema_version"] != model.SCHEMA_VERSION:
         raise StorageError(
             f"{location.uri} has table layout {found['schema_version']}, this sparklog knows "
             f"{model.SCHEMA_VERSION}: use the version that wrote it ({found['created_by']})"
         )
-    return dict(found)
+    if (found["broker_id"] is not None) != is_broker:
+        other = "cluster" if is_broker else "broker"
+        raise StorageError(f"{location.uri} is a {other} root: name the {kind} root")
+    return found

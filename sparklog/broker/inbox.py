@@ -1,0 +1,151 @@
+"""The produce requests of one broker root, as they arrive: noticed, read, and removed (rule 3.1).
+
+Whoever may reach the root may append anything to its request table, so nothing that is read here
+is believed: what cannot be a request is marked so, and refused like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from sparklog.model import batch_id
+from sparklog.storage.roots import BrokerRoot
+
+_log = structlog.get_logger(__name__)
+
+_NO_ACKS = -99
+_DEFAULTS: dict[str, Any] = {
+    "request_id": "",
+    "topic_id": "",
+    "topic": "",
+    "partition": -1,
+    "leader_epoch": -1,
+    "path": "",
+    "record_count": 0,
+    "byte_size": 0,
+    "checksum": "",
+    "min_timestamp_ms": 0,
+    "max_timestamp_ms": 0,
+    "producer_id": -1,
+    "producer_epoch": -1,
+    "base_sequence": -1,
+    "acks": _NO_ACKS,
+    "timeout_ms": 0,
+}
+"""What a column counts as that a request leaves out; each is refused where it matters."""
+
+_MOST_RECORDS = (1 << 31) - 1
+_FIRST_MS, _LAST_MS = -30_610_224_000_000, 253_402_300_799_999
+"""The years 1000 to 9999, which Delta's statistics can hold."""
+
+Request = dict[str, Any]
+"""One row of `produce_requests`, complete: one batch of a request."""
+
+
+class Inbox:
+    """The requests that wait in one root.
+
+    Parameters: `looked_at_ms`, when an earlier process of the broker looked last, as far as it is
+    known.
+    """
+
+    def __init__(self, root: BrokerRoot, looked_at_ms: int) -> None:
+        self._table = root.produce_requests
+        self._fence = root.fence
+        self._looked_at_ms = looked_at_ms
+        self._looked_version = -1
+        self._unseen_since_ms: dict[str, int] = {}
+        self._taken: list[str] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether requests lie in the inbox."""
+        return bool(self._unseen_since_ms)
+
+    def look(self, now_ms: int) -> None:
+        """Note which requests are there, and since when they may have been (rule 3.1)."""
+        self._table.refresh()
+        if self._table.version != self._looked_version:
+            for path in self._table.new_files(self._looked_version):
+                if path not in self._taken:
+                    self._unseen_since_ms.setdefault(path, self._looked_at_ms)
+            self._looked_version = self._table.version
+        self._looked_at_ms = now_ms
+
+    def load(self, now_ms: int) -> list[Request]:
+        """Return the waiting requests, in order of arrival.
+
+        Beside its columns each has: `position`, its number; `waited_ms`, how long it may have lain
+        there unseen; `batch_id`; `claim_fault`, what no batch can be, or `None`; `repeats`, the
+        position of an earlier one that names the same batch, or `None`.
+        """
+        rows: list[Request] = []
+        for path, unseen_since_ms in self._unseen_since_ms.items():
+            try:
+                requested = self._table.read_file(path).to_pylist()
+            except (OSError, pa.ArrowException) as error:
+                _log.warning("request file unreadable", path=path, error=str(error))
+                continue
+            for row in requested:
+                given = {name: value for name, value in row.items() if value is not None}
+                request = row | _DEFAULTS | given
+                request["waited_ms"] = now_ms - unseen_since_ms
+                request["position"] = len(rows)
+                request["batch_id"] = batch_id(request["path"])
+                request["claim_fault"] = _claim_fault(request)
+                rows.append(request)
+        _mark_repetitions(rows)
+        return rows
+
+    def take(self) -> None:
+        """Note that all that was loaded is done with, and may be removed."""
+        self._taken += self._unseen_since_ms
+        self._unseen_since_ms.clear()
+
+    def trim(self) -> bool:
+        """Remove the requests that were taken, last of all; say whether there were any."""
+        if not self._taken:
+            return False
+        self._table.trim(self._taken, self._fence)
+        self._taken.clear()
+        return True
+
+
+def _claim_fault(request: Request) -> str | None:
+    """Say what no batch can be; numbers that run over are set to what is refused anyway."""
+    if not 0 < request["record_count"] <= _MOST_RECORDS:
+        fault = f"it cannot hold {request['record_count']} records"
+        request["record_count"] = 0
+        return fault
+    if not _FIRST_MS <= request["min_timestamp_ms"] <= request["max_timestamp_ms"] <= _LAST_MS:
+        return "its timestamps are none"
+    producer = (request["producer_id"], request["producer_epoch"], request["base_sequence"])
+    if producer != (-1, -1, -1) and min(producer) < 0:
+        return "its producer is none"
+    return None
+
+
+def _mark_repetitions(requests: list[Request]) -> None:
+    """Mark what names the batch of an earlier request: it shares what becomes of that one.
+
+    A batch is known by its id, and that of an idempotent producer by its sequence as well; a file
+    can be of one partition only (rules 3.6, 3.7).
+    """
+    first: dict[tuple[Any, ...], int] = {}
+    partition_of: dict[str, tuple[str, int]] = {}
+    for request in requests:
+        partition = (request["topic_id"], request["partition"])
+        if partition_of.setdefault(request["path"], partition) != partition:
+            request["claim_fault"] = "its file is named for another partition, too"
+        identities: list[tuple[Any, ...]] = [(*partition, request["batch_id"])]
+        if request["producer_id"] >= 0:
+            names = ("producer_id", "producer_epoch", "base_sequence", "record_count")
+            identities.append((*partition, *(request[name] for name in names)))
+        found = [first[identity] for identity in identities if identity in first]
+        request["repeats"] = found[0] if found else None
+        origin = found[0] if found else request["position"]
+        for identity in identities:
+            first.setdefault(identity, origin)

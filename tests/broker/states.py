@@ -1,0 +1,93 @@
+"""What must hold of a cluster, whatever has happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sparklog.broker.broker import Broker
+from sparklog.errors import ProtocolError
+from sparklog.model import BROKER_TABLES, HIGH_WATERMARK_CHECKPOINT, Record, TableSchema
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.testing import LocalCluster
+
+
+def values(records: Sequence[Record]) -> list[str]:
+    """The values of records, as text."""
+    return [(record.value or b"").decode() for record in records]
+
+
+def log(cluster: LocalCluster, broker: int, topic: str = "t", partition: int = 0) -> list[str]:
+    """The values in a replica's log; its offsets have neither gap nor overlap (9.5)."""
+    records = cluster.log(broker, topic, partition)
+    assert [record.offset for record in records] == list(range(len(records)))
+    return values(records)
+
+
+def high_watermark(cluster: LocalCluster, broker: int) -> int:
+    """A replica's high watermark."""
+    return int(cluster.replica(broker, "t", 0).high_watermark)
+
+
+def table(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> ControlTable:
+    """A table of a broker's root, or of the cluster's."""
+    root = "cluster" if broker is None else f"broker-{broker}"
+    return ControlTable(Location.of(str(cluster._root / root)), schema)
+
+
+def rows(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> list[dict[str, Any]]:
+    """The rows of a table of a broker's root, or of the cluster's."""
+    found: list[dict[str, Any]] = table(cluster, broker, schema).rows().to_pylist()
+    return found
+
+
+def report(cluster: LocalCluster, broker: int) -> dict[str, Any]:
+    """A replica's row, as the others read it."""
+    [row] = rows(cluster, broker, HIGH_WATERMARK_CHECKPOINT)
+    return row
+
+
+def versions(cluster: LocalCluster, broker: int) -> dict[str, int]:
+    """The versions of all tables of a broker's root: what shows whether anything was written."""
+    root = Path(cluster._root) / f"broker-{broker}"
+    return {
+        schema.name: len(list((root / schema.name / "_delta_log").glob("*.json")))
+        for schema in BROKER_TABLES
+    }
+
+
+def take_out(cluster: LocalCluster, broker: int) -> Broker:
+    """Let a broker's process fall silent without ending it; return it."""
+    process = cluster._brokers[broker]
+    cluster.crash(broker)
+    return process
+
+
+def error_of_consume(cluster: LocalCluster) -> str:
+    """The error that a consumer gets."""
+    try:
+        cluster.consume("t", 0)
+    except ProtocolError as error:
+        return error.code.name
+    return "NONE"
+
+
+def check_at_rest(cluster: LocalCluster, *expected: str, topic: str = "t") -> None:
+    """All replicas hold `expected`, each once, and all of it is committed (9.2, 9.5, 9.6, 9.7)."""
+    cluster.tick_until_idle()
+    state = cluster.partition(topic, 0)
+    assert state.isr == sorted(state.replicas)
+    histories = [cluster.leader_epochs(broker, topic, 0) for broker in state.replicas]
+    for broker, history in zip(state.replicas, histories, strict=True):
+        assert log(cluster, broker, topic) == list(expected), f"replica {broker}"
+        replica = cluster.replica(broker, topic, 0)
+        assert (replica.high_watermark, replica.log_end_offset) == (len(expected), len(expected))
+        assert replica.leader_epoch == state.leader_epoch
+        columns = list(zip(*history, strict=True))
+        for column in columns:
+            assert list(column) == sorted(set(column)), f"history of replica {broker}"
+    records = [cluster.log(broker, topic, 0) for broker in state.replicas]
+    assert all(one == records[0] for one in records)
+    assert values(cluster.consume(topic, 0)) == list(expected)

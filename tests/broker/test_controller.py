@@ -1,0 +1,281 @@
+"""The controller: one broker acts; who leads after brokers came, went, or began anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import ProtocolError
+from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, PRODUCE_REQUESTS, TOPICS
+from sparklog.storage.control_table import CONTROLLER_EPOCH
+from sparklog.testing import LocalCluster
+from tests.broker.states import check_at_rest, error_of_consume, rows, table
+
+Start = Callable[..., LocalCluster]
+
+
+def lease(cluster: LocalCluster) -> tuple[int, int]:
+    [row] = rows(cluster, None, CONTROLLER)
+    return row["broker_id"], row["controller_epoch"]
+
+
+def test_a_broker_that_registers_anew_leads_nothing_until_it_is_elected(start: Start) -> None:
+    """Its log is the same, so it stays in sync; the epoch tells its two lives apart (7.2)."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.restart(0)
+    pending = cluster.produce("t", 0, [b"b"])
+    cluster.leader_tick(0)
+    assert pending.response is not None
+    assert pending.response.error == "NOT_LEADER_OR_FOLLOWER"
+    assert cluster.partition("t", 0)[:2] == (0, 0)
+    cluster.controller_tick()
+    assert cluster.partition("t", 0)[:2] == (0, 1)
+    assert cluster.partition("t", 0).isr == [0, 1]
+    cluster.controller_tick()
+    assert cluster.partition("t", 0).leader_epoch == 1
+    cluster.produce("t", 0, [b"c"])
+    check_at_rest(cluster, "a", "c")
+    assert cluster.leader_epochs(1, "t", 0) == [(0, 0), (1, 1)]
+
+
+def test_what_a_restarted_broker_led_goes_to_the_preferred_replica(start: Start) -> None:
+    """First of the assigned replicas that is in sync and alive (7.5), not who led last."""
+    cluster = start(0, 1, 2)
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0)[:2] == (1, 1)
+    cluster.crash(1)
+    cluster.restart(1)
+    cluster.controller_tick()
+    assert cluster.partition("t", 0)[:2] == (0, 2)
+
+
+def test_election_follows_the_order_of_assignment_among_the_in_sync(start: Start) -> None:
+    cluster = start(0, 1, 2, assignment={0: [2, 0, 1]})
+    cluster.crash(0)
+    cluster.fence(0)
+    assert cluster.partition("t", 0)[:2] == (2, 0)
+    cluster.restart(0)
+    cluster.crash(2)
+    cluster.fence(2)
+    assert cluster.partition("t", 0)[:2] == (1, 1)
+    assert cluster.partition("t", 0).isr == [1]
+
+
+def test_a_partition_without_an_in_sync_replica_alive_is_offline(start: Start) -> None:
+    """The in-sync set stays whole, and its members lead when they come back (7.5)."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.crash(1)
+    cluster.restart(0)
+    cluster.fence(1)
+    state = cluster.partition("t", 0)
+    assert (state.leader, state.leader_epoch, state.isr) == (None, 2, [1])
+    assert error_of_consume(cluster) == "LEADER_NOT_AVAILABLE"
+    pending = cluster.produce("t", 0, [b"x"])
+    assert pending.response is not None
+    assert pending.response.error == "LEADER_NOT_AVAILABLE"
+    assert pending.is_done
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0).leader_epoch == 2
+    cluster.restart(1)
+    cluster.controller_tick()
+    assert cluster.partition("t", 0)[:2] == (1, 3)
+    check_at_rest(cluster, "a")
+
+
+def test_fencing_a_follower_leaves_the_leader_epoch(start: Start) -> None:
+    """Only the partition epoch moves (5.3)."""
+    cluster = start(0, 1, 2)
+    before = cluster.partition("t", 0)
+    cluster.crash(2)
+    cluster.fence(2)
+    after = cluster.partition("t", 0)
+    assert after.leader_epoch == before.leader_epoch
+    assert after.partition_epoch == before.partition_epoch + 1
+    assert after.isr == [0, 1]
+    cluster.controller_tick()
+    assert cluster.partition("t", 0) == after
+
+
+def test_a_fenced_broker_that_a_leader_re_added_is_taken_out_again(start: Start) -> None:
+    """At every tick, and not only at the transition (7.2)."""
+    cluster = start(0, 1)
+    cluster.crash(1)
+    cluster.fence(1)
+    state = table(cluster, None, PARTITION_STATE)
+    state.compare_and_set(
+        PARTITION_STATE.rows([row | {"in_isr": True} for row in state.rows().to_pylist()])
+    )
+    assert cluster.partition("t", 0).isr == [0, 1]
+    cluster.controller_tick()
+    assert cluster.partition("t", 0).isr == [0]
+
+
+class TestTheLease:
+    def test_is_taken_over_when_it_has_lapsed_and_not_before(self, start: Start) -> None:
+        cluster = start(0, 1, 2)
+        assert lease(cluster) == (0, 1)
+        cluster.crash(0)
+        cluster.clock.advance(cluster.settings.broker_session_timeout_ms)
+        cluster.controller_tick()
+        assert lease(cluster) == (0, 1)
+        cluster.clock.advance(1)
+        cluster.controller_tick()
+        assert lease(cluster) == (1, 2)
+
+    def test_is_kept_by_heartbeats(self, start: Start) -> None:
+        cluster = start(0, 1)
+        for _ in range(3):
+            cluster.clock.advance(cluster.settings.broker_session_timeout_ms)
+            cluster.controller_tick()
+        assert lease(cluster) == (0, 1)
+
+    def test_is_taken_again_by_a_broker_that_held_it_and_was_restarted(self, start: Start) -> None:
+        """Under a higher epoch: its older self may still be about."""
+        cluster = start(0, 1)
+        cluster.crash(0)
+        cluster.restart(0)
+        cluster.controller_tick()
+        assert lease(cluster) == (0, 2)
+
+    def test_fences_every_table_before_anything_is_decided(self, start: Start) -> None:
+        cluster = start(0, 1, 2)
+        cluster.crash(0)
+        cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
+        cluster.controller_tick(stop_after="lease")
+        for schema in (BROKERS, PARTITION_STATE):
+            assert table(cluster, None, schema)._table.transaction_version(CONTROLLER_EPOCH) == 2
+        assert {row["state"] for row in rows(cluster, None, BROKERS)} == {"alive"}
+
+    def test_is_held_by_one_of_many(self, start: Start) -> None:
+        cluster = start(0, 1, 2)
+        cluster.controller_tick()
+        assert [one.is_controller for one in cluster._brokers.values()].count(True) == 1
+
+
+class TestRegistration:
+    def test_gives_a_higher_epoch_than_any_before(self, start: Start) -> None:
+        cluster = start(0, 1)
+        cluster.crash(0)
+        cluster.restart(0)
+        assert cluster._brokers[0].broker_epoch == 3
+
+    def test_of_a_parked_broker_that_resumes_keeps_what_it_leads(self, start: Start) -> None:
+        """It is no new registration (7.2)."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        waits = cluster.produce("t", 0, [b"b"])
+        cluster.leader_tick(0)
+        for broker in (0, 1):
+            cluster._brokers[broker].park()
+            cluster.crash(broker)
+        for broker in (0, 1):
+            cluster.restart(broker)
+        assert cluster._brokers[0].broker_epoch == 1
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0)[:2] == (0, 0)
+        assert waits.response is not None
+        assert waits.response.error == "NONE"
+        check_at_rest(cluster, "a", "b")
+
+    def test_of_a_stopped_broker_is_a_new_one(self, start: Start) -> None:
+        """What it led is given away at once, without waiting for a session to lapse."""
+        cluster = start(0, 1)
+        cluster._brokers[0].stop()
+        cluster.crash(0)
+        cluster.fence(0)
+        assert cluster.partition("t", 0)[:2] == (1, 1)
+        cluster.restart(0)
+        check_at_rest(cluster)
+
+
+class TestAParkedLeader:
+    def test_appends_nothing_that_was_sent_while_nobody_looked(self, start: Start) -> None:
+        """It led but never moved a high watermark, so only its taking the role tells when it
+        looked last (3.1).
+        """
+        cluster = start(0)
+        cluster._brokers[0].park()
+        cluster.crash(0)
+        pending = cluster.produce("t", 0, [b"x"], acks=1, timeout_ms=1000)
+        cluster.clock.advance(3_600_000)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert pending.response is not None
+        assert pending.response.error == "REQUEST_TIMED_OUT"
+        assert cluster.log(0, "t", 0) == []
+
+    def test_does_not_judge_anew_what_it_has_answered(
+        self, start: Start, fail_once: Callable[[str, str], None]
+    ) -> None:
+        """Its file was not readable, the client was told so; the request is still there, and the
+        file has come back.
+        """
+        cluster = start(0)
+        refused = cluster.produce("t", 0, [b"x"], acks=1)
+        file = cluster._root / "broker-0" / "log" / refused.batches[0].file.path
+        content = file.read_bytes()
+        file.unlink()
+        fail_once("trim", "broker-0/produce_requests")
+        with pytest.raises(OSError, match="is away"):
+            cluster.leader_tick(0)
+        assert refused.response is not None
+        assert refused.response.error == "CORRUPT_MESSAGE"
+        cluster._brokers[0].park()
+        cluster.crash(0)
+        file.write_bytes(content)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader_epoch == 0
+        assert rows(cluster, 0, PRODUCE_REQUESTS) == []
+        assert cluster.log(0, "t", 0) == []
+
+
+def test_a_broker_that_comes_while_the_controller_decides_is_not_overlooked(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It registers after the controller has looked and before it has finished."""
+    cluster = start(2, 0, 1, assignment={0: [0, 1]})
+    assert cluster._brokers[2].is_controller
+    controller = cluster._brokers[2]._controller
+    cluster.create_topic("u", assignment={0: [1, 2]})
+    cluster.crash(1)
+    cluster.restart(1)
+    elect = controller._elections.elect
+
+    def slow(*arguments: object) -> object:
+        result = elect(*arguments)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        cluster.crash(0)
+        cluster.restart(0)
+        return result
+
+    monkeypatch.setattr(controller._elections, "elect", slow)
+    cluster.controller_tick()
+    cluster.controller_tick()
+    [epoch] = {row["broker_epoch"] for row in rows(cluster, None, BROKERS) if not row["broker_id"]}
+    assert cluster.partition("t", 0).leader_epoch == 1
+    assert epoch == cluster._connection.metadata().partition("t", 0).leader_broker_epoch
+
+
+def test_an_unknown_topic_is_refused(start: Start) -> None:
+    cluster = start(0)
+    for act in (cluster.consume, cluster.partition):
+        with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            act("nope", 0)
+        with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            act("t", 1)
+    with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        cluster.produce("t", 1, [b"a"])
+    assert len(rows(cluster, None, TOPICS)) == 1

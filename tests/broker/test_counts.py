@@ -1,0 +1,150 @@
+"""What a tick costs: counted in commits and rules, which no machine makes faster or slower."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.model import BROKERS, CLUSTER_TABLES
+from sparklog.testing import LocalCluster
+from tests.broker.states import table, versions
+
+Start = Callable[..., LocalCluster]
+
+
+def all_versions(cluster: LocalCluster) -> Counter[str]:
+    """The versions of every table of the cluster, by root and name."""
+    found = Counter({
+        f"cluster/{schema.name}": table(cluster, None, schema).version for schema in CLUSTER_TABLES
+    })
+    for broker in cluster._all:
+        found |= Counter({f"{broker}/{k}": v for k, v in versions(cluster, broker).items()})
+    return found
+
+
+def test_a_tick_with_nothing_to_do_writes_nothing_and_runs_no_rule_on_replicas(
+    start: Start, rules_run: list[str]
+) -> None:
+    """Only the controller asks who is silent."""
+    cluster = start(0, 1, 2, assignment={n: [0, 1, 2] for n in range(5)})
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    before = all_versions(cluster)
+    rules_run.clear()
+    reports = [cluster.controller_tick()]
+    reports += [cluster.leader_tick(broker) for broker in (0, 1, 2)]
+    reports += [cluster.follower_tick(broker) for broker in (0, 1, 2)]
+    assert all_versions(cluster) == before
+    assert {(report.changed, report.commits, report.spark_jobs) for report in reports} == {
+        (False, 0, 0)
+    }
+    assert set(rules_run) <= {"silent_brokers"}
+
+
+def test_a_dead_follower_does_not_keep_its_leader_busy(
+    start: Start, rules_run: list[str]
+) -> None:
+    """Once it has left the in-sync set, nothing more comes of time alone."""
+    cluster = start(0, 1, 2, replica_lag_time_max_ms=5000)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(2)
+    cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
+    cluster.fence(2)
+    cluster.tick_until_idle()
+    cluster.clock.advance(60_000)
+    cluster.tick_until_idle()
+    rules_run.clear()
+    cluster.leader_tick(0)
+    assert rules_run == []
+
+
+@pytest.mark.parametrize(("partitions", "requests"), [(1, 1), (6, 4)])
+def test_the_commits_of_a_busy_tick_grow_with_nothing(
+    start: Start, partitions: int, requests: int
+) -> None:
+    """Leader: log, checkpoint, answers or delayed operations, removal of the requests. Follower:
+    log and checkpoint, and the epoch entries when it copies the first batches of an epoch. Neither
+    partitions nor requests make them more.
+    """
+    cluster = start(0, 1, assignment={n: [0, 1] for n in range(partitions)})
+
+    def produce(acks: object) -> None:
+        for partition in range(partitions):
+            for n in range(requests):
+                cluster.produce("t", partition, [b"%d" % n], acks=acks)  # type: ignore[arg-type]
+
+    produce(1)
+    assert cluster.leader_tick(0).commits == 4
+    assert cluster.follower_tick(1).commits == 3
+    assert cluster.leader_tick(0).commits == 1
+    assert cluster.follower_tick(1).commits == 1
+    assert cluster.leader_tick(0).commits == 0
+
+    produce("all")
+    assert cluster.leader_tick(0).commits == 4
+    assert cluster.follower_tick(1).commits == 2
+    assert cluster.leader_tick(0).commits == 3
+
+
+def test_the_commits_of_a_failover_grow_with_nothing(start: Start) -> None:
+    """Controller: lease, two fences, the silent broker, the elections. New leader: its epoch
+    entries and its checkpoint. Follower: the same, once it has agreed.
+    """
+    cluster = start(0, 1, 2, assignment={n: [0, 1, 2] for n in range(6)})
+    cluster.crash(0)
+    cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
+    assert cluster.controller_tick().commits == 5
+    assert cluster.leader_tick(1).commits == 2
+    assert cluster.follower_tick(2).commits == 1
+    assert cluster.leader_tick(1).commits == 0
+    assert not cluster.controller_tick().changed
+
+
+def test_an_in_sync_set_is_one_commit_for_all_partitions(start: Start) -> None:
+    """And it is counted, although its table is the cluster's."""
+    cluster = start(
+        0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=5000
+    )
+    cluster.crash(1)
+    for partition in range(4):
+        cluster.produce("t", partition, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    cluster.clock.advance(5001)
+    assert cluster.leader_tick(0).commits == 2
+    assert [cluster.partition("t", n).isr for n in range(4)] == [[0]] * 4
+
+
+def test_an_idle_follower_renews_its_rows_in_one_commit(start: Start) -> None:
+    """At least every third of replica.lag.time.max.ms (5.1)."""
+    cluster = start(0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=3000)
+    cluster.clock.advance(999)
+    assert cluster.follower_tick(1).commits == 0
+    cluster.clock.advance(1)
+    report = cluster.follower_tick(1)
+    assert (report.commits, report.files_copied, report.spark_jobs) == (1, 0, 0)
+
+
+def test_what_a_follower_copies_is_told(start: Start) -> None:
+    cluster = start(0, 1)
+    for _ in range(3):
+        cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    report = cluster.follower_tick(1)
+    sizes = [
+        batch.size_bytes
+        for batch in cluster._brokers[0]._leaders[0]._root.log.batches(
+            cluster._connection.metadata().partition("t", 0).key
+        )
+    ]
+    assert (report.files_copied, report.bytes_copied) == (3, sum(sizes))
+
+
+def test_heartbeats_are_one_commit_each(start: Start) -> None:
+    cluster = start(0, 1)
+    before = table(cluster, None, BROKERS).version
+    cluster.clock.advance(1)
+    assert table(cluster, None, BROKERS).version == before + 2

@@ -1,0 +1,174 @@
+"""A broker may die between any two effects of a tick: nothing is lost, nothing is there twice.
+
+After every crash point the broker comes back, or another one takes over; what a client was not
+told, its retry finds out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.clients.produce import PendingProduce
+from sparklog.testing import LocalCluster
+from tests.broker.states import check_at_rest, log, values
+
+LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
+FOLLOWER_POINTS = ("truncate", "copy", "log_commit", "checkpoint")
+CONTROLLER_POINTS = ("lease", "fence", "election")
+
+Start = Callable[..., LocalCluster]
+
+
+def retry_until_stored(cluster: LocalCluster, pending: PendingProduce) -> None:
+    """What a client does: where it was not told NONE, it sends the same batch again."""
+    for _ in range(3):
+        if pending.response is not None and pending.response.error == "NONE":
+            return
+        pending = cluster._send_again(pending)
+        cluster.tick_until_idle()
+    raise AssertionError(f"not stored after three retries: {pending.response}")
+
+
+def come_back(cluster: LocalCluster, broker: int, *, fails_over: bool) -> None:
+    if fails_over:
+        cluster.fence(broker)
+        cluster.tick_until_idle()
+    cluster.restart(broker)
+    cluster.tick_until_idle()
+
+
+@pytest.mark.parametrize("fails_over", [False, True], ids=["restarts", "fails over"])
+@pytest.mark.parametrize("point", LEADER_POINTS)
+def test_leader(start: Start, point: str, fails_over: bool) -> None:
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    if point == "epoch_entry":
+        cluster.crash(0)
+        cluster.restart(0)
+        cluster.controller_tick()
+    waits = cluster.produce("t", 0, [b"b1", b"b2"], acks="all")
+    at_once = cluster.produce("t", 0, [b"c"], acks=1)
+    cluster.produce("t", 0, [b"d"], acks=0)
+    cluster.leader_tick(0, stop_after=point)
+    assert 0 not in cluster._brokers
+    told = waits.response, at_once.response
+
+    come_back(cluster, 0, fails_over=fails_over)
+    if not fails_over and point in ("log_commit", "isr_change", "checkpoint"):
+        assert at_once.response is not None, "the next process answers what the last one left"
+    stored = values(cluster.consume("t", 0))
+    if told[0] is not None and told[0].error == "NONE":
+        assert {"b1", "b2"} <= set(stored)
+    retry_until_stored(cluster, waits)
+    if told[1] is None:
+        retry_until_stored(cluster, at_once)
+    stored = values(cluster.consume("t", 0))
+    assert max(Counter(stored).values()) == 1
+    # What was answered after the leader's own append alone may go with the leader.
+    lost = {"c"} if told[1] is not None and fails_over else set()
+    assert {"a", "b1", "b2", "c"} - lost <= set(stored) <= {"a", "b1", "b2", "c", "d"}
+    assert stored.index("b2") == stored.index("b1") + 1
+    check_at_rest(cluster, *stored)
+
+
+@pytest.mark.parametrize("point", LEADER_POINTS[1:])
+def test_a_leader_that_dies_while_the_in_sync_set_shrinks(start: Start, point: str) -> None:
+    """The set is smaller, the high watermark goes on, the answer goes out: each may be missing."""
+    cluster = start(0, 1, 2, replica_lag_time_max_ms=5000)
+    cluster.crash(2)
+    pending = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    cluster.clock.advance(5001)
+    cluster.leader_tick(0, stop_after=point)
+    assert cluster.partition("t", 0).isr == ([0, 1] if point != "log_commit" else [0, 1, 2])
+    come_back(cluster, 0, fails_over=False)
+    cluster.clock.advance(5001)
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0).isr == [0, 1]
+    assert values(cluster.consume("t", 0)) == ["a"]
+    retry_until_stored(cluster, pending)
+    cluster.restart(2)
+    check_at_rest(cluster, "a")
+
+
+@pytest.mark.parametrize("leads_next", [False, True], ids=["restarts", "leads next"])
+@pytest.mark.parametrize("point", FOLLOWER_POINTS)
+def test_follower(start: Start, point: str, leads_next: bool) -> None:
+    """A deposed leader truncates what nobody else has, copies what it lacks, and dies on the way."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"x", b"x"], acks=1)
+    cluster.leader_tick(0)
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.produce("t", 0, [b"b"], acks=1)
+    cluster.leader_tick(1)
+    cluster.produce("t", 0, [b"c"])
+    cluster.leader_tick(1)
+    assert log(cluster, 0) == ["a", "x", "x"]
+    cluster.restart(0)
+
+    cluster.follower_tick(0, stop_after=point)
+    assert 0 not in cluster._brokers
+    expected = {"truncate": ["a"], "copy": ["a"]}.get(point, ["a", "b", "c"])
+    assert log(cluster, 0) == expected
+    come_back(cluster, 0, fails_over=False)
+    if leads_next:
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 0
+        assert values(cluster.consume("t", 0)) == ["a", "b", "c"]
+        cluster.restart(1)
+    check_at_rest(cluster, "a", "b", "c")
+    assert cluster.leader_epochs(0, "t", 0)[:2] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("point", ["copy", "log_commit"])
+def test_a_follower_that_dies_with_its_leader(start: Start, point: str) -> None:
+    """What one of them acknowledged is there when either comes back."""
+    cluster = start(0, 1)
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1, stop_after=point)
+    cluster.crash(0)
+    cluster.restart(1)
+    cluster.fence(0)
+    cluster.tick_until_idle()
+    assert log(cluster, 1) == (["a"] if point == "log_commit" else [])
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    retry_until_stored(cluster, waits)
+    check_at_rest(cluster, "a")
+
+
+@pytest.mark.parametrize("fails_over", [False, True], ids=["restarts", "fails over"])
+@pytest.mark.parametrize("point", CONTROLLER_POINTS)
+def test_controller(start: Start, point: str, fails_over: bool) -> None:
+    """A controller that dies in the middle of a failover: the next one completes it."""
+    cluster = start(0, 1, 2, min_isr=1)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
+    cluster.controller_tick(stop_after=point)
+    [dead] = {1, 2} - cluster._brokers.keys()
+    assert (cluster.partition("t", 0).leader == 0) == (point != "election")
+
+    come_back(cluster, dead, fails_over=fails_over)
+    state = cluster.partition("t", 0)
+    assert state.leader in (1, 2)
+    assert state.leader_epoch <= 3
+    assert 0 not in state.isr
+    pending = cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
+    assert pending.response is not None
+    assert pending.response.error == "NONE"
+    cluster.restart(0)
+    check_at_rest(cluster, "a", "b")

@@ -1,0 +1,197 @@
+"""A tick that fails in the middle leaves nothing half-done in memory: the next one completes it.
+
+The store is away for one call, or another process was faster. Nobody restarts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.clients.produce import PendingProduce
+from sparklog.testing import LocalCluster
+from tests.broker.states import check_at_rest, high_watermark, log, report, values
+
+Start = Callable[..., LocalCluster]
+FailOnce = Callable[[str, str], None]
+
+OWN_TABLES = (
+    "high_watermark_checkpoint",
+    "produce_responses",
+    "delayed_operations",
+    "produce_requests",
+)
+
+
+def error(pending: PendingProduce) -> str | None:
+    return pending.response.error if pending.response else None
+
+
+@pytest.mark.parametrize("table", OWN_TABLES)
+def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
+    start: Start, fail_once: FailOnce, table: str
+) -> None:
+    """The batch is in the log and its request is taken: without memory nobody would ever answer."""
+    cluster = start(0, 1)
+    at_once, waits = cluster.produce("t", 0, [b"a"], acks=1), cluster.produce("t", 0, [b"b"])
+    refused = cluster.produce("t", 0, [b"c"], timeout_ms=-1)
+    method = {"produce_responses": "append", "produce_requests": "trim"}.get(
+        table, "compare_and_set"
+    )
+    fail_once(method, f"broker-0/{table}")
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(0)
+    cluster.leader_tick(0)
+    assert (error(at_once), error(waits)) == ("NONE", None)
+    assert error(refused) == "REQUEST_TIMED_OUT"
+    cluster.tick_until_idle()
+    assert error(waits) == "NONE"
+    check_at_rest(cluster, "a", "b")
+
+
+@pytest.mark.parametrize("table", ["produce_responses", "delayed_operations"])
+def test_a_completed_operation_whose_answer_could_not_be_written(
+    start: Start, fail_once: FailOnce, table: str
+) -> None:
+    cluster = start(0, 1)
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    fail_once("append" if table == "produce_responses" else "compare_and_set", table)
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(0)
+    cluster.leader_tick(0)
+    assert error(waits) == "NONE"
+
+
+def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """The follower's row does not change again: the high watermark would stand still."""
+    cluster = start(0, 1)
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    fail_once("compare_and_set", "broker-0/high_watermark_checkpoint")
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(0)
+    cluster.leader_tick(0)
+    assert error(waits) == "NONE"
+    assert report(cluster, 0)["high_watermark"] == 1
+
+
+def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """Its row does not change meanwhile, but the leader has forgotten what it read there."""
+    cluster = start(0, 1, 2)
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    cluster.leader_tick(0)
+    cluster.follower_tick(2)
+    fail_once("refresh", "broker-1/high_watermark_checkpoint")
+    cluster.leader_tick(0)
+    assert error(waits) is None
+    cluster.leader_tick(0)
+    assert error(waits) == "NONE"
+
+
+def test_a_follower_reports_in_the_new_epoch_although_its_first_tick_in_it_failed(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """Its leader has no news afterwards, yet waits for the report."""
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.leader_tick(1)
+    fail_once("compare_and_set", "broker-2/high_watermark_checkpoint")
+    with pytest.raises(OSError, match="is away"):
+        cluster.follower_tick(2)
+    cluster.follower_tick(2)
+    assert report(cluster, 2)["leader_epoch"] == 1
+
+
+@pytest.mark.parametrize("table", ["high_watermark_checkpoint", "leader_epoch_checkpoint"])
+def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
+    start: Start, fail_once: FailOnce, table: str
+) -> None:
+    """Nothing is truncated on a guess, and the partitions of other leaders go on."""
+    cluster = start(0, 1, 2, assignment={0: [0, 1, 2], 1: [1, 0, 2]})
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.produce("t", 1, [b"b"], acks=1)
+    cluster.leader_tick(0)
+    cluster.leader_tick(1)
+    fail_once("refresh", f"broker-0/{table}")
+    cluster.follower_tick(2)
+    assert (log(cluster, 2), log(cluster, 2, partition=1)) == ([], ["b"])
+    cluster.follower_tick(2)
+    assert log(cluster, 2) == ["a"]
+
+
+def test_an_in_sync_set_that_could_not_be_written_is_tried_again(
+    start: Start, fail_once: FailOnce
+) -> None:
+    cluster = start(0, 1, replica_lag_time_max_ms=5000)
+    cluster.crash(1)
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.clock.advance(5001)
+    fail_once("compare_and_set", "cluster/partition_state")
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(0)
+    assert high_watermark(cluster, 0) == 0
+    cluster.leader_tick(0)
+    assert cluster.partition("t", 0).isr == [0]
+    assert error(waits) == "NONE"
+
+
+def test_an_election_that_could_not_be_written_is_tried_again(
+    start: Start, fail_once: FailOnce
+) -> None:
+    cluster = start(1, 0)
+    cluster.crash(1)
+    fail_once("compare_and_set", "cluster/partition_state")
+    with pytest.raises(OSError, match="is away"):
+        cluster.fence(1)
+    cluster.controller_tick()
+    assert cluster.partition("t", 0).leader == 0
+
+
+def test_a_controller_that_could_not_fence_every_table_at_its_take_over(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """It holds the lease but not the tables: it takes over once more."""
+    cluster = start(0, 1, 2)
+    cluster.crash(0)
+    fail_once("take_fence", "cluster/partition_state")
+    with pytest.raises(OSError, match="is away"):
+        cluster.fence(0)
+    cluster.controller_tick()
+    cluster.controller_tick()
+    assert cluster.partition("t", 0).leader == 1
+
+
+def test_a_leader_that_could_not_write_its_epoch_entry_appends_nothing_before_it(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """Followers wait for the entry, and go on at once when it is there (6.1, 6.3)."""
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.produce("t", 0, [b"b"], acks=1)
+    fail_once("compare_and_set", "broker-1/leader_epoch_checkpoint")
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(1)
+    assert values(cluster.log(1, "t", 0)) == ["a"]
+    cluster.follower_tick(1)
+    cluster.follower_tick(2)
+    cluster.leader_tick(1)
+    assert cluster.leader_epochs(1, "t", 0) == [(0, 0), (1, 1)]
+    cluster.follower_tick(2)
+    assert values(cluster.log(2, "t", 0)) == ["a", "b"]

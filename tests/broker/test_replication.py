@@ -1,0 +1,356 @@
+"""Leading and following: whose word counts, when records are committed, who is in sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.clients.produce import PendingProduce
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT
+from sparklog.testing import LocalCluster
+from tests.broker.states import (
+    check_at_rest,
+    error_of_consume,
+    high_watermark,
+    log,
+    report,
+    rows,
+    table,
+    values,
+)
+
+Start = Callable[..., LocalCluster]
+FailOnce = Callable[[str, str], None]
+
+
+def error(pending: PendingProduce) -> str | None:
+    return pending.response.error if pending.response else None
+
+
+def forge(cluster: LocalCluster, broker: int, **changes: object) -> None:
+    """Change what a replica reports of itself, as no broker would."""
+    checkpoint = table(cluster, broker, HIGH_WATERMARK_CHECKPOINT)
+    changed = [row | changes for row in checkpoint.rows().to_pylist()]
+    checkpoint.compare_and_set(HIGH_WATERMARK_CHECKPOINT.rows(changed))
+
+
+class TestAReport:
+    @pytest.mark.parametrize(
+        ("column", "by"), [("leader_epoch", -1), ("leader_epoch", 1), ("broker_epoch", -1)]
+    )
+    def test_under_another_epoch_does_not_count(self, start: Start, column: str, by: int) -> None:
+        """Neither for the high watermark nor for the way back into the in-sync set (1.3, 6.4)."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        forge(cluster, 1, log_end_offset=1, **{column: report(cluster, 1)[column] + by})
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 0
+        cluster.clock.advance(30_001)
+        cluster.leader_tick(0)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0]
+
+    def test_counts_under_both(self, start: Start) -> None:
+        """What the last test changes is what makes the difference."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        forge(cluster, 1, log_end_offset=1)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 1
+
+    def test_of_a_process_that_is_gone_does_not_count(self, start: Start) -> None:
+        """The follower has registered anew and has not reported since (KIP-903)."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        cluster.crash(1)
+        cluster.restart(1)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 0
+        cluster.follower_tick(1)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 1
+
+
+class TestALeadersRow:
+    @pytest.mark.parametrize(
+        "changes", [{"leader_epoch": 1}, {"broker_epoch": 0}, {"role": "follower"}], ids=str
+    )
+    def test_is_believed_only_under_the_epoch(
+        self, start: Start, changes: dict[str, object]
+    ) -> None:
+        """Otherwise nothing is fetched, nothing truncated, nothing reported (6.4)."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        forge(cluster, 0, **changes)
+        before = report(cluster, 1)
+        cluster.follower_tick(1)
+        assert log(cluster, 1) == []
+        assert report(cluster, 1) == before
+
+    def test_is_not_there_before_its_first_tick_in_the_epoch(self, start: Start) -> None:
+        cluster = start(0, 1, 2)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.crash(0)
+        cluster.fence(0)
+        cluster.follower_tick(2)
+        assert report(cluster, 2)["leader_epoch"] == 0
+        assert error_of_consume(cluster) == "OFFSET_NOT_AVAILABLE"
+        cluster.leader_tick(1)
+        cluster.follower_tick(2)
+        assert report(cluster, 2)["leader_epoch"] == 1
+
+
+class TestTheHighWatermark:
+    def test_never_goes_back_for_a_consumer(self, start: Start) -> None:
+        """The new leader had not learnt of it; until it has, nobody is shown less (KIP-207)."""
+        cluster = start(0, 1, 2)
+        cluster.produce("t", 0, [b"a", b"b"])
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        cluster.follower_tick(2)
+        cluster.leader_tick(0)
+        assert values(cluster.consume("t", 0)) == ["a", "b"]
+        cluster.crash(0)
+        cluster.fence(0)
+        assert high_watermark(cluster, 1) == 0
+        shown = [error_of_consume(cluster)]
+        for tick in (cluster.leader_tick, cluster.follower_tick, cluster.leader_tick):
+            tick(2 if tick == cluster.follower_tick else 1)
+            shown.append(error_of_consume(cluster))
+        assert shown == ["OFFSET_NOT_AVAILABLE"] * 3 + ["NONE"]
+        assert values(cluster.consume("t", 0)) == ["a", "b"]
+
+    def test_never_goes_back_on_the_leader(self, start: Start) -> None:
+        """A replica that comes back with less does not lower it."""
+        cluster = start(0, 1, replica_lag_time_max_ms=5000)
+        cluster.crash(1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        cluster.clock.advance(5001)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 1
+        forge(cluster, 1, log_end_offset=0, reported_at_ms=1)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 1
+        assert cluster.partition("t", 0).isr == [0]
+
+    def test_stands_still_under_min_isr(self, start: Start) -> None:
+        """acks=all is refused, acks=1 appended and not committed (2.3, 3.3)."""
+        cluster = start(0, 1, min_isr=2)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.leader_tick(0)
+        refused, taken = cluster.produce("t", 0, [b"a"]), cluster.produce("t", 0, [b"b"], acks=1)
+        cluster.leader_tick(0)
+        assert (error(refused), error(taken)) == ("NOT_ENOUGH_REPLICAS", "NONE")
+        assert (log(cluster, 0), high_watermark(cluster, 0)) == (["b"], 0)
+        cluster.restart(1)
+        check_at_rest(cluster, "b")
+
+    def test_waits_for_one_that_is_about_to_join(self, start: Start) -> None:
+        """Else the joining replica would enter the in-sync set without what is committed (2.1)."""
+        cluster = start(0, 1, 2)
+        cluster.crash(2)
+        cluster.fence(2)
+        cluster.tick_until_idle()
+        cluster.restart(2)
+        cluster.follower_tick(2)
+        assert cluster.partition("t", 0).isr == [0, 1]
+        cluster.produce("t", 0, [b"a"])
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1, 2]
+        cluster.follower_tick(1)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 0
+        cluster.follower_tick(2)
+        cluster.leader_tick(0)
+        assert high_watermark(cluster, 0) == 1
+
+
+class TestAnInSyncSetThatShrinksBelowMinIsr:
+    def test_after_the_append_lets_the_request_wait(self, start: Start) -> None:
+        cluster = start(0, 1, min_isr=2, replica_lag_time_max_ms=5000)
+        pending = cluster.produce("t", 0, [b"a"], timeout_ms=60_000)
+        cluster.leader_tick(0)
+        cluster.clock.advance(5001)
+        cluster.leader_tick(0)
+        assert (cluster.partition("t", 0).isr, error(pending)) == ([0], None)
+        cluster.follower_tick(1)
+        cluster.leader_tick(0)
+        assert error(pending) == "NONE"
+
+    def test_fails_the_retry_of_what_is_committed(self, start: Start) -> None:
+        """The batch is there and below the high watermark, but too few could take over (3.3)."""
+        cluster = start(0, 1, min_isr=2)
+        first = cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.crash(1)
+        cluster.fence(1)
+        retry = cluster._send_again(first)
+        cluster.leader_tick(0)
+        assert retry.response is not None
+        assert retry.response == ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", 0, 0)
+        assert log(cluster, 0) == ["a"]
+
+
+class TestTheInSyncSet:
+    def test_loses_a_follower_that_fetches_and_stays_behind(self, start: Start) -> None:
+        """Slow but moving: it reaches what the leader's end was at its previous report (5.1)."""
+        cluster = start(0, 1, replica_lag_time_max_ms=5000, replica_fetch_max_bytes=1)
+        for n in range(4):
+            cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        for _ in range(3):
+            cluster.clock.advance(2000)
+            cluster.follower_tick(1)
+            cluster.leader_tick(0)
+        assert log(cluster, 1) == ["0", "1", "2"]
+        assert cluster.partition("t", 0).isr == [0]
+        check_at_rest(cluster, "0", "1", "2", "3")
+
+    def test_keeps_a_follower_that_is_idle(self, start: Start) -> None:
+        """It renews its row although there is nothing to fetch."""
+        cluster = start(0, 1, replica_lag_time_max_ms=3000)
+        for _ in range(5):
+            cluster.clock.advance(1000)
+            cluster.tick_until_idle()
+        cluster.produce("t", 0, [b"a"], acks=1)
+        cluster.clock.advance(2000)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+
+    def test_keeps_a_silent_follower_that_has_everything(self, start: Start) -> None:
+        cluster = start(0, 1, replica_lag_time_max_ms=3000)
+        cluster.clock.advance(8000)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+
+    def test_takes_no_fenced_broker(self, start: Start) -> None:
+        """It has everything and reports under the right epochs, but its heartbeats stay away."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        silent = cluster._brokers[1]
+        cluster.crash(1)
+        cluster.fence(1)
+        assert cluster.partition("t", 0).isr == [0]
+        silent.follower_tick()
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0]
+        silent.heartbeat()
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+
+    def test_comes_to_rest_while_a_follower_catches_up_under_a_standing_high_watermark(
+        self, start: Start
+    ) -> None:
+        """It may join and leave on its way, but not for ever."""
+        cluster = start(0, 1, 2, replica_fetch_max_bytes=1)
+        cluster.crash(2)
+        cluster.fence(2)
+        cluster.crash(1)
+        for n in range(4):
+            cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert high_watermark(cluster, 0) == 0
+        assert cluster.partition("t", 0).isr == [0, 1, 2]
+        assert log(cluster, 2) == ["0", "1", "2", "3"]
+
+
+class TestARequestInADeadLeadersInbox:
+    @pytest.mark.parametrize("comes_back_as", ["follower", "leader"])
+    def test_is_never_appended_later(self, start: Start, comes_back_as: str) -> None:
+        """It names an epoch that is over by then (3.1)."""
+        cluster = start(0, 1)
+        cluster.crash(0)
+        left = cluster.produce("t", 0, [b"x"], acks=1)
+        if comes_back_as == "follower":
+            cluster.fence(0)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        expected = {"follower": "NOT_LEADER_OR_FOLLOWER", "leader": "FENCED_LEADER_EPOCH"}
+        assert error(left) == expected[comes_back_as]
+        assert cluster.partition("t", 0).leader == (1 if comes_back_as == "follower" else 0)
+        check_at_rest(cluster)
+
+
+class TestABadFile:
+    def test_in_the_leaders_log_stops_its_partition_only(self, start: Start) -> None:
+        """And is copied when it is mended (8.4)."""
+        cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
+        cluster.produce("t", 0, [b"a"], acks=1)
+        cluster.produce("t", 1, [b"b"], acks=1)
+        cluster.leader_tick(0)
+        state = cluster._connection.metadata().partition("t", 0)
+        [batch] = cluster._brokers[0]._leaders[0]._root.log.batches(state.key)
+        file = cluster._root / "broker-0" / "log" / batch.path
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + b"?")
+        cluster.tick_until_idle()
+        assert (log(cluster, 1), log(cluster, 1, partition=1)) == ([], ["b"])
+        file.write_bytes(content)
+        check_at_rest(cluster, "a")
+
+    def test_that_straddles_the_position_stops_its_partition_only(self, start: Start) -> None:
+        """The own end lies inside a batch of the leader's after an unclean truncation."""
+        cluster = start(0, 1, 2, assignment={0: [0, 1, 2], 1: [0, 1, 2]})
+        cluster.produce("t", 0, [b"a", b"b"], acks=1)
+        cluster.produce("t", 1, [b"c"], acks=1)
+        cluster.leader_tick(0)
+        follower = cluster._brokers[1]._followers[0]
+        cluster.follower_tick(1)
+        key = cluster._connection.metadata().partition("t", 0).key
+        follower._truncate({key: 1})
+        assert log(cluster, 1) == ["a"]
+        cluster.produce("t", 1, [b"d"], acks=1)
+        cluster.leader_tick(0)
+        [batch] = cluster._brokers[0]._leaders[0]._root.log.batches(key)
+        file = cluster._root / "broker-0" / "log" / batch.path
+        content = file.read_bytes()
+        file.unlink()
+        cluster.follower_tick(1)
+        assert (log(cluster, 1), log(cluster, 1, partition=1)) == (["a"], ["c", "d"])
+        file.write_bytes(content)
+        cluster.follower_tick(1)
+        assert log(cluster, 1) == ["a", "b"]
+        check_at_rest(cluster, "a", "b")
+
+    def test_of_the_own_that_is_to_be_cut_stops_its_partition_only(self, start: Start) -> None:
+        cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
+        cluster.produce("t", 0, [b"x", b"y"], acks=1)
+        cluster.produce("t", 1, [b"z"], acks=1)
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        own = cluster._brokers[1]._followers[0]
+        key = cluster._connection.metadata().partition("t", 0).key
+        [batch] = own._root.log.batches(key)
+        (cluster._root / "broker-1" / "log" / batch.path).unlink()
+        assert own._truncate({key: 1}) == {key}
+        cluster.produce("t", 1, [b"w"], acks=1)
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        assert log(cluster, 1, partition=1) == ["z", "w"]
+
+
+def test_the_newest_position_of_every_replica_is_in_its_row(start: Start) -> None:
+    """Led and followed, in one piece, under the process's epoch (1.5)."""
+    cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]})
+    cluster.produce("t", 0, [b"a"])
+    cluster.produce("t", 1, [b"b", b"c"])
+    cluster.tick_until_idle()
+    for broker in (0, 1):
+        found = {
+            row["partition"]: (row["role"], row["log_end_offset"], row["high_watermark"])
+            for row in rows(cluster, broker, HIGH_WATERMARK_CHECKPOINT)
+        }
+        roles = ("leader", "follower") if broker == 0 else ("follower", "leader")
+        assert found == {0: (roles[0], 1, 1), 1: (roles[1], 2, 2)}

@@ -1,0 +1,45 @@
+"""The same protocol where Spark's tasks copy the files, and where Spark runs the rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparklog.testing import LocalCluster
+from tests.broker.states import check_at_rest
+from tests.scenario import cases, play
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("case", cases()[:3], ids=lambda case: case["name"])
+def test_scenarios_have_the_same_steps(
+    spark: SparkSession, case: dict[str, Any], tmp_path: Path
+) -> None:
+    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark))
+
+
+def test_a_scenario_with_rules_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """rules.engine=spark: not a rule runs on DuckDB."""
+    case = cases()[0]
+    config = {"rules.engine": "spark"}
+    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
+
+
+def test_one_job_copies_all_that_a_tick_fetches(spark: SparkSession, tmp_path: Path) -> None:
+    """And a tick without anything to fetch starts none."""
+    cluster = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    cluster.create_topic("u", assignment={0: [0, 1]})
+    for text in (b"a", b"b"):
+        cluster.produce("t", 0, [text], acks=1)
+        cluster.produce("u", 0, [text], acks=1)
+    assert cluster.leader_tick(0).spark_jobs == 0
+    report = cluster.follower_tick(1)
+    assert (report.spark_jobs, report.files_copied) == (1, 4)
+    assert cluster.follower_tick(1).spark_jobs == 0
+    check_at_rest(cluster, "a", "b")
+    check_at_rest(cluster, "a", "b", topic="u")

@@ -1,0 +1,369 @@
+"""An application of brokers from the inside: what it does when one of its parts fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from sparklog.broker.application import Application
+from sparklog.broker.broker import Broker
+from sparklog.config import BrokerConfig, ClusterConfig, parse
+from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.model import BROKERS, CONTROLLER
+from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.roots import ClusterRoot
+from sparklog.testing import ManualClock
+from tests.jobs.processes import Client, Cluster, wait_for
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+    structlog.reset_defaults()
+
+
+def config(folder: Path, **changes: Any) -> ClusterConfig:
+    values = {
+        "cluster.root": str(folder / "cluster"),
+        "brokers": [
+            {"broker.id": one, "log.dirs": str(folder / f"broker-{one}")} for one in range(3)
+        ],
+        "broker.session.timeout.ms": 1_000,
+        "broker.heartbeat.interval.ms": 100,
+        "tick.interval.ms": 5,
+    } | {key.replace("_", "."): value for key, value in changes.items()}
+    return parse(ClusterConfig, values, "the test")
+
+
+def broker_config(folder: Path, broker_id: int, **changes: Any) -> BrokerConfig:
+    whole = config(folder, **changes).model_dump(by_alias=True)
+    return parse(BrokerConfig, whole.pop("brokers")[broker_id] | whole, "the test")
+
+
+def rows(folder: Path) -> dict[int, dict[str, Any]]:
+    table = ControlTable(Location.of(str(folder / "cluster")), BROKERS).rows().to_pylist()
+    return {row["broker_id"]: row for row in table}
+
+
+def states(folder: Path) -> list[str]:
+    return [row["state"] for _, row in sorted(rows(folder).items())]
+
+
+@contextmanager
+def running(application: Application) -> Iterator[list[BaseException]]:
+    """Run an application's rounds in a thread; yields a list for the error that ends them."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            application.run()
+        except SparklogError as error:
+            errors.append(error)
+
+    application.start()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield errors
+    finally:
+        application.stop()
+        thread.join()
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def test_a_start_that_fails_halfway_leaves_no_broker_that_looks_alive(tmp_path: Path) -> None:
+    """Otherwise the next start would have to wait for their sessions."""
+    first = Application(config(tmp_path))
+    first.start()
+    first.run_until_idle()
+    # Whole to a first look, but not to whoever opens it.
+    (tmp_path / "broker-2" / "delayed_operations").rename(tmp_path / "gone")
+
+    second = Application(config(tmp_path))
+    with pytest.raises(StorageError, match="delayed_operations"):
+        second.start()
+    assert states(tmp_path)[:2] == ["parked", "parked"]
+
+    (tmp_path / "gone").rename(tmp_path / "broker-2" / "delayed_operations")
+    third = Application(config(tmp_path))
+    third.start()
+    assert states(tmp_path) == ["alive"] * 3
+    third.run_until_idle()
+
+
+def test_an_application_that_is_stopped_while_it_starts_registers_nobody(tmp_path: Path) -> None:
+    application = Application(config(tmp_path))
+    application.stop()
+    application.start()
+    application.run()
+    assert rows(tmp_path) == {}
+
+
+def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None:
+    application = Application(config(tmp_path))
+    application.start()
+    epoch = rows(tmp_path)[1]["broker_epoch"]
+    with pytest.raises(SparklogError, match="broker 1 runs"):
+        application.start_broker(1)
+    assert rows(tmp_path)[1]["broker_epoch"] == epoch
+    application.run_until_idle()
+
+
+# --- failing --------------------------------------------------------------------------------------
+
+
+def test_a_broker_whose_ticks_fail_falls_silent_and_others_lead_until_they_work_again(
+    tmp_path: Path,
+) -> None:
+    """A disk that is gone for a while: heartbeats alone would keep a useless leader in place."""
+    cluster = Cluster(tmp_path)
+    disk, elsewhere = tmp_path / "broker-0" / "log", tmp_path / "log-elsewhere"
+    with running(Application(config(tmp_path))), capture_logs() as logs:
+        client = Client(cluster)
+        client.create_topic(leader=0)
+        client.produce(b"a")
+        disk.rename(elsewhere)
+        # Nothing fails before there is something to write.
+        client.send([b"lost"], acks=1)
+        wait_for(lambda: client.leader() in (1, 2), "new leader")
+        client.produce(b"b")
+        assert client.committed() == [b"a", b"b"]
+        told = [one for one in logs if one["event"] == "failed" and one["action"] == "leader_tick"]
+        assert {one["broker"] for one in told} == {0}
+        assert len(told) < 10, "a failure is told once, not at every round"
+
+        inbox = disk / "_inbox"
+        for file in inbox.iterdir() if inbox.exists() else ():
+            file.rename(elsewhere / "_inbox" / file.name)
+        if disk.exists():
+            inbox.rmdir()
+            disk.rmdir()
+        elsewhere.rename(disk)
+        wait_for(lambda: client.isr() == [0, 1, 2], "return to the in-sync replicas")
+        client.produce(b"c")
+        assert client.committed() == [b"a", b"b", b"c"]
+        assert any(one["event"] == "works again" for one in logs)
+
+
+Hook = Callable[[str, Mapping[str, Any]], "list[dict[str, Any]] | None"]
+
+
+class HookedRules(DuckDBRules):
+    """The rules, with a hook that may fail, or answer in place of a rule."""
+
+    hook: Hook | None = None
+
+    def run(self, name: str, **inputs: Any) -> list[dict[str, Any]]:
+        answer = self.hook(name, inputs) if self.hook is not None else None
+        return super().run(name, **inputs) if answer is None else answer
+
+
+def with_hooked_rules(application: Application) -> HookedRules:
+    application._rules = rules = HookedRules()
+    return rules
+
+
+def test_a_run_until_idle_in_which_a_tick_fails_parks_and_says_what_failed(tmp_path: Path) -> None:
+    def fail(name: str, _: Mapping[str, Any]) -> None:
+        if name == "silent_brokers":
+            raise ZeroDivisionError("a fault in a rule")
+
+    application = Application(config(tmp_path))
+    with_hooked_rules(application).hook = fail
+    application.start()
+    with pytest.raises(SparklogError, match="controller_tick of broker 0 failed: a fault in a"):
+        application.run_until_idle()
+    assert states(tmp_path) == ["parked"] * 3
+
+
+def test_an_unforeseen_error_in_one_broker_ends_neither_the_others_nor_the_application(
+    tmp_path: Path,
+) -> None:
+    application = Application(config(tmp_path, broker_session_timeout_ms=60_000))
+    rules = with_hooked_rules(application)
+    with running(application) as errors, capture_logs() as logs:
+        client = Client(Cluster(tmp_path))
+        client.create_topic(leader=1)
+        client.produce(b"a")
+        other = Client(Cluster(tmp_path), "u")
+        other.create_topic(leader=0)
+        poison = other.connection.metadata().topic("u").topic_id
+
+        def fail(name: str, inputs: Mapping[str, Any]) -> None:
+            if name == "assigned_offsets" and poison in {r["topic_id"] for r in inputs["batches"]}:
+                raise ZeroDivisionError("a fault in a rule")
+
+        rules.hook = fail
+        other.send([b"never stored"])
+        wait_for(lambda: any(one["event"] == "failed" for one in logs), "failure")
+        client.produce(b"b")
+        assert errors == []
+    assert client.committed() == [b"a", b"b"]
+    [told] = [one for one in logs if one["event"] == "failed"]
+    assert (told["broker"], told["action"]) == (0, "leader_tick")
+    assert isinstance(told["exc_info"], ZeroDivisionError)
+
+
+# --- being taken over -----------------------------------------------------------------------------
+
+
+def take_over(folder: Path, broker_id: int) -> None:
+    """Register as a broker without asking whether it lives, as a newer process may."""
+    [entry] = [one for one in config(folder).brokers if one.broker_id == broker_id]
+    Broker(
+        broker_id,
+        Location.of(str(folder / "cluster")),
+        [Location.of(root) for root in entry.log_dirs],
+        rules=DuckDBRules(),
+        copier=_NoCopier(),
+        clock=ManualClock(),
+        settings=config(folder),
+    )
+
+
+class _NoCopier:
+    jobs = 0
+
+    def copy(self, copies: Sequence[Any]) -> list[str | None]:
+        raise AssertionError(f"nothing is to be copied, not {copies}")
+
+
+def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path) -> None:
+    ClusterRoot.create(Location.of(str(tmp_path / "cluster")))
+    application = Application(broker_config(tmp_path, 0))
+    with running(application) as errors:
+        take_over(tmp_path, 0)
+        wait_for(lambda: errors, "end")
+    [error] = errors
+    assert isinstance(error, FencedError)
+    assert rows(tmp_path)[0]["state"] == "alive", "it is the newer process's row now"
+
+
+def test_the_other_brokers_of_an_application_go_on_when_one_is_taken_over(tmp_path: Path) -> None:
+    application = Application(config(tmp_path))
+    with running(application) as errors:
+        take_over(tmp_path, 1)
+        with application.between_rounds() as brokers:
+            pass
+        wait_for(lambda: sorted(brokers) == [0, 2], "end of broker 1")
+    assert errors == []
+    assert states(tmp_path) == ["parked", "alive", "parked"]
+
+
+def test_a_heartbeat_of_a_broker_that_was_started_anew_does_not_remove_the_new_one(
+    tmp_path: Path,
+) -> None:
+    """The heartbeats' thread may still hold the old one when it finds out that it is fenced."""
+    application = Application(config(tmp_path))
+    application.start()
+    old = application.drop_broker(1)
+    application.start_broker(1)
+    application._attempt(Broker.heartbeat, old)
+    with application.between_rounds() as brokers:
+        assert sorted(brokers) == [0, 1, 2]
+        assert brokers[1] is not old
+    application.run_until_idle()
+
+
+def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_broker(
+    tmp_path: Path,
+) -> None:
+    # No heartbeat comes in between, so that the lease lapses when the rival's clock is moved.
+    application = Application(
+        config(tmp_path, broker_session_timeout_ms=90_000, broker_heartbeat_interval_ms=80_000)
+    )
+    rules = with_hooked_rules(application)
+    application.start()
+    application.round()
+    clock = ManualClock()
+    rival = Broker(
+        7,
+        Location.of(str(tmp_path / "cluster")),
+        [Location.of(str(tmp_path / "broker-7"))],
+        rules=DuckDBRules(),
+        copier=_NoCopier(),
+        clock=clock,
+        settings=config(tmp_path),
+    )
+
+    def replace(name: str, inputs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Just before it writes that all brokers are silent."""
+        if name != "silent_brokers":
+            return None
+        rules.hook = None
+        rival.controller_tick()
+        clock.advance(10_000)
+        rival.controller_tick()
+        assert rival.is_controller
+        return [{"broker_id": row["broker_id"]} for row in inputs["brokers"]]
+
+    rules.hook = replace
+    application.round()
+    assert rival.is_controller
+    application.round()
+    with application.between_rounds() as brokers:
+        assert sorted(brokers) == [0, 1, 2]
+        assert not any(broker.is_controller for broker in brokers.values())
+    [lease] = ControlTable(Location.of(str(tmp_path / "cluster")), CONTROLLER).rows().to_pylist()
+    assert lease["broker_id"] == 7
+    application._ended.set()
+
+
+# --- heartbeats -----------------------------------------------------------------------------------
+
+
+def test_heartbeats_and_rounds_never_get_into_each_others_way(tmp_path: Path) -> None:
+    """A heartbeat every ms beside rounds without a pause: no error, and no change of controller."""
+    settings = config(tmp_path, broker_heartbeat_interval_ms=1, tick_interval_ms=0)
+    application = Application(settings)
+    with running(application) as errors, capture_logs() as logs:
+        client = Client(Cluster(tmp_path))
+        client.create_topic()
+        values = [b"%d" % number for number in range(8)]
+        for value in values:
+            client.produce(value)
+        assert client.committed() == values
+        assert errors == []
+        assert application._troubles == {}
+    assert [one for one in logs if one["event"] in ("failed", "lease lost", "broker fenced")] == []
+    [lease] = ControlTable(Location.of(str(tmp_path / "cluster")), CONTROLLER).rows().to_pylist()
+    assert lease["controller_epoch"] == 1
+    assert min(row["heartbeat"] for row in rows(tmp_path).values()) > 20
+
+
+def test_heartbeats_go_on_until_the_last_round_has_ended(tmp_path: Path) -> None:
+    """A round may copy for longer than a session, also the one in which the end is asked for."""
+    application = Application(config(tmp_path, tick_interval_ms=0))
+
+    def await_heartbeats() -> None:
+        before = rows(tmp_path)[0]["heartbeat"]
+        wait_for(lambda: rows(tmp_path)[0]["heartbeat"] > before + 3, "heartbeat")
+
+    # As long as the rounds are held, the one that has begun meanwhile cannot end.
+    with running(application), application.between_rounds():
+        await_heartbeats()
+        application.stop()
+        await_heartbeats()
+    assert states(tmp_path) == ["parked"] * 3
+
+
+def test_rounds_end_when_the_heartbeats_have(tmp_path: Path) -> None:
+    """Whoever cannot say that he lives must not go on as if he did."""
+    application = Application(config(tmp_path))
+    with running(application) as errors:
+        application._ended.set()
+        wait_for(lambda: errors, "end")
+    assert "heartbeats have ended" in str(errors[0])
+    assert states(tmp_path) == ["parked"] * 3

@@ -1,0 +1,162 @@
+"""Bad input: one line on standard error, exit code 2, and nothing half-created."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparklog.model import BROKERS
+from tests.jobs.processes import ROOT, Client, Cluster, Process
+
+
+def tree(folder: Path) -> set[str]:
+    """Return everything that is in a folder, less what the tests themselves write."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.suffix not in (".yaml", ".out", ".err")
+    }
+
+
+def refusal(process: Process) -> str:
+    """Return the one line with which a process has refused its input."""
+    assert process.exit_code() == 2, process.stderr
+    assert process.stdout == ""
+    [line] = process.stderr.splitlines()
+    assert line.startswith("sparklog: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("job", "change", "named"),
+    [
+        ("jobs.cluster", {"replica.lag.time.max": 1}, "did you mean replica.lag.time.max.ms?"),
+        ("jobs.cluster", {"min.insync.replicas": "many"}, "min.insync.replicas"),
+        ("jobs.broker", {"cluster.root": ""}, "cluster.root"),
+        ("jobs.broker", {"broker.heartbeat.interval.ms": 60_000}, "must be below"),
+    ],
+)
+def test_a_bad_configuration_is_named_and_nothing_is_created(
+    cluster: Cluster, job: str, change: dict[str, object], named: str
+) -> None:
+    file = cluster.configuration(0 if job == "jobs.broker" else None)
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | change))
+    line = refusal(cluster.start([sys.executable, "-m", job, "--config", str(file)]))
+    assert named in line
+    assert str(file) in line
+    assert tree(cluster.folder) == set()
+
+
+def test_a_file_that_cannot_be_read_is_named(cluster: Cluster) -> None:
+    for job, file in (("jobs.cluster", cluster.folder / "none.yaml"), ("jobs.broker", ROOT)):
+        line = refusal(cluster.start([sys.executable, "-m", job, "--config", str(file)]))
+        assert f"configuration file {file} cannot be read" in line
+
+
+def test_a_bad_log_level_is_answered_with_those_that_there_are(cluster: Cluster) -> None:
+    for broker_id in (None, 0):
+        line = refusal(cluster.run("--log-level", "loud", broker_id=broker_id))
+        assert "'loud' is unknown: use debug, info, warning, error" in line
+    assert tree(cluster.folder) == set()
+
+
+def test_a_broker_whose_cluster_is_not_there_creates_nothing(cluster: Cluster) -> None:
+    # With Spark, since Spark must not be started for that.
+    line = refusal(cluster.run(broker_id=0, with_spark=True))
+    assert f"there is no cluster root at {cluster.folder}/cluster" in line
+    assert tree(cluster.folder) == set()
+
+
+def _foreign_file(folder: Path) -> str:
+    (folder / "broker-1").mkdir()
+    (folder / "broker-1" / "holiday.jpg").touch()
+    return "'holiday.jpg'"
+
+
+def _file_in_place_of_a_folder(folder: Path) -> str:
+    (folder / "broker-2").touch()
+    return "is a file"
+
+
+@pytest.mark.parametrize("prepare", [_foreign_file, _file_in_place_of_a_folder])
+def test_a_foreign_folder_is_refused_before_anything_is_created(
+    cluster: Cluster, prepare: Callable[[Path], str]
+) -> None:
+    named = prepare(cluster.folder)
+    before = tree(cluster.folder)
+    # With Spark, since Spark must not be started for that.
+    assert named in refusal(cluster.run(with_spark=True))
+    assert tree(cluster.folder) == before
+
+
+def test_a_folder_that_cannot_be_created_is_named(cluster: Cluster) -> None:
+    (cluster.folder / "disk").touch()
+    cluster.settings["cluster.root"] = "disk/cluster"
+    line = refusal(cluster.run())
+    assert f"{cluster.folder}/disk" in line
+    assert tree(cluster.folder) == {"disk"}
+
+
+def test_roots_of_others_are_refused_before_anything_is_created(cluster: Cluster) -> None:
+    made = cluster.run("--until-idle")
+    assert made.exit_code() == 0, made.stderr
+    before = tree(cluster.folder)
+    rows = cluster.rows(BROKERS)
+
+    cluster.settings["cluster.root"] = "another"
+    line = refusal(cluster.run(with_spark=True))
+    assert f"{cluster.folder}/broker-0 belongs to broker 0 of cluster " in line
+
+    cluster.settings["cluster.root"] = "broker-0"
+    line = refusal(cluster.run(broker_id=1, with_spark=True))
+    assert "name the cluster root" in line
+
+    cluster.settings["cluster.root"] = "cluster"
+    file = cluster.configuration(1, log_dirs="broker-2")
+    command = [sys.executable, "-m", "jobs.broker", "--config", str(file)]
+    assert "broker-2 belongs to broker 2 of" in refusal(cluster.start(command))
+
+    file = cluster.configuration(0, log_dirs="broker-0, broker-1")
+    command = [sys.executable, "-m", "jobs.broker", "--config", str(file)]
+    assert "broker-1 belongs to broker 1 of" in refusal(cluster.start(command))
+
+    assert tree(cluster.folder) == before
+    assert cluster.rows(BROKERS) == rows
+
+
+def test_a_cluster_that_was_refused_starts_once_the_cause_is_gone(cluster: Cluster) -> None:
+    foreign = cluster.folder / "broker-2" / "holiday.jpg"
+    foreign.parent.mkdir()
+    foreign.touch()
+    refusal(cluster.run())
+    foreign.unlink()
+    process = cluster.run()
+    client = Client(cluster)
+    client.create_topic()
+    client.produce(b"a")
+    assert process.end() == 0
+
+
+def test_an_unforeseen_error_is_a_plain_traceback_without_the_values_of_variables(
+    cluster: Cluster,
+) -> None:
+    """Frames with their values, as typer prints them, would show a store's secrets."""
+    file = cluster.configuration()
+    values = yaml.safe_load(file.read_text())
+    values["storage.options"] = {"s3://bucket": {"AWS_SECRET_ACCESS_KEY": "hunter2"}}
+    file.write_text(yaml.safe_dump(values))
+    code = (
+        "import jobs.cluster as job\n"
+        "def broken(*_, **__):\n    raise RuntimeError('unforeseen')\n"
+        "job.run_application = broken\n"
+        "job.app()\n"
+    )
+    process = cluster.start([sys.executable, "-c", code, "--config", str(file)])
+    assert process.exit_code() == 1
+    assert "RuntimeError: unforeseen" in process.stderr
+    assert "hunter2" not in process.stderr
+    assert "╭" not in process.stderr

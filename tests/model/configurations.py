@@ -1,0 +1,50 @@
+"""The bounds that are explored: each configuration spends them on other faults, since all of them
+together are out of reach. `QUICK` runs with the tests, `FULL` by `python -m tests.model.explore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.model.state import Mutation, Setting
+
+QUICK: Mapping[str, Setting] = {
+    "pauses": Setting(replicas=3, records=2, epochs=2),
+    "crashes": Setting(replicas=2, records=2, epochs=3, crashes=1, partial_fetches=True),
+    "lost tails": Setting(replicas=2, records=2, epochs=2, crashes=2, lost_tails=1),
+    "unclean elections": Setting(replicas=2, records=1, epochs=3, crashes=1, fences=1, uncleans=1),
+    "min ISR": Setting(replicas=2, records=1, epochs=3, min_isr=2, fences=1, crashes=1),
+    "retries": Setting(replicas=2, records=2, epochs=3, retries=True),
+    "requests in inboxes": Setting(replicas=2, records=2, epochs=3, requests=True),
+    "unknown outcomes": Setting(replicas=3, records=1, epochs=2, unknown_outcomes=True),
+    "slow joiners": Setting(
+        replicas=3, records=1, epochs=2, slow_high_watermark=True, partial_fetches=True
+    ),
+}
+
+FULL: Mapping[str, Setting] = {
+    "three, three, three": Setting(replicas=3, records=3, epochs=3, pauses=0),
+    "three, three, three, a pause": Setting(replicas=3, records=3, epochs=3),
+    "three, two, three, a pause": Setting(replicas=3, records=2, epochs=3),
+    "three, two, two, a crash": Setting(replicas=3, records=2, epochs=2, crashes=1),
+    "two, three, three, every fault": Setting(
+        replicas=2,
+        records=3,
+        epochs=3,
+        pauses=2,
+        crashes=2,
+        lost_tails=1,
+        partial_fetches=True,
+    ),
+    "two, three, three, unclean elections": Setting(
+        replicas=2, records=3, epochs=3, crashes=1, fences=1, uncleans=1
+    ),
+    "three, one, three, min ISR 2": Setting(
+        replicas=3, records=1, epochs=3, min_isr=2, crashes=1, fences=1
+    ),
+}
+
+
+def mutated(name: str) -> Mutation:
+    """One mistake, by its name."""
+    return Mutation(**{name: True})

@@ -1,0 +1,292 @@
+"""The protocol's decisions, each a small pure function written from docs/protocol.md alone.
+
+Every function remembers its distinct inputs with what it decided (`Decision.cases`), so that they
+can be put to the shipped SQL rules afterwards. Offsets are exclusive ends; -1 stands for "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
+
+Record: TypeAlias = "tuple[int, int]"
+"""(leader epoch, record id); a record's offset is its place in the log."""
+Log: TypeAlias = "tuple[Record, ...]"
+Entries: TypeAlias = "tuple[tuple[int, int], ...]"
+"""A leader-epoch history: (epoch, start offset)."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+NOTHING = -1
+DIVERGED = -1
+UNAVAILABLE = -1
+
+
+class Decision(Generic[P, T]):
+    """A pure function that remembers each distinct input and what it decided."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        self.name = function.__name__
+        self.cases: dict[tuple[object, ...], T] = {}
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return self.cases[args]
+        except KeyError:
+            decided = self.cases[args] = self._function(*args, **kwargs)
+            return decided
+
+
+# -- Leader epochs ---------------------------------------------------------------------------------
+
+
+@Decision
+def epoch_entries(entries: Entries, epoch: int, start_offset: int) -> Entries:
+    """6.1: a history after one new entry."""
+    if entries and entries[-1][0] == epoch and start_offset >= entries[-1][1]:
+        return entries
+    kept = (entry for entry in entries if entry[0] < epoch and entry[1] < start_offset)
+    return (*kept, (epoch, start_offset))
+
+
+@Decision
+def end_offset_for(asked: int, entries: Entries, log_end_offset: int) -> tuple[int, int]:
+    """6.2: the five cases."""
+    if not entries or asked > entries[-1][0]:
+        return -1, -1
+    if asked == entries[-1][0]:
+        return asked, log_end_offset
+    if asked < entries[0][0]:
+        return asked, entries[0][1]
+    known = [place for place, (epoch, _) in enumerate(entries) if epoch <= asked][-1]
+    return entries[known][0], entries[known + 1][1]
+
+
+@Decision
+def truncation_point(
+    leader_epoch: int, own: Entries, own_end: int, leader: Entries, leader_end: int
+) -> tuple[int, bool]:
+    """6.3, as KIP-279 iterates: (where to truncate or -1 for not at all, whether to wait)."""
+    if not any(epoch == leader_epoch for epoch, _ in leader):
+        return NOTHING, True
+    if not own:
+        return NOTHING, False
+    asked: int | None = own[-1][0]
+    while asked is not None:
+        answered, leaders_end = end_offset_for(asked, leader, leader_end)
+        if answered < 0:
+            asked = None
+        elif answered == asked and any(epoch == asked for epoch, _ in leader):
+            agreed = min(leaders_end, end_offset_for(asked, own, own_end)[1])
+            is_cut = agreed < own_end or own[-1][0] > asked
+            return (agreed if is_cut else NOTHING), False
+        else:
+            smaller = [e for e, _ in own if e <= answered and e < asked]
+            asked = smaller[-1] if smaller else None
+    return own[0][1], False
+
+
+def truncated(log: Log, entries: Entries, offset: int) -> tuple[Log, Entries]:
+    """6.5: the records and the epoch entries beyond the point go."""
+    return log[:offset], tuple(entry for entry in entries if entry[1] < offset)
+
+
+@Decision
+def recovered_epochs(kept: Entries, log: Log) -> Entries:
+    """7.0: the checkpointed history plus what the log tells; where they differ the log is right.
+
+    Logs begin at offset 0 here, so a record stands behind every entry before the log's end, and
+    nothing of the checkpoint is left that could add to them.
+    """
+    first = 0 if log else -1
+    before = tuple(entry for entry in kept if entry[1] < first)
+    starts = (at for at in range(len(log)) if at == 0 or log[at - 1][0] != log[at][0])
+    return before + tuple((log[at][0], at) for at in starts)
+
+
+def united_epochs(kept: Entries, log: Log) -> Entries:
+    """7.0 by the letter: both, without those that start at or after the log's end."""
+    told = recovered_epochs((), log)
+    return tuple(sorted({entry for entry in kept if entry[1] < len(log)} | set(told)))
+
+
+# -- Fetching --------------------------------------------------------------------------------------
+
+
+@Decision
+def fetched_end(position: int, last_epoch: int, leader_epoch: int, leader_log: Log) -> int:
+    """6.3, 6.4: up to where a follower may copy, or -1 where the logs have diverged."""
+    if position > len(leader_log):
+        return DIVERGED
+    if position > 0 and leader_log[position - 1][0] != last_epoch:
+        return DIVERGED
+    end = position
+    while end < len(leader_log) and leader_log[end][0] <= leader_epoch:
+        end += 1
+    return end
+
+
+@Decision
+def follower_high_watermark(leader_high_watermark: int, log_end_offset: int) -> int:
+    """2.5."""
+    return min(leader_high_watermark, log_end_offset)
+
+
+@Decision
+def recovered_high_watermark(checkpointed: int, log_end_offset: int) -> int:
+    """1.4, 7.0: -1 stands for a replica that was never checkpointed."""
+    return min(max(checkpointed, 0), log_end_offset)
+
+
+# -- What a leader knows ---------------------------------------------------------------------------
+
+
+@Decision
+def believed_log_end_offset(
+    leader_epoch: int, broker_epoch: int, row_leader_epoch: int, row_broker_epoch: int, row_end: int
+) -> int:
+    """1.3, 6.4: a follower's position counts under the leader's epoch and its own broker epoch."""
+    if (row_leader_epoch, row_broker_epoch) == (leader_epoch, broker_epoch):
+        return row_end
+    return -1
+
+
+@Decision
+def high_watermark(
+    current: int, min_isr: int, replicas: tuple[tuple[bool, bool, bool, int], ...]
+) -> int:
+    """2.1, 2.3, 2.4 over (in ISR, in proposed ISR, about to join, log end offset) per replica.
+
+    The first replica is the leader; -1 is the end of one that has not reported in this epoch.
+    """
+    if sum(in_isr for in_isr, _, _, _ in replicas) < min(min_isr, len(replicas)):
+        return current
+    counted = [end for in_isr, proposed, joins, end in replicas if in_isr or proposed or joins]
+    return max(current, min(counted))
+
+
+@Decision
+def isr_shrink(log_end_offset: int, followers: tuple[tuple[bool, int, bool], ...]) -> int:
+    """5.1 over (in ISR, log end offset, lags by time) per follower: the mask of those who leave."""
+    return sum(
+        1 << place
+        for place, (in_isr, end, lags) in enumerate(followers)
+        if in_isr and lags and end != log_end_offset
+    )
+
+
+@Decision
+def isr_expand(
+    current_high_watermark: int,
+    epoch_start: int,
+    followers: tuple[tuple[bool, bool, int], ...],
+) -> int:
+    """5.2 over (in ISR, alive, log end offset that counts) per follower: the mask of who joins."""
+    return sum(
+        1 << place
+        for place, (in_isr, is_alive, end) in enumerate(followers)
+        if not in_isr and is_alive and end >= 0 and end >= max(current_high_watermark, epoch_start)
+    )
+
+
+# -- The controller --------------------------------------------------------------------------------
+
+
+@Decision
+def isr_fence(replicas: tuple[tuple[bool, bool], ...]) -> int:
+    """7.2 over (in ISR, alive): the mask of those taken out, of none where none would remain."""
+    if not any(in_isr and is_alive for in_isr, is_alive in replicas):
+        return 0
+    return sum(
+        1 << place for place, (in_isr, is_alive) in enumerate(replicas) if in_isr and not is_alive
+    )
+
+
+@Decision
+def elected(replicas: tuple[tuple[bool, bool, bool], ...], allows_unclean: bool) -> int:
+    """7.5 over (in ISR, eligible, alive) in the order of assignment: who leads, or -1."""
+    for place, (in_isr, _, is_alive) in enumerate(replicas):
+        if in_isr and is_alive:
+            return place
+    for place, (_, in_elr, is_alive) in enumerate(replicas):
+        if in_elr and is_alive:
+            return place
+    for place, (_, _, is_alive) in enumerate(replicas):
+        if is_alive and allows_unclean:
+            return place
+    return NOTHING
+
+
+# -- Clients ---------------------------------------------------------------------------------------
+
+
+@Decision
+def request_error(
+    named_epoch: int, leader_epoch: int, acks: int, isr_size: int, min_isr: int, replicas: int
+) -> str:
+    """3.1, 3.3: why a leader refuses a request unwritten; empty where it appends."""
+    if named_epoch < leader_epoch:
+        return "FENCED_LEADER_EPOCH"
+    if named_epoch > leader_epoch:
+        return "UNKNOWN_LEADER_EPOCH"
+    if acks == -1 and isr_size < min(min_isr, replicas):
+        return "NOT_ENOUGH_REPLICAS"
+    return ""
+
+
+@Decision
+def duplicate_offset(record: int, log: Log) -> int:
+    """3.6, 3.7: where a record's batch is in the log already, or -1."""
+    for offset, (_, known) in enumerate(log):
+        if known == record:
+            return offset
+    return NOTHING
+
+
+@Decision
+def completed(
+    required_offset: int, is_leader: bool, mark: int, isr_size: int, min_isr: int, replicas: int
+) -> str:
+    """3.2, 3.3, 4.4: how a delayed acks=all request ends; empty while it waits."""
+    if not is_leader:
+        return "NOT_LEADER_OR_FOLLOWER"
+    if mark < required_offset:
+        return ""
+    return "NOT_ENOUGH_REPLICAS_AFTER_APPEND" if isr_size < min(min_isr, replicas) else "NONE"
+
+
+@Decision
+def visible_end(
+    leader: int, leader_epoch: int, row_leader_epoch: int, mark: int, epoch_start: int
+) -> int:
+    """2.6, KIP-207: up to where a consumer sees, or -1 for "not available"."""
+    if leader < 0:
+        return UNAVAILABLE
+    if row_leader_epoch < 0 and leader_epoch == 0:
+        return 0
+    if row_leader_epoch != leader_epoch or mark < epoch_start:
+        return UNAVAILABLE
+    return mark
+
+
+DECISIONS = (
+    epoch_entries,
+    end_offset_for,
+    truncation_point,
+    recovered_epochs,
+    fetched_end,
+    follower_high_watermark,
+    recovered_high_watermark,
+    believed_log_end_offset,
+    high_watermark,
+    isr_shrink,
+    isr_expand,
+    isr_fence,
+    elected,
+    request_error,
+    duplicate_offset,
+    completed,
+    visible_end,
+)

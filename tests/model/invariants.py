@@ -1,0 +1,185 @@
+"""The invariants of docs/protocol.md, section 9, each one small function of a state.
+
+Each returns whether it holds. `shown` is all that any consumer can have seen, and whatever was
+acknowledged with acks=all is part of it: an answer follows the row that shows the record (3.2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from tests.model.decisions import UNAVAILABLE, visible_end
+from tests.model.state import Row, Setting, State, members
+
+
+def acknowledged_records_survive(setting: Setting, state: State) -> bool:
+    """9.1: every replica that can be elected cleanly, and lost nothing, has all that was shown."""
+    shown = state.shown
+    if not shown:
+        return True
+    end = len(shown)
+    return all(
+        state.replicas[broker].log[:end] == shown
+        for broker in members((state.isr | state.elr) & ~state.lost)
+    )
+
+
+def nothing_is_written_twice(setting: Setting, state: State) -> bool:
+    """9.1, 3.7: no log holds a record twice."""
+    for replica in state.replicas:
+        log = replica.log
+        if len(log) > 1 and len({record for _, record in log}) < len(log):
+            return False
+    return True
+
+
+def in_sync_replicas_agree_below_high_watermark(setting: Setting, state: State) -> bool:
+    """9.2: below the high watermark of whoever takes itself for the leader."""
+    in_sync = members(state.isr & ~state.lost)
+    for leader in state.replicas:
+        mark = leader.high_watermark
+        if mark and leader.leading.epoch >= state.shown_since:
+            committed = leader.log[:mark]
+            for broker in in_sync:
+                if state.replicas[broker].log[:mark] != committed:
+                    return False
+    return True
+
+
+def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
+    """9.3: whoever asks the leader sees all that was shown before, or "not available"."""
+    for replica in state.replicas:
+        row = replica.row
+        if row.leads and row.leader_epoch >= state.shown_since and row.high_watermark:
+            visible = row.log[: row.high_watermark]
+            end = visible_end(
+                0, row.leader_epoch, row.leader_epoch, row.high_watermark, _start(row)
+            )
+            if end != UNAVAILABLE and state.shown[: len(visible)] != visible:
+                return False
+    if not state.shown or state.leader < 0:
+        return True
+    row = state.replicas[state.leader].row
+    reported = row.leader_epoch if row.leads else -1
+    end = visible_end(state.leader, state.leader_epoch, reported, row.high_watermark, _start(row))
+    return end == UNAVAILABLE or end >= len(state.shown)
+
+
+def _start(row: Row) -> int:
+    """Where the epoch of a leader's row begins; never reached where its entry is not there."""
+    epoch, start = row.entries[-1] if row.entries else (-1, 0)
+    return start if epoch == row.leader_epoch else row.log_end_offset + 1
+
+
+def one_leader_per_epoch(setting: Setting, state: State) -> bool:
+    """9.4: no two brokers take themselves for the leader of one epoch."""
+    epochs = [r.leading.epoch for r in state.replicas if r.leading.epoch >= 0]
+    return len(set(epochs)) == len(epochs)
+
+
+def logs_match(setting: Setting, state: State) -> bool:
+    """What 6.3 rests on: two logs that agree on the epoch at an offset agree on all before it."""
+    logs = [replica.log for replica in state.replicas]
+    for at, left in enumerate(logs):
+        for right in logs[at + 1 :]:
+            if left == right:
+                continue
+            for end in range(min(len(left), len(right)), 0, -1):
+                if left[end - 1][0] == right[end - 1][0]:
+                    if left[:end] != right[:end]:
+                        return False
+                    break
+    return True
+
+
+def offsets_are_dense(setting: Setting, state: State) -> bool:
+    """9.5: here an offset is a place in a tuple; what can go wrong is the order of epochs."""
+    for replica in state.replicas:
+        log = replica.log
+        if len(log) > 1 and any(a[0] > b[0] for a, b in itertools.pairwise(log)):
+            return False
+        if replica.row.leads and len(replica.row.log) != replica.row.log_end_offset:
+            return False
+    return True
+
+
+def epoch_histories_increase(setting: Setting, state: State) -> bool:
+    """9.6: strictly, in both columns."""
+    for replica in state.replicas:
+        entries = replica.entries
+        for a, b in itertools.pairwise(entries):
+            if a[0] >= b[0] or a[1] >= b[1]:
+                return False
+    return True
+
+
+def epoch_histories_tell_the_log(setting: Setting, state: State) -> bool:
+    """6.1, 9.6: the epoch of every record is the one that the history has for its offset."""
+    for replica in state.replicas:
+        entries, at = replica.entries, -1
+        for offset, (epoch, _) in enumerate(replica.log):
+            while at + 1 < len(entries) and entries[at + 1][1] <= offset:
+                at += 1
+            if at < 0 or entries[at][0] != epoch:
+                return False
+    return True
+
+
+def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> bool:
+    """9.7, 1.2: of ISR members as the leader knows them, and in each replica."""
+    for replica in state.replicas:
+        mark = replica.high_watermark
+        if mark > len(replica.log):
+            return False
+        leading = replica.leading
+        if mark and leading.epoch >= 0:
+            for broker in members(leading.isr & state.isr & ~state.lost):
+                if 0 <= leading.ends[broker] < mark:
+                    return False
+    return True
+
+
+def requests_are_appended_in_the_epoch_they_named(setting: Setting, state: State) -> bool:
+    """3.1: nothing that was left in an inbox is appended behind the client's back."""
+    if not state.inbox:
+        return True
+    return all(
+        state.inbox[record][0] == epoch
+        for replica in state.replicas
+        for epoch, record in replica.log
+    )
+
+
+Invariant = Callable[[Setting, State], bool]
+
+INVARIANTS: tuple[Invariant, ...] = (
+    acknowledged_records_survive,
+    nothing_is_written_twice,
+    in_sync_replicas_agree_below_high_watermark,
+    high_watermark_never_goes_back,
+    one_leader_per_epoch,
+    logs_match,
+    offsets_are_dense,
+    epoch_histories_increase,
+    epoch_histories_tell_the_log,
+    high_watermark_is_below_every_known_end,
+    requests_are_appended_in_the_epoch_they_named,
+)
+
+
+def follower_readers_never_go_back(setting: Setting, before: State, after: State) -> bool:
+    """9.3, 2.7: nor does whoever reads from a follower, through clean elections.
+
+    Unless `follower_readers` is set, only within one leader epoch: see docs/protocol.md on 2.5.
+    """
+    for old, new in zip(before.replicas, after.replicas, strict=True):
+        if (
+            new.row is not old.row
+            and new.row.high_watermark < old.row.high_watermark
+            and (setting.follower_readers or new.row.leader_epoch == old.row.leader_epoch)
+            and not after.spent.uncleans
+            and not after.spent.lost_tails
+        ):
+            return False
+    return True

@@ -1,0 +1,291 @@
+"""The state of the modelled cluster: a partition, its replicas, what the controller published.
+
+Everything is a tuple of small integers, sets of brokers are bit masks, and -1 stands for "none", so
+that states are cheap to compare and to hash. A broker's id is its place in `replicas`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise, permutations, product
+from typing import NamedTuple
+
+from tests.model.decisions import Entries, Log
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Mistakes that the explorer must catch; the first four are the refuted variants of Kafka."""
+
+    truncates_to_high_watermark: bool = False
+    falls_back_to_high_watermark: bool = False  # KIP-101 only
+    fetches_by_offset_alone: bool = False  # KIP-279 only
+    fetches_without_leader_epoch: bool = False
+    reads_the_log_as_it_is: bool = False
+    joins_without_a_report: bool = False
+    believes_other_leader_epochs: bool = False
+    believes_other_broker_epochs: bool = False
+    enters_epoch_after_append: bool = False
+    appends_what_named_another_epoch: bool = False
+    commits_a_path_twice: bool = False
+    zombie_rewrites_its_row: bool = False
+    # Readings of the rules that leave a gap.
+    joins_under_an_old_registration: bool = False
+    unites_histories_on_start: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The bounds of an exploration, and the mistake that is built in."""
+
+    replicas: int = 3
+    records: int = 2
+    epochs: int = 2
+    min_isr: int = 1
+    pauses: int = 1  # follower ticks under way at the same time; further ones run whole
+    crashes: int = 0
+    fences: int = 0
+    lost_tails: int = 0
+    uncleans: int = 0
+    isr_changes: bool = True  # by the leader; the controller's always happen
+    retries: bool = False  # a record may be sent again when its leader's epoch has passed
+    requests: bool = False  # requests lie in an inbox, where they may be found late
+    partial_fetches: bool = False
+    unknown_outcomes: bool = False  # of an ISR change: it landed or not, and the leader cannot tell
+    slow_high_watermark: bool = False  # replicas about to join hold it back, too
+    follower_high_watermark_only_rises: bool = False  # a repair of 2.5
+    follower_readers: bool = False  # check 9.3 for consumers that read from followers, too
+    mutation: Mutation = field(default_factory=Mutation)
+
+
+class Row(NamedTuple):
+    """A replica's row in `high_watermark_checkpoint`, with the log version that it names."""
+
+    leader_epoch: int
+    broker_epoch: int
+    log_end_offset: int
+    high_watermark: int
+    leads: int
+    log: Log
+    entries: Entries
+
+
+class Leading(NamedTuple):
+    """What a leader holds in memory; `epoch` is -1 for a broker that does not lead."""
+
+    epoch: int
+    isr: int
+    proposed_isr: int
+    is_current: int  # partition_state has not moved since it was read
+    ends: tuple[int, ...]  # the remote log end offsets
+    outdated: int  # the followers that registered anew since they reported
+
+
+class Tick(NamedTuple):
+    """A follower tick under way, with what it has loaded; `step` is 0 for none."""
+
+    step: int
+    leader: int
+    epoch: int
+    log: Log
+    entries: Entries
+    high_watermark: int
+
+
+class Replica(NamedTuple):
+    """A broker's replica: its tables, then its memory."""
+
+    log: Log
+    entries: Entries
+    kept_entries: Entries  # the checkpointed history
+    high_watermark: int
+    row: Row
+    broker_epoch: int
+    leading: Leading
+    tick: Tick
+    zombie_row: Row  # what an older process of this broker is about to write
+
+
+class Spent(NamedTuple):
+    """How much of each bound is used up."""
+
+    crashes: int
+    fences: int
+    lost_tails: int
+    uncleans: int
+
+
+class State(NamedTuple):
+    """The whole cluster. `shown` is what any consumer can have seen below a high watermark."""
+
+    leader: int
+    leader_epoch: int
+    leader_broker_epoch: int
+    isr: int
+    elr: int
+    alive: int
+    fenced: int
+    lost: int  # brokers whose log is shorter than it was, until the controller has acted on it
+    issued: int
+    spent: Spent
+    shown: Log
+    shown_since: int  # the leader epoch of the last unclean election
+    inbox: tuple[tuple[int, int], ...]  # per request (named epoch, the broker it lies at or -1)
+    replicas: tuple[Replica, ...]
+
+
+NOT_LEADING = Leading(-1, 0, 0, 0, (), 0)
+IDLE = Tick(0, -1, -1, (), (), 0)
+NO_ROW = Row(-1, -1, 0, 0, 0, (), ())
+READ_STATE, READ_ROW, CHECKED, WRITTEN = 1, 2, 3, 4
+
+
+def initial_state(setting: Setting) -> State:
+    """A topic just created: all replicas in sync and empty, broker 0 elected in epoch 0."""
+    everyone = (1 << setting.replicas) - 1
+    empty = Replica((), (), (), 0, NO_ROW, 0, NOT_LEADING, IDLE, NO_ROW)
+    return State(
+        leader=0,
+        leader_epoch=0,
+        leader_broker_epoch=0,
+        isr=everyone,
+        elr=0,
+        alive=everyone,
+        fenced=0,
+        lost=0,
+        issued=0,
+        spent=Spent(0, 0, 0, 0),
+        shown=(),
+        shown_since=0,
+        inbox=(),
+        replicas=(empty,) * setting.replicas,
+    )
+
+
+def members(mask: int) -> tuple[int, ...]:
+    """The brokers of a mask, ascending."""
+    return _MEMBERS[mask]
+
+
+_MEMBERS = tuple(tuple(b for b in range(5) if mask >> b & 1) for mask in range(32))
+SIZE = tuple(len(brokers) for brokers in _MEMBERS)
+
+
+# -- Symmetry --------------------------------------------------------------------------------------
+
+
+def canonical(state: State) -> State:
+    """The representative of all states that differ from this one by the brokers' names only.
+
+    Brokers are ordered by what does not depend on names; where that leaves a tie, the least of
+    the states that remain is taken.
+    """
+    replicas = state.replicas
+    keys = [_nameless(state, broker) for broker in range(len(replicas))]
+    is_ordered = True
+    for left, right in pairwise(keys):
+        if left >= right:
+            is_ordered = False
+            break
+    if is_ordered:
+        return state
+    order = sorted(range(len(replicas)), key=keys.__getitem__)
+    ties: list[list[int]] = [[order[0]]]
+    for broker in order[1:]:
+        if keys[broker] == keys[ties[-1][0]]:
+            ties[-1].append(broker)
+        else:
+            ties.append([broker])
+    if len(ties) == len(order):
+        return renamed(state, tuple(order))
+    return min(
+        renamed(state, tuple(broker for tie in choice for broker in tie))
+        for choice in product(*(tuple(permutations(tie)) for tie in ties))
+    )
+
+
+def _nameless(state: State, broker: int) -> tuple[object, ...]:
+    replica = state.replicas[broker]
+    leading, tick = replica.leading, replica.tick
+    standing = (
+        (state.leader == broker)
+        | (state.isr >> broker & 1) << 1
+        | (state.elr >> broker & 1) << 2
+        | (state.alive >> broker & 1) << 3
+        | (state.fenced >> broker & 1) << 4
+        | (state.lost >> broker & 1) << 5
+    )
+    return (
+        standing,
+        replica.row,
+        replica.log,
+        replica.high_watermark,
+        leading.epoch,
+        leading.is_current,
+        tick.step,
+        tick.epoch,
+        tick.log,
+        tick.high_watermark,
+        replica.broker_epoch,
+        replica.entries,
+        replica.kept_entries,
+        tick.entries,
+        replica.zombie_row,
+    )
+
+
+def renamed(state: State, order: tuple[int, ...]) -> State:
+    """The same state, with the broker `order[n]` called n."""
+    names, masks = _renaming(order)
+    replicas = []
+    for broker in order:
+        replica = state.replicas[broker]
+        leading, tick = replica.leading, replica.tick
+        if leading is not NOT_LEADING:
+            ends = leading.ends
+            replica = replica._replace(
+                leading=Leading(
+                    leading.epoch,
+                    masks[leading.isr],
+                    masks[leading.proposed_isr],
+                    leading.is_current,
+                    tuple([ends[old] for old in order]),
+                    masks[leading.outdated],
+                )
+            )
+        if tick.leader >= 0:
+            replica = replica._replace(
+                tick=Tick(
+                    tick.step,
+                    names[tick.leader],
+                    tick.epoch,
+                    tick.log,
+                    tick.entries,
+                    tick.high_watermark,
+                )
+            )
+        replicas.append(replica)
+    return State(
+        names[state.leader],
+        state.leader_epoch,
+        state.leader_broker_epoch,
+        masks[state.isr],
+        masks[state.elr],
+        masks[state.alive],
+        masks[state.fenced],
+        masks[state.lost],
+        state.issued,
+        state.spent,
+        state.shown,
+        state.shown_since,
+        tuple([(epoch, names[broker]) for epoch, broker in state.inbox]),
+        tuple(replicas),
+    )
+
+
+@cache
+def _renaming(order: tuple[int, ...]) -> tuple[dict[int, int], tuple[int, ...]]:
+    names = {old: new for new, old in enumerate(order)} | {-1: -1}
+    masks = tuple(sum(1 << names[old] for old in members(mask)) for mask in range(1 << len(order)))
+    return names, masks

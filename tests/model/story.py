@@ -1,0 +1,62 @@
+"""Tells a counterexample so that a person can follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.model.decisions import Entries, Log
+from tests.model.explorer import Violation
+from tests.model.leader import Step
+from tests.model.state import NO_ROW, State, members
+
+
+def told(violation: Violation) -> str:
+    """The steps of a violation, each with what it changed; then the invariant that is broken."""
+    lines = list(_lines(violation.story))
+    return "\n".join([*lines, f"{len(lines)} steps; broken: {violation.invariant}"])
+
+
+def _lines(story: tuple[Step, ...]) -> Iterator[str]:
+    before: State | None = None
+    for number, (label, after) in enumerate(story, 1):
+        action, *rest = label
+        actors = [f"broker {word}" if isinstance(word, int) else word for word in rest]
+        if action in {"LeaderAppends", "LeaderRefuses", "ClientSends"}:
+            place = 0 if action == "ClientSends" else 1
+            actors[place] = f"record {rest[place]}"
+        yield f"{number:3} {action} ({', '.join(filter(None, actors))}): " + "; ".join(
+            _changes(before, after)
+        )
+        before = after
+
+
+def _changes(before: State | None, after: State) -> Iterator[str]:
+    if before is not None and (before.leader, before.leader_epoch, before.isr) != (
+        after.leader,
+        after.leader_epoch,
+        after.isr,
+    ):
+        leader = "none" if after.leader < 0 else str(after.leader)
+        yield f"leader {leader}, epoch {after.leader_epoch}, ISR {list(members(after.isr))}"
+    for broker, replica in enumerate(after.replicas):
+        old = before.replicas[broker] if before is not None else None
+        if old is None or old.log != replica.log:
+            yield f"log {broker} {_log(replica.log)}"
+        if old is not None and old.entries != replica.entries:
+            yield f"epochs {broker} {_epochs(replica.entries)}"
+        if old is not None and old.high_watermark != replica.high_watermark:
+            yield f"high watermark {broker}: {replica.high_watermark}"
+        if replica.row != NO_ROW and (old is None or old.row != replica.row):
+            row = replica.row
+            yield (
+                f"row {broker}: leader epoch {row.leader_epoch}, broker epoch {row.broker_epoch}, "
+                f"end {row.log_end_offset}, high watermark {row.high_watermark}"
+            )
+
+
+def _log(log: Log) -> str:
+    return "[" + " ".join(f"r{record}@e{epoch}" for epoch, record in log) + "]"
+
+
+def _epochs(entries: Entries) -> str:
+    return "[" + " ".join(f"e{epoch}@{start}" for epoch, start in entries) + "]"

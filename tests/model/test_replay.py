@@ -1,0 +1,50 @@
+"""Every reachable state within the quick bounds holds the invariants, and every decision that was
+taken on the way is the one that the shipped SQL takes, on both engines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklog.protocol.rules import DuckDBRules, SparkRules
+from tests.model.configurations import QUICK
+from tests.model.explorer import explore
+from tests.model.replay import QUESTIONS, Case, collected_cases, differences, forget_cases
+from tests.model.story import told
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# One process explores, for both engines.
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, list[Case]]:
+    """The distinct decisions of all quick explorations, each of which is complete and clean."""
+    forget_cases()
+    for name, setting in QUICK.items():
+        found = explore(setting)
+        assert found.violation is None, f"{name}\n{told(found.violation)}"
+        assert found.is_complete
+        print(f"{name}: {found}")
+    return collected_cases()
+
+
+def test_every_reachable_state_holds_the_invariants(cases: dict[str, list[Case]]) -> None:
+    """9.1-9.7 in every state within the quick bounds; and every decision was met."""
+    assert all(cases[name] for name in QUESTIONS)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_duckdb_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]) -> None:
+    assert differences(DuckDBRules(), name, cases[name]) == []
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_spark_decides_as_the_model_did(
+    name: str, cases: dict[str, list[Case]], spark: SparkSession
+) -> None:
+    assert differences(SparkRules(spark), name, cases[name]) == []

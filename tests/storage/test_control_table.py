@@ -1,0 +1,486 @@
+"""Control tables: compare-and-set, appends and trims, fences, and many commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake.transaction import AddAction
+
+from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.model import (
+    BROKER_TABLES,
+    BROKERS,
+    CLUSTER_TABLES,
+    CONTROLLER,
+    FORMAT,
+    LOG,
+    PRODUCE_REQUESTS,
+    TOPICS,
+    TableSchema,
+)
+from sparklog.storage import control_table
+from sparklog.storage.control_table import (
+    BROKER_EPOCH,
+    CONTROLLER_EPOCH,
+    ControlTable,
+    Fence,
+    create_table,
+)
+from sparklog.storage.delta_log import open_delta_table, read_commit, table_identity
+from sparklog.storage.location import Location
+from tests.storage import racing
+from tests.storage.racing import Processes
+
+AfterNext = Callable[[str, Callable[[], object]], None]
+CONTROL_TABLES = [one for one in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT) if one is not LOG]
+
+
+def made(root: Location, schema: TableSchema = CONTROLLER) -> ControlTable:
+    create_table(root, schema)
+    return ControlTable(root, schema)
+
+
+def lease(sequence: int, broker_id: int = 0) -> pa.Table:
+    row = {"broker_id": broker_id, "controller_epoch": 1, "lease_sequence": sequence}
+    return CONTROLLER.rows([row])
+
+
+def sequence(table: ControlTable) -> int:
+    [row] = table.rows().to_pylist()
+    return int(row["lease_sequence"])
+
+
+def requests(*ids: str) -> pa.Table:
+    return PRODUCE_REQUESTS.rows([{"request_id": one} for one in ids])
+
+
+def ids_in(table: ControlTable, paths: Sequence[str]) -> list[str]:
+    return [one for path in paths for one in table.read_file(path)["request_id"].to_pylist()]
+
+
+def clean_up(table: ControlTable, below: int) -> None:
+    """Delete the commits below a version, as delta-rs does when they are thirty days old."""
+    for version in range(below):
+        Path(table.location.uri, "_delta_log", f"{version:020}.json").unlink()
+
+
+def newest(root: Location, schema: TableSchema) -> int:
+    return ControlTable(root, schema).version
+
+
+class TestCompareAndSet:
+    def test_refuses_the_second_writer_and_keeps_the_first_ones_row(self, root: Location) -> None:
+        first, second = made(root), ControlTable(root, CONTROLLER)
+        first.compare_and_set(lease(1, broker_id=1))
+        with pytest.raises(CommitConflictError, match="controller moved past version 0: reload"):
+            second.compare_and_set(lease(2, broker_id=2))
+        assert ControlTable(root, CONTROLLER).rows().equals(lease(1, broker_id=1))
+        assert (first.commits, second.commits) == (1, 0)
+
+        assert second.refresh()
+        second.compare_and_set(lease(2, broker_id=2))
+        assert ControlTable(root, CONTROLLER).rows().equals(lease(2, broker_id=2))
+
+    def test_a_refused_writer_still_shows_what_it_had_loaded(self, root: Location) -> None:
+        first, second = made(root), ControlTable(root, CONTROLLER)
+        first.compare_and_set(lease(1))
+        with pytest.raises(CommitConflictError):
+            second.compare_and_set(lease(2))
+        assert (second.version, second.rows().num_rows) == (0, 0)
+
+    @pytest.mark.parametrize("schema", CONTROL_TABLES, ids=lambda schema: schema.name)
+    def test_every_table_gives_back_what_it_was_given(
+        self, root: Location, schema: TableSchema
+    ) -> None:
+        values = {
+            pa.string(): "{\"é\": '\\n'}",
+            pa.int32(): -(2**31),
+            pa.int64(): 2**63 - 1,
+            pa.bool_(): True,
+        }
+        full = {field.name: values[field.type] for field in schema.columns}
+        rows = schema.rows([full, {}, full])
+        table = made(root, schema)
+        table.compare_and_set(rows)
+        assert ControlTable(root, schema).rows().equals(rows)
+        assert table.rows().equals(rows)
+
+    def test_may_leave_a_table_empty(self, root: Location) -> None:
+        table = made(root)
+        table.compare_and_set(lease(1))
+        table.compare_and_set(CONTROLLER.rows([]))
+        assert table.rows().equals(CONTROLLER.rows([]))
+        assert ControlTable(root, CONTROLLER).rows().equals(CONTROLLER.rows([]))
+
+    def test_columns_may_come_in_any_order(self, root: Location) -> None:
+        table = made(root)
+        table.compare_and_set(lease(5).select(CONTROLLER.columns.names[::-1]))
+        assert ControlTable(root, CONTROLLER).rows().equals(lease(5))
+
+    def test_rows_that_do_not_fit_are_refused_unwritten(self, root: Location) -> None:
+        table = made(root)
+        with pytest.raises(KeyError):
+            table.compare_and_set(lease(1).drop_columns("broker_id"))
+        too_large = lease(1).set_column(0, "broker_id", pa.array([2**31]))
+        with pytest.raises(pa.ArrowInvalid):
+            table.compare_and_set(too_large)
+        assert newest(root, CONTROLLER) == 0
+
+
+class TestUpdate:
+    def test_keeps_every_increment_of_four_processes(
+        self, root: Location, processes: Processes
+    ) -> None:
+        table = made(root)
+        table.compare_and_set(lease(0))
+        processes.run(racing.increment, root.uri, 25)
+        assert table.refresh()
+        assert sequence(table) == 25 * Processes.count
+        assert table.version == 1 + 25 * Processes.count
+
+    def test_decides_anew_when_another_writer_was_faster(self, root: Location) -> None:
+        table, other = made(root), ControlTable(root, CONTROLLER)
+        seen = []
+
+        def change(rows: pa.Table) -> tuple[pa.Table, str]:
+            seen.append(rows.num_rows)
+            if len(seen) == 1:
+                other.compare_and_set(lease(7))
+            return lease(8), f"attempt {len(seen)}"
+
+        assert table.update(change) == "attempt 2"
+        assert seen == [0, 1]
+        assert (sequence(table), table.commits) == (8, 1)
+
+    def test_writes_nothing_where_nothing_is_to_be_changed(self, root: Location) -> None:
+        table = made(root)
+        assert table.update(lambda _: (None, "as it was")) == "as it was"
+        assert (table.version, table.commits) == (0, 0)
+
+    def test_gives_up_at_once_when_the_decision_fails(self, root: Location) -> None:
+        table = made(root)
+
+        def change(_: pa.Table) -> tuple[pa.Table, None]:
+            raise StorageError("decided against it")
+
+        with pytest.raises(StorageError, match="decided against it"):
+            table.update(change)
+        assert newest(root, CONTROLLER) == 0
+
+
+class TestAppendAndTrim:
+    def test_nothing_is_lost_or_read_twice_while_others_append(
+        self, root: Location, processes: Processes
+    ) -> None:
+        """The trims land while the appends go on: neither side starves the other."""
+        leader = made(root, PRODUCE_REQUESTS)
+        running = processes.start(racing.append, root.uri, 15)
+        looked, taken, trims = -1, [], 0
+        while True:
+            is_over = wait(running, timeout=0).not_done == set()
+            leader.refresh()
+            paths = leader.new_files(looked)
+            looked = leader.version
+            taken += ids_in(leader, paths)
+            if paths:
+                leader.trim(paths)
+                trims += not is_over
+            if is_over and not paths:
+                break
+        sent = [one for future in running for one in future.result()]
+        assert sorted(taken) == sorted(sent)
+        assert trims > 1
+        assert ControlTable(root, PRODUCE_REQUESTS).rows().num_rows == 0
+
+    def test_new_files_come_in_the_order_in_which_they_were_added(self, root: Location) -> None:
+        reader, writer = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
+        for one in "abcdef":
+            writer.append(requests(one))
+        reader.refresh()
+        assert ids_in(reader, reader.new_files(-1)) == list("abcdef")
+        assert ids_in(reader, reader.new_files(0)) == list("abcdef")
+        assert ids_in(reader, reader.new_files(4)) == list("ef")
+        assert reader.new_files(reader.version) == []
+        assert reader.new_files(reader.version + 5) == []
+
+    def test_new_files_leave_out_what_was_trimmed(self, root: Location) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        for one in "abc":
+            table.append(requests(one))
+        first, second, third = table.new_files(-1)
+        table.trim([second])
+        assert table.new_files(-1) == [first, third]
+        assert ids_in(table, [first, third]) == ["a", "c"]
+        assert table.rows().num_rows == 2
+
+    def test_new_files_after_the_commits_were_cleaned_up_come_by_age(self, root: Location) -> None:
+        """All that is live comes then, and a producer's batches still in their order (3.6)."""
+        table = made(root, PRODUCE_REQUESTS)
+        early = ControlTable(root, PRODUCE_REQUESTS)
+        names = [f"{index:03}" for index in range(110)]
+        for name in names:
+            table.append(requests(name))
+        clean_up(table, below=100)
+        early.refresh()
+        assert ids_in(early, early.new_files(-1)) == names
+        assert ids_in(early, early.new_files(50)) == names
+        assert ids_in(early, early.new_files(104)) == names[104:]
+
+    def test_a_long_history_is_not_read_for_the_few_files_that_are_live(
+        self, root: Location, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        for one in "abcdefgh":
+            table.append(requests(one))
+            table.trim(table.new_files(-1))
+        table.append(requests("i"))
+        read: list[int] = []
+
+        def counted(location: Location, version: int) -> Any:
+            read.append(version)
+            return read_commit(location, version)
+
+        monkeypatch.setattr(control_table, "read_commit", counted)
+        assert ids_in(table, table.new_files(-1)) == ["i"]
+        assert read == [table.version]
+
+    def test_trimming_what_is_gone_or_was_never_there_changes_nothing(self, root: Location) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        table.append(requests("a"))
+        paths = table.new_files(-1)
+        table.trim(paths)
+        version = table.version
+        table.trim([*paths, "part-of-another-table.parquet"])
+        assert (table.version, table.rows().num_rows) == (version, 0)
+
+    def test_a_column_that_a_file_leaves_out_counts_as_null(self, root: Location) -> None:
+        """Delta allows it, and a leader must not fail over what a client has left out."""
+        table = made(root, PRODUCE_REQUESTS)
+        file = Path(table.location.uri, "of-a-client.parquet")
+        pq.write_table(pa.table({"path": ["p"], "request_id": ["r"]}), file)
+        delta = open_delta_table(table.location)
+        add = AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")
+        delta.create_write_transaction([add], "append", delta.schema())
+        table.refresh()
+        [path] = table.new_files(-1)
+        expected = PRODUCE_REQUESTS.rows([{"path": "p", "request_id": "r"}])
+        assert table.read_file(path).equals(expected)
+        assert table.rows().equals(expected)
+
+    def test_other_columns_and_types_that_can_be_read_are_read(self, root: Location) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        pq.write_table(
+            pa.table({"x": [1], "partition": pa.array([3], pa.int64()), "request_id": ["r"]}),
+            Path(table.location.uri, "of-a-client.parquet"),
+        )
+        expected = PRODUCE_REQUESTS.rows([{"partition": 3, "request_id": "r"}])
+        assert table.read_file("of-a-client.parquet").equals(expected)
+
+
+class TestVersions:
+    def test_rows_at_gives_every_earlier_version(self, root: Location) -> None:
+        table = made(root)
+        for index in range(5):
+            table.compare_and_set(lease(index))
+        found = [table.rows_at(version)["lease_sequence"].to_pylist() for version in range(6)]
+        assert found == [[], [0], [1], [2], [3], [4]]
+        assert sequence(table) == 4
+
+    def test_rows_at_a_version_that_was_never_there_says_so(self, root: Location) -> None:
+        table = made(root)
+        with pytest.raises(StorageError, match=r"no version 9 .* the root was lost or restored"):
+            table.rows_at(9)
+
+    def test_rows_at_a_version_that_was_cleaned_up_says_so(self, root: Location) -> None:
+        table = made(root)
+        for index in range(100):
+            table.compare_and_set(lease(index))
+        clean_up(table, below=100)
+        with pytest.raises(StorageError, match=r"no version 50 .*: it was cleaned up"):
+            table.rows_at(50)
+        assert table.rows_at(100).equals(lease(99))
+
+    def test_more_commits_than_the_checkpoint_interval(self, root: Location) -> None:
+        """A checkpoint, a fence and rows survive it; so does a reader that was left behind."""
+        table, reader = made(root), ControlTable(root, CONTROLLER)
+        fence = Fence(CONTROLLER_EPOCH, 3)
+        table.take_fence(fence)
+        for index in range(130):
+            table.compare_and_set(lease(index), fence)
+        assert table.commits == 131
+        log = Path(table.location.uri, "_delta_log")
+        assert list(log.glob("*.checkpoint.parquet"))
+        clean_up(table, below=100)
+        fresh = ControlTable(root, CONTROLLER)
+        for one in (fresh, reader):
+            assert one.refresh() is (one is reader)
+            assert (one.version, sequence(one)) == (131, 129)
+            with pytest.raises(FencedError, match="held by controller_epoch 3"):
+                one.compare_and_set(lease(0), Fence(CONTROLLER_EPOCH, 2))
+
+    def test_refresh_says_whether_anything_is_new(self, root: Location) -> None:
+        table, other = made(root), ControlTable(root, CONTROLLER)
+        assert not table.refresh()
+        other.compare_and_set(lease(1))
+        other.compare_and_set(lease(2))
+        assert table.refresh()
+        assert (table.version, sequence(table)) == (2, 2)
+        assert not table.refresh()
+
+
+def write_rows(table: ControlTable, fence: Fence) -> None:
+    table.compare_and_set(requests("z"), fence)
+
+
+def update_rows(table: ControlTable, fence: Fence) -> None:
+    table.update(lambda _: (requests("z"), None), fence)
+
+
+def append_rows(table: ControlTable, fence: Fence) -> None:
+    table.append(requests("z"), fence)
+
+
+def trim_files(table: ControlTable, fence: Fence) -> None:
+    table.trim(table.new_files(-1), fence)
+
+
+def fence_again(table: ControlTable, fence: Fence) -> None:
+    table.take_fence(fence)
+
+
+FENCED_WRITES = [write_rows, update_rows, append_rows, trim_files]
+Write = Callable[[ControlTable, Fence], None]
+
+
+class TestFence:
+    @pytest.fixture
+    def table(self, root: Location) -> ControlTable:
+        table = made(root, PRODUCE_REQUESTS)
+        table.append(requests("a"))
+        table.take_fence(Fence(BROKER_EPOCH, 1))
+        return table
+
+    @pytest.mark.parametrize("is_refreshed", [True, False], ids=["refreshed", "as it was"])
+    @pytest.mark.parametrize("write", [*FENCED_WRITES, fence_again])
+    def test_an_older_epoch_writes_nothing(
+        self, root: Location, table: ControlTable, write: Write, is_refreshed: bool
+    ) -> None:
+        ControlTable(root, PRODUCE_REQUESTS).take_fence(Fence(BROKER_EPOCH, 2))
+        version = newest(root, PRODUCE_REQUESTS)
+        if is_refreshed:
+            table.refresh()
+        refusals = (FencedError,) if is_refreshed else (FencedError, CommitConflictError)
+        with pytest.raises(refusals):
+            write(table, Fence(BROKER_EPOCH, 1))
+        assert newest(root, PRODUCE_REQUESTS) == version
+        assert ControlTable(root, PRODUCE_REQUESTS).rows().equals(requests("a"))
+
+    @pytest.mark.parametrize("write", FENCED_WRITES)
+    def test_nobody_slips_past_a_fence_that_falls_just_after_the_check(
+        self, root: Location, table: ControlTable, write: Write, after_next: AfterNext
+    ) -> None:
+        newer = ControlTable(root, PRODUCE_REQUESTS)
+        after_next(
+            "sparklog.storage.control_table.check_fence",
+            lambda: newer.take_fence(Fence(BROKER_EPOCH, 2)),
+        )
+        with pytest.raises((FencedError, CommitConflictError)):
+            write(table, Fence(BROKER_EPOCH, 1))
+        assert ControlTable(root, PRODUCE_REQUESTS).rows().equals(requests("a"))
+        assert newest(root, PRODUCE_REQUESTS) == newer.version
+        table.refresh()
+        with pytest.raises(FencedError):
+            write(table, Fence(BROKER_EPOCH, 1))
+
+    @pytest.mark.parametrize("write", FENCED_WRITES)
+    def test_the_epoch_that_holds_the_table_writes(self, table: ControlTable, write: Write) -> None:
+        version = table.version
+        write(table, Fence(BROKER_EPOCH, 1))
+        assert table.version == version + 1
+
+    @pytest.mark.parametrize("write", FENCED_WRITES)
+    def test_a_table_that_was_never_fenced_is_not_written_under_a_fence(
+        self, root: Location, write: Write
+    ) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        table.append(requests("a"))
+        with pytest.raises(FencedError, match="held by broker_epoch None, this process has 1"):
+            write(table, Fence(BROKER_EPOCH, 1))
+
+    def test_clients_append_to_a_fenced_table(self, root: Location, table: ControlTable) -> None:
+        client = ControlTable(root, PRODUCE_REQUESTS)
+        client.append(requests("b"))
+        table.trim(table.new_files(-1), Fence(BROKER_EPOCH, 1))
+        client.append(requests("c"))
+        table.refresh()
+        assert sorted(table.rows()["request_id"].to_pylist()) == ["b", "c"]
+
+    def test_taking_what_one_holds_commits_nothing(self, table: ControlTable) -> None:
+        before = (table.version, table.commits)
+        table.take_fence(Fence(BROKER_EPOCH, 1))
+        assert (table.version, table.commits) == before
+
+    def test_the_two_roles_fence_apart(self, table: ControlTable) -> None:
+        table.take_fence(Fence(CONTROLLER_EPOCH, 9))
+        table.append(requests("b"), Fence(BROKER_EPOCH, 1))
+        table.append(requests("c"), Fence(CONTROLLER_EPOCH, 9))
+        assert table.rows().num_rows == 3
+
+    def test_of_four_processes_the_highest_epoch_holds_the_table(
+        self, root: Location, processes: Processes
+    ) -> None:
+        made(root)
+        taken = processes.run(racing.fence, root.uri, BROKER_EPOCH)
+        assert taken[-1] == Processes.count
+        held = open_delta_table(root.child(CONTROLLER.name)).transaction_version(BROKER_EPOCH)
+        assert held == Processes.count
+
+    def test_appends_without_a_pause_do_not_keep_a_fence_away(
+        self, root: Location, processes: Processes
+    ) -> None:
+        """A broker that starts must not wait until its clients fall silent."""
+        made(root, PRODUCE_REQUESTS)
+        [*_, fenced_at] = processes.run(racing.append_or_fence, root.uri, 20, BROKER_EPOCH)
+        last = newest(root, PRODUCE_REQUESTS)
+        assert last == 20 * (Processes.count - 1) + 1
+        assert fenced_at < last
+
+
+class TestCreation:
+    def test_four_processes_create_a_table_once(self, root: Location, processes: Processes) -> None:
+        """A second creation would commit the schema again, and give the table another id."""
+        for attempt in range(5):
+            at = root.child(str(attempt))
+            schemas = [CONTROLLER, TOPICS, BROKERS]
+            assert len({tuple(ids) for ids in processes.run(racing.create, at.uri, schemas)}) == 1
+            assert {table_identity(at.child(one.name))[1] for one in schemas} == {0}
+
+    def test_a_table_that_is_there_stays_as_it_is(self, root: Location) -> None:
+        table = made(root)
+        table.compare_and_set(lease(1))
+        create_table(root, CONTROLLER)
+        assert table_identity(table.location) == (table.table_id, 1)
+
+    def test_what_is_missing_is_named_and_not_created(self, root: Location) -> None:
+        with pytest.raises(StorageError, match=r"there is no table at .*root/controller: check"):
+            ControlTable(root, CONTROLLER)
+        assert not Path(root.uri).exists()
+
+    def test_what_is_no_table_is_named(self, root: Location) -> None:
+        log = Path(root.uri, CONTROLLER.name, "_delta_log")
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json").write_text("nonsense")
+        with pytest.raises(StorageError, match="root/controller cannot be opened: ") as refused:
+            ControlTable(root, CONTROLLER)
+        assert "\n" not in str(refused.value)
+
+    def test_where_no_folder_can_be_made_none_is_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StorageError, match=r"no table can be created at .*Not a directory"):
+            create_table(Location.of(str(tmp_path / "file" / "root")), CONTROLLER)

@@ -1,0 +1,128 @@
+"""`LocalCluster` is deterministic: time and ticks are the test's, and wrong use is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.testing import LocalCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "cluster", brokers=[0, 1])
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    yield cluster
+    cluster.close()
+
+
+def test_coming_to_rest_never_moves_the_clock(cluster: LocalCluster) -> None:
+    cluster.produce("t", 0, [b"a"])
+    before = cluster.clock.now_ms()
+    cluster.tick_until_idle()
+    assert cluster.clock.now_ms() == before
+
+
+def test_time_does_not_go_back(cluster: LocalCluster) -> None:
+    with pytest.raises(ValueError, match="time does not go back"):
+        cluster.clock.advance(-1)
+
+
+def test_ticking_a_crashed_broker_is_refused(cluster: LocalCluster) -> None:
+    cluster.crash(1)
+    for act in (cluster.leader_tick, cluster.follower_tick, cluster.crash):
+        with pytest.raises(SparklogError, match="broker 1 has crashed"):
+            act(1)
+
+
+def test_a_running_broker_is_neither_restarted_nor_fenced(cluster: LocalCluster) -> None:
+    for act in (cluster.restart, cluster.fence):
+        with pytest.raises(SparklogError, match="broker 1 runs"):
+            act(1)
+
+
+def test_a_restart_registers_and_runs_no_tick(cluster: LocalCluster) -> None:
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    before = cluster.partition("t", 0)
+    cluster.restart(0)
+    assert cluster.partition("t", 0) == before
+    assert cluster.replica(0, "t", 0).leader_epoch == 0
+
+
+def test_fencing_runs_no_leader_and_no_follower(cluster: LocalCluster) -> None:
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.crash(1)
+    before = cluster.replica(0, "t", 0), cluster.clock.now_ms()
+    cluster.fence(1)
+    assert cluster.replica(0, "t", 0) == before[0]
+    assert cluster.clock.now_ms() == before[1] + 9001
+    assert cluster.partition("t", 0).isr == [0]
+
+
+def test_a_crashed_brokers_tables_stay_readable(cluster: LocalCluster) -> None:
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(1)
+    assert [record.value for record in cluster.log(1, "t", 0)] == [b"a"]
+    assert cluster.replica(1, "t", 0).high_watermark == 1
+    assert cluster.leader_epochs(1, "t", 0) == [(0, 0)]
+
+
+def test_a_new_topic_has_nothing_to_show_yet(cluster: LocalCluster) -> None:
+    assert cluster.consume("t", 0) == []
+    assert cluster.replica(0, "t", 0) == (0, 0, 0, -1, "follower")
+    assert cluster.partition("t", 0) == (0, 0, 0, [0, 1], [0, 1])
+    cluster.leader_tick(0)
+    assert cluster.replica(0, "t", 0) == (0, 0, 0, 0, "leader")
+
+
+def test_what_the_cluster_does_not_have_is_named(cluster: LocalCluster) -> None:
+    with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'"):
+        cluster.log(0, "u", 0)
+    with pytest.raises(SparklogError, match="broker 7 has no replica of t-0"):
+        cluster.log(7, "t", 0)
+    with pytest.raises(ProtocolError, match="INVALID_REQUIRED_ACKS"):
+        cluster.produce("t", 0, [b"a"], acks=2)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="TOPIC_ALREADY_EXISTS"):
+        cluster.create_topic("t")
+
+
+def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replica\.lag\.time"):
+        LocalCluster(tmp_path / "cluster", config={"replica.lag.time.max.msec": 1})
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_a_topic_is_on_all_brokers_unless_it_is_said(cluster: LocalCluster) -> None:
+    cluster.create_topic("wide", partitions=3)
+    assert {len(cluster.partition("wide", n).replicas) for n in range(3)} == {2}
+    cluster.create_topic("narrow", replication_factor=1)
+    assert len(cluster.partition("narrow", 0).replicas) == 1
+
+
+def test_two_clusters_over_one_history_tell_the_same(tmp_path: Path) -> None:
+    """Nothing depends on chance or on the wall clock but ids."""
+
+    def story(root: Path) -> list[object]:
+        cluster = LocalCluster(root, brokers=[0, 1])
+        cluster.create_topic("t", assignment={0: [0, 1]})
+        seen: list[object] = []
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.crash(0)
+        cluster.fence(0)
+        cluster.produce("t", 0, [b"b"], acks=1)
+        cluster.tick_until_idle()
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        for broker in (0, 1):
+            seen += [cluster.log(broker, "t", 0), cluster.replica(broker, "t", 0)]
+            seen += [cluster.leader_epochs(broker, "t", 0)]
+        return [*seen, cluster.partition("t", 0), cluster.clock.now_ms()]
+
+    assert story(tmp_path / "one") == story(tmp_path / "two")

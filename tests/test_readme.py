@@ -1,0 +1,61 @@
+"""The README's Python examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklog.broker.application import Application
+from sparklog.config import ClusterConfig, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def examples() -> list[str]:
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_testing_example_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [example] = [text for text in examples() if "LocalCluster" in text]
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(example, "README.md", "exec"), {})
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if "[info" not in line]
+    said = re.findall(r"print\(.*\) +# (.*)", example)
+    assert [line for line in printed if line in said] == said
+
+
+def test_the_spark_example_produces_and_consumes_on_the_example_configuration(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession,
+) -> None:
+    [example] = [text for text in examples() if "SparkProducer" in text]
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "cluster.yaml").write_text((CHECKOUT / "conf" / "cluster.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    application = Application(load(ClusterConfig, conf / "cluster.yaml"), spark)
+    application.start()
+    rounds = threading.Thread(target=application.run)
+    rounds.start()
+    try:
+        scope: dict[str, object] = {}
+        exec(compile(example, "README.md", "exec"), scope)
+    finally:
+        application.stop()
+        rounds.join()
+
+    assert scope["committed"].count() == 1000  # type: ignore[attr-defined]
