@@ -6,26 +6,30 @@ python -m jobs.demo --folder sparklog-demo
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
 import structlog
 import typer
 import yaml
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from jobs.demo_proof import Claim, answer_claim, once_claim, order_claim, replica_claims
+from jobs.demo_output import (
+    console,
+    happened,
+    print_claims,
+    print_description,
+    print_how_to_look,
+    step,
+    tell,
+    title,
+)
+from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
 from sparklog.broker.application import Application
 from sparklog.broker.tick import StoppedError
 from sparklog.cli import output, sql
@@ -42,6 +46,7 @@ from sparklog.errors import SparklogError
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT
 from sparklog.session import spark_session
 from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,20 +61,6 @@ CONFIG = "cluster.yaml"
 BROKER_IDS = (0, 1, 2)
 CONTENT = {MARKER, CONFIG, "cluster", *(f"broker-{number}" for number in BROKER_IDS)}
 """All that a demo leaves in its folder, and the next one may remove."""
-
-STORY = {
-    "became controller": "broker {broker} is the controller (controller epoch {controller_epoch})",
-    "broker fenced": "broker {broker} was silent for broker.session.timeout.ms: it is fenced",
-    "partition changed": (
-        "{topic}-{partition}: leader {leader}, leader epoch {leader_epoch}, in sync {isr}"
-    ),
-    "truncated": "broker {broker} cuts {topic}-{partition} from {from_offset} back to {to_offset}",
-    "isr shrink": "{topic}-{partition}: in sync {isr}",
-    "isr expand": "{topic}-{partition}: in sync {isr}",
-    "batch not copied": "a batch was not copied: {fault}",
-    "failed": "{action} of broker {broker} failed: {error}",
-}
-"""The brokers' log events that belong to the story, and how they are told."""
 
 QUERIES = {
     "Who stands where": """
@@ -99,8 +90,6 @@ from records
 group by broker_id
 order by broker_id"""
 
-console = Console(highlight=False, soft_wrap=True)
-
 
 class Demo:
     """The demo's cluster and clients, the answers that the producer got, and the story."""
@@ -122,18 +111,31 @@ class Demo:
 
     def run(self) -> bool:
         """Tell the story; say whether everything that it claims is true."""
-        with step(f"create topic {TOPIC}: 4 partitions, replication factor 3"):
+        try:
+            self.create_topic()
+            sent = json_records(self.spark, self.flights)
+            self.produce(sent)
+            holds = self.prove(sent)
+            self.query()
+        finally:
+            with step("park the brokers"):
+                self.application.stop()
+                self.rounds.join()
+        return holds
+
+    def create_topic(self) -> None:
+        """Create the topic, and describe it."""
+        with step(f"create topic {TOPIC}: 4 partitions, replication factor 3, 2 in sync at least"):
             self.admin.create_topic(TOPIC, 4, 3, configs={"min.insync.replicas": 2})
         self.describe("before")
-        count = len(self.flights)
-        sent = json_records(self.spark, self.flights)
+
+    def produce(self, sent: DataFrame) -> None:
+        """Produce everything, batch by batch, with a crash, a failover and a return."""
         crashed = None
         for number in range(BATCHES):
-            first, last = number * count // BATCHES, (number + 1) * count // BATCHES - 1
-            batch = sent.where(f"row between {first} and {last}").select("key", "value")
-            what = (
-                f"produce batch {number + 1} of {BATCHES}, {last + 1 - first:,} records, acks=all"
-            )
+            first, last = (len(self.flights) * one // BATCHES for one in (number, number + 1))
+            batch = sent.where(f"row >= {first} and row < {last}").select("key", "value")
+            what = f"produce batch {number + 1} of {BATCHES}, {last - first:,} records, acks=all"
             if number + 1 == CRASH_IN_BATCH:
                 crashed = self.produce_through_a_crash(batch, what)
                 self.describe("after the failover")
@@ -147,32 +149,33 @@ class Demo:
             self.wait_for(self.is_in_sync, "return of all replicas to the in-sync sets")
             self.wait_for(self.is_settled, "last high watermark on all followers")
         self.describe("after")
-        holds = self.prove(sent)
-        self.query()
-        with step("park the brokers"):
-            self.application.stop()
-            self.rounds.join()
-        return holds
 
     def produce_through_a_crash(self, batch: DataFrame, what: str) -> int:
         """Kill the leader of partition 0 just after its append, before anybody has a copy."""
-        leader = self.connection.metadata().partition(TOPIC, 0).leader
-        if leader is None:
+        state = self.connection.metadata().partition(TOPIC, 0)
+        if state.leader is None:
             raise SparklogError(f"partition 0 of {TOPIC} has no leader")
+        crashed = state.leader
         with (
-            step(f"{what}: kill broker {leader} right after its append, before any copy"),
+            step(f"{what}: kill broker {crashed} right after its append, before any copy"),
             self.application.between_rounds() as brokers,
         ):
             pending = self.producer.send(batch, TOPIC)
             try:
-                brokers[leader].leader_tick(stop_after="log_commit")
+                brokers[crashed].leader_tick(stop_after="log_commit")
             except StoppedError:
-                self.application.drop_broker(leader)
+                self.application.drop_broker(crashed)
             else:
-                raise SparklogError(f"broker {leader} had nothing to append, so it was not killed")
+                raise SparklogError(f"broker {crashed} had nothing to append, so it was not killed")
+        [visible] = self.connection.visible([state])
+        end = RecordLog(visible.location).log_end_offset(state.key)
+        happened(
+            f"broker {crashed} alone has offsets {visible.high_watermark} to {end - 1} of "
+            f"{TOPIC}-0, and nobody was told that they are stored"
+        )
         with step("fail over: the controller elects, and the producer sends what was not answered"):
             self.answers.append(pending.result())
-        return leader
+        return crashed
 
     def wait_for(self, is_there: Callable[[], bool], what: str) -> None:
         """Wait until something is there, as long as the brokers go on."""
@@ -205,10 +208,8 @@ class Demo:
 
     def describe(self, when: str) -> None:
         """Print the topic as Kafka's tool describes it."""
-        console.print(f"\n[bold]Topic {TOPIC}, {when}[/bold]")
-        for line in str(self.admin.describe_topic(TOPIC)).splitlines():
-            console.print(escape(line.expandtabs(4).rstrip()))
-        console.print()
+        title(f"Topic {TOPIC}, {when}")
+        print_description(self.admin.describe_topic(TOPIC))
 
     def prove(self, sent: DataFrame) -> bool:
         """Check what the demo claims, and print each claim with its figures."""
@@ -220,29 +221,22 @@ class Demo:
             claims.append(order_claim(consumed))
             claims.append(answer_claim(self.answers, visible))
             claims += replica_claims(self.roots())
-        console.print("\n[bold]The proof[/bold]")
-        console.print(_table(claims))
+        title("The proof")
+        print_claims(claims)
         return all(claim.holds for claim in claims)
 
     def query(self) -> None:
         """Ask the replica state a few questions in SQL, on the command's DuckDB and on Spark."""
         cluster = Cluster.of(str(self.config))
-        for title, text in QUERIES.items():
-            _print_query(title, text)
+        for question, text in QUERIES.items():
+            title(question)
+            console.print(escape(text.strip()), style="dim")
             output.print_table(sql.query(text, cluster).rows)
         with step("make views of all tables in Spark"):
             create_views(self.spark, self.connection)
-        _print_query("The records themselves on every broker, in Spark SQL", SPARK_QUERY)
+        title("The records themselves on every broker, in Spark SQL")
+        console.print(escape(SPARK_QUERY.strip()), style="dim")
         output.print_table(self.spark.sql(SPARK_QUERY).toArrow())
-
-
-@contextmanager
-def step(what: str) -> Iterator[None]:
-    """Say what is being done, and how long it took."""
-    since = time.monotonic()
-    with console.status(f"[bold]{escape(what)}[/bold]"):
-        yield
-    console.print(f"[green]✓[/green] {escape(what)} [dim]{time.monotonic() - since:.1f} s[/dim]")
 
 
 def flights_in_order_of_time() -> pa.Table:
@@ -275,27 +269,6 @@ def json_records(spark: SparkSession, flights: pa.Table) -> DataFrame:
     return frame.select("row", key.alias("key"), value.alias("value"))
 
 
-def _table(claims: list[Claim]) -> Table:
-    table = Table("claim", "found", "holds", box=SIMPLE_HEAD, pad_edge=False)
-    for claim in claims:
-        holds = "[green]yes[/green]" if claim.holds else "[bold red]NO[/bold red]"
-        table.add_row(escape(claim.text), escape(claim.found), holds)
-    return table
-
-
-def _print_query(title: str, text: str) -> None:
-    console.print(f"\n[bold]{escape(title)}[/bold]")
-    console.print(f"[dim]{escape(text.strip())}[/dim]")
-
-
-def _tell(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    """Print the events of the protocol that the story is about; drop the others."""
-    if event["event"] in STORY:
-        sentence = STORY[event["event"]].format_map(event)
-        console.print(f"  [yellow]{escape(sentence)}[/yellow]")
-    raise structlog.DropEvent
-
-
 def prepare(folder: Path) -> Path:
     """Write a cluster's configuration into an empty folder and return its file.
 
@@ -320,20 +293,6 @@ def prepare(folder: Path) -> Path:
     return folder / CONFIG
 
 
-def print_how_to_look(config: Path) -> None:
-    """Print commands that look into what the demo has left."""
-    here = Path.cwd()
-    command = os.path.relpath(Path(sys.executable).with_name("sparklog"), here)
-    shown = config.relative_to(here) if config.is_relative_to(here) else config
-    console.print(f"The tables are left in {escape(str(shown.parent))}. To look into them:")
-    for arguments in (
-        f"topics describe {TOPIC}",
-        "query 'select * from partition_state'",
-        "query 'select broker_id, path, record_count from batches order by base_offset'",
-    ):
-        console.print(f"  [bold]{escape(f'{command} {arguments} --cluster {shown}')}[/bold]")
-
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -346,13 +305,14 @@ def main(
     """Replicate real flights through three brokers, kill a leader, lose nothing."""
     started = time.monotonic()
     with one_line_errors():
-        structlog.configure(processors=[_tell])
+        structlog.configure(processors=[tell])
         config = prepare(folder.absolute())
+        title("Kafka's replication in Delta tables: real data, three brokers, one crash")
         with step("load the flights that left New York in 2013"):
             flights = flights_in_order_of_time()
         holds = Demo(config, flights).run()
     console.print(f"\nDone in {time.monotonic() - started:.0f} s.")
-    print_how_to_look(config)
+    print_how_to_look(TOPIC, config)
     if not holds:
         console.print("[bold red]The proof has failed.[/bold red]")
         raise typer.Exit(1)

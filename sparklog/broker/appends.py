@@ -93,7 +93,7 @@ class Appends:
         responses = self._root.produce_responses
         for answer in answers:
             answer["answered_at_ms"] = now_ms
-        responses.append(PRODUCE_RESPONSES.rows(list(answers)))
+        responses.append(PRODUCE_RESPONSES.rows(list(answers)), self._root.fence)
         for path in responses.new_files(responses.version - 1):
             self._answered[path] = now_ms
         old = [p for p, at in self._answered.items() if now_ms - at > RESPONSE_RETENTION_MS]

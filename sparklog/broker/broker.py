@@ -12,8 +12,10 @@ from functools import partial
 import structlog
 
 from sparklog.broker.controller import Controller
-from sparklog.broker.follower import UNREADABLE, Copier, Follower
+from sparklog.broker.fetch import Copier
+from sparklog.broker.follower import Follower
 from sparklog.broker.leader import FollowerReports, Leader
+from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.observations import Observations
 from sparklog.broker.registration import check_registered, heartbeat, register
 from sparklog.broker.replicas import Replicas

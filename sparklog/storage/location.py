@@ -36,7 +36,7 @@ class Location:
     """
 
     uri: str
-    options: Mapping[str, str] = field(default_factory=dict, compare=False)
+    options: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, uri: str, storage_options: StorageOptions | None = None) -> Location:

@@ -127,7 +127,7 @@ class MetadataReader:
     def load(self) -> Metadata:
         """Return the newest metadata."""
         cluster = self._cluster
-        # Topics last: a topic's row is written after its partitions, and makes them visible.
+        # Topics before partitions: a topic's row is written after them, and makes them visible.
         for table in (cluster.brokers, cluster.topics, cluster.partition_state):
             table.refresh()
         versions = (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparklog.broker.broker import Broker
+from sparklog.clients.produce import PendingProduce
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKER_TABLES, HIGH_WATERMARK_CHECKPOINT, Record, TableSchema
 from sparklog.storage.control_table import ControlTable
@@ -24,6 +25,11 @@ def log(cluster: LocalCluster, broker: int, topic: str = "t", partition: int = 0
     records = cluster.log(broker, topic, partition)
     assert [record.offset for record in records] == list(range(len(records)))
     return values(records)
+
+
+def error(pending: PendingProduce) -> str | None:
+    """The error that a request was answered with, `None` while it is not answered."""
+    return pending.response.error if pending.response else None
 
 
 def high_watermark(cluster: LocalCluster, broker: int) -> int:

@@ -10,7 +10,7 @@ from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, PRODUCE_REQUESTS, TOPICS
 from sparklog.storage.control_table import CONTROLLER_EPOCH
 from sparklog.testing import LocalCluster
-from tests.broker.states import check_at_rest, error_of_consume, rows, table
+from tests.broker.states import check_at_rest, error, error_of_consume, rows, table
 
 Start = Callable[..., LocalCluster]
 
@@ -29,8 +29,7 @@ def test_a_broker_that_registers_anew_leads_nothing_until_it_is_elected(start: S
     cluster.restart(0)
     pending = cluster.produce("t", 0, [b"b"])
     cluster.leader_tick(0)
-    assert pending.response is not None
-    assert pending.response.error == "NOT_LEADER_OR_FOLLOWER"
+    assert error(pending) == "NOT_LEADER_OR_FOLLOWER"
     assert cluster.partition("t", 0)[:2] == (0, 0)
     cluster.controller_tick()
     assert cluster.partition("t", 0)[:2] == (0, 1)
@@ -82,8 +81,7 @@ def test_a_partition_without_an_in_sync_replica_alive_is_offline(start: Start) -
     assert (state.leader, state.leader_epoch, state.isr) == (None, 2, [1])
     assert error_of_consume(cluster) == "LEADER_NOT_AVAILABLE"
     pending = cluster.produce("t", 0, [b"x"])
-    assert pending.response is not None
-    assert pending.response.error == "LEADER_NOT_AVAILABLE"
+    assert error(pending) == "LEADER_NOT_AVAILABLE"
     assert pending.is_done
     cluster.tick_until_idle()
     assert cluster.partition("t", 0).leader_epoch == 2
@@ -185,8 +183,7 @@ class TestRegistration:
         assert cluster._brokers[0].broker_epoch == 1
         cluster.tick_until_idle()
         assert cluster.partition("t", 0)[:2] == (0, 0)
-        assert waits.response is not None
-        assert waits.response.error == "NONE"
+        assert error(waits) == "NONE"
         check_at_rest(cluster, "a", "b")
 
     def test_of_a_stopped_broker_is_a_new_one(self, start: Start) -> None:
@@ -212,8 +209,7 @@ class TestAParkedLeader:
         cluster.clock.advance(3_600_000)
         cluster.restart(0)
         cluster.tick_until_idle()
-        assert pending.response is not None
-        assert pending.response.error == "REQUEST_TIMED_OUT"
+        assert error(pending) == "REQUEST_TIMED_OUT"
         assert cluster.log(0, "t", 0) == []
 
     def test_does_not_judge_anew_what_it_has_answered(
@@ -230,8 +226,7 @@ class TestAParkedLeader:
         fail_once("trim", "broker-0/produce_requests")
         with pytest.raises(OSError, match="is away"):
             cluster.leader_tick(0)
-        assert refused.response is not None
-        assert refused.response.error == "CORRUPT_MESSAGE"
+        assert error(refused) == "CORRUPT_MESSAGE"
         cluster._brokers[0].park()
         cluster.crash(0)
         file.write_bytes(content)

@@ -16,9 +16,12 @@ Start = Callable[..., LocalCluster]
 
 def all_versions(cluster: LocalCluster) -> Counter[str]:
     """The versions of every table of the cluster, by root and name."""
-    found = Counter({
-        f"cluster/{schema.name}": table(cluster, None, schema).version for schema in CLUSTER_TABLES
-    })
+    found = Counter(
+        {
+            f"cluster/{schema.name}": table(cluster, None, schema).version
+            for schema in CLUSTER_TABLES
+        }
+    )
     for broker in cluster._all:
         found |= Counter({f"{broker}/{k}": v for k, v in versions(cluster, broker).items()})
     return found
@@ -43,9 +46,7 @@ def test_a_tick_with_nothing_to_do_writes_nothing_and_runs_no_rule_on_replicas(
     assert set(rules_run) <= {"silent_brokers"}
 
 
-def test_a_dead_follower_does_not_keep_its_leader_busy(
-    start: Start, rules_run: list[str]
-) -> None:
+def test_a_dead_follower_does_not_keep_its_leader_busy(start: Start, rules_run: list[str]) -> None:
     """Once it has left the in-sync set, nothing more comes of time alone."""
     cluster = start(0, 1, 2, replica_lag_time_max_ms=5000)
     cluster.produce("t", 0, [b"a"])
@@ -106,9 +107,7 @@ def test_the_commits_of_a_failover_grow_with_nothing(start: Start) -> None:
 
 def test_an_in_sync_set_is_one_commit_for_all_partitions(start: Start) -> None:
     """And it is counted, although its table is the cluster's."""
-    cluster = start(
-        0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=5000
-    )
+    cluster = start(0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=5000)
     cluster.crash(1)
     for partition in range(4):
         cluster.produce("t", partition, [b"a"], acks=1)
@@ -136,9 +135,9 @@ def test_what_a_follower_copies_is_told(start: Start) -> None:
     report = cluster.follower_tick(1)
     sizes = [
         batch.size_bytes
-        for batch in cluster._brokers[0]._leaders[0]._root.log.batches(
-            cluster._connection.metadata().partition("t", 0).key
-        )
+        for batch in cluster._brokers[0]
+        ._leaders[0]
+        ._root.log.batches(cluster._connection.metadata().partition("t", 0).key)
     ]
     assert (report.files_copied, report.bytes_copied) == (3, sum(sizes))
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.clients.produce import PendingProduce
 from sparklog.testing import LocalCluster
-from tests.broker.states import check_at_rest, high_watermark, log, report, values
+from tests.broker.states import check_at_rest, error, high_watermark, log, report, values
 
 Start = Callable[..., LocalCluster]
 FailOnce = Callable[[str, str], None]
@@ -22,10 +21,6 @@ OWN_TABLES = (
     "delayed_operations",
     "produce_requests",
 )
-
-
-def error(pending: PendingProduce) -> str | None:
-    return pending.response.error if pending.response else None
 
 
 @pytest.mark.parametrize("table", OWN_TABLES)

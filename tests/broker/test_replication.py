@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.clients.produce import PendingProduce
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
     check_at_rest,
+    error,
     error_of_consume,
     high_watermark,
     log,
@@ -22,10 +22,6 @@ from tests.broker.states import (
 
 Start = Callable[..., LocalCluster]
 FailOnce = Callable[[str, str], None]
-
-
-def error(pending: PendingProduce) -> str | None:
-    return pending.response.error if pending.response else None
 
 
 def forge(cluster: LocalCluster, broker: int, **changes: object) -> None:
@@ -105,6 +101,34 @@ class TestALeadersRow:
         cluster.leader_tick(1)
         cluster.follower_tick(2)
         assert report(cluster, 2)["leader_epoch"] == 1
+
+
+def test_two_partitions_that_change_places_are_told_apart(start: Start) -> None:
+    """Brokers exchange two leaderships while nothing is written, so that what a follower sees of
+    its leader looks the same as before. It has to report in the new epoch all the same.
+    """
+    cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]})
+    cluster.crash(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    assert [cluster.partition("t", n)[:2] for n in (0, 1)] == [(0, 1), (1, 0)]
+    states = table(cluster, None, PARTITION_STATE)
+    epochs = {broker_id: one.broker_epoch for broker_id, one in cluster._brokers.items()}
+    exchanged = [
+        row
+        | {
+            "leader": 1 - row["leader"],
+            "leader_broker_epoch": epochs[1 - row["leader"]],
+            "leader_epoch": row["leader_epoch"] + 1,
+            "partition_epoch": row["partition_epoch"] + 1,
+        }
+        for row in states.rows().to_pylist()
+    ]
+    states.compare_and_set(PARTITION_STATE.rows(exchanged))
+    cluster.tick_until_idle()
+    for broker in (0, 1):
+        found = rows(cluster, broker, HIGH_WATERMARK_CHECKPOINT)
+        assert [row["leader_epoch"] for row in found] == [2, 1]
 
 
 class TestTheHighWatermark:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from sparklog.broker.broker import Broker, round_of_ticks
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
-from sparklog.clients.produce import ProduceClient, RequestedBatch
+from sparklog.clients.produce import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.config import Settings
 from sparklog.model import BROKERS, PARTITION_STATE, new_batch_path
 from sparklog.protocol.rules import DuckDBRules
@@ -157,10 +157,10 @@ class TestTwoRootsOfOneBroker:
     """`log.dirs` with two folders: broker 0's partitions lie in both, broker 1 follows them."""
 
     @pytest.fixture
-    def brokers(self, tmp_path: Path) -> Iterator[list[Broker]]:
+    def brokers(self, tmp_path: Path) -> list[Broker]:
         settings = Settings.model_validate({"replica.lag.time.max.ms": 5000})
         clock = ManualClock()
-        yield [
+        return [
             Broker(
                 broker_id,
                 Location.of(str(tmp_path / "cluster")),
@@ -186,7 +186,7 @@ class TestTwoRootsOfOneBroker:
             pass
 
     @staticmethod
-    def produce(connection: Connection, partition: int, value: bytes) -> object:
+    def produce(connection: Connection, partition: int, value: bytes) -> PendingProduce:
         client = ProduceClient(connection)
         state = connection.metadata().partition("t", partition)
         root = connection.leader_location(state)
@@ -215,7 +215,9 @@ class TestTwoRootsOfOneBroker:
         states = connection.metadata().partitions.values()
         assert [one.high_watermark for one in connection.visible(states)] == [1, 1, 1]
 
-    def test_answer_for_themselves_only(self, connection: Connection, brokers: list[Broker]) -> None:
+    def test_answer_for_themselves_only(
+        self, connection: Connection, brokers: list[Broker]
+    ) -> None:
         """A request in the wrong one of a leader's inboxes finds no leader there."""
         state = connection.metadata().partition("t", 0)
         misled = state._replace(
@@ -245,7 +247,7 @@ class TestTwoRootsOfOneBroker:
         brokers[1].follower_tick()
         assert self.logs(tmp_path)["1c"] >= {(1, 1)}
         brokers[0].leader_tick()
-        assert other.poll()  # type: ignore[attr-defined]
+        assert other.response is not None
 
     def test_lost_one_of_them_leaves_the_in_sync_sets_of_what_was_there(
         self, connection: Connection, brokers: list[Broker], tmp_path: Path

@@ -62,13 +62,14 @@ class Process:
         output: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.command = [str(part) for part in command]
         self._output = output
         with (
             output.with_suffix(".out").open("wb") as stdout,
             output.with_suffix(".err").open("wb") as stderr,
         ):
             self.popen = subprocess.Popen(
-                [str(part) for part in command],
+                self.command,
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -107,6 +108,14 @@ class Process:
     def kill(self) -> None:
         """End the process without a warning."""
         self.end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and whatever it has started, if they still run; print what it told."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        # Shown where the test has failed.
+        print(*self.command, self.stderr[-10_000:], sep="\n")
 
     def has_left_nothing(self) -> bool:
         """Whether the process has ended, and all that it has started with it."""
@@ -161,11 +170,7 @@ class Cluster:
     def close(self) -> None:
         """End what still runs."""
         for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.popen.pid, signal.SIGKILL)
-            process.popen.wait()
-            # Shown where the test has failed.
-            print(*process.popen.args, process.stderr[-10_000:], sep="\n")  # type: ignore[misc]
+            process.close()
 
     # --- state ----------------------------------------------------------------------------------
 

@@ -2,6 +2,12 @@
 
 Brokers that differ by name only are one state. Visited states are kept as 64-bit hashes, each with
 its parent's, so that the first violation found is told as a shortest story.
+
+What the model leaves out: there is one partition, a batch is one record, and logs begin at offset 0
+(no retention, no merging); one controller, whose tick is atomic; no reassignment. Time is a choice:
+any session may expire and any follower behind the log end may be lagging. A broker that lost its
+tail is found out when it registers. An older process of a broker that was started anew writes
+nothing (its root is fenced), so it is not followed any further.
 """
 
 from __future__ import annotations

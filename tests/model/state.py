@@ -18,20 +18,33 @@ from tests.model.decisions import Entries, Log
 class Mutation:
     """Mistakes that the explorer must catch; the first four are the refuted variants of Kafka."""
 
+    # Before KIP-101: a follower begins a leader epoch by truncating to its own high watermark.
     truncates_to_high_watermark: bool = False
-    falls_back_to_high_watermark: bool = False  # KIP-101 only
-    fetches_by_offset_alone: bool = False  # KIP-279 only
+    # KIP-101 only: one question, and the own high watermark where the leader knows no answer.
+    falls_back_to_high_watermark: bool = False
+    # KIP-279 only: the search is right, but fetches name no epoch, so neither side can fence them.
+    fetches_by_offset_alone: bool = False
+    # The first try at KIP-320: fetches name the last fetched epoch, but not the leader's.
     fetches_without_leader_epoch: bool = False
+    # Against 6.4: the leader's log is read as it is at the time, between check and commit.
     reads_the_log_as_it_is: bool = False
+    # Against 5.2: the row counts for joining the ISR, whenever it was written.
     joins_without_a_report: bool = False
+    # Against 1.3 and 6.4.
     believes_other_leader_epochs: bool = False
+    # Against 1.3 (KIP-903).
     believes_other_broker_epochs: bool = False
+    # Against 6.1: (epoch, log end offset) is written when the epoch has records already.
     enters_epoch_after_append: bool = False
+    # Against 3.1.
     appends_what_named_another_epoch: bool = False
+    # Against 3.7.
     commits_a_path_twice: bool = False
+    # Against the fencing of a broker's root by its broker epoch.
     zombie_rewrites_its_row: bool = False
-    # Readings of the rules that leave a gap.
+    # A reading of 5.2: the registration is checked when the row is read, not when the ISR changes.
     joins_under_an_old_registration: bool = False
+    # A reading of 7.0: checkpoint and log are united as they are.
     unites_histories_on_start: bool = False
 
 

@@ -1,0 +1,95 @@
+"""What the demo prints: its steps, the brokers' part of the story, its proof and its queries."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from jobs.demo_proof import Claim
+from sparklog.clients.admin import TopicDescription
+
+STORY = {
+    "became controller": "broker {broker} is the controller (controller epoch {controller_epoch})",
+    "broker fenced": "broker {broker} was silent for broker.session.timeout.ms: it is fenced",
+    "partition changed": (
+        "{topic}-{partition}: leader {leader}, leader epoch {leader_epoch}, in sync {isr}"
+    ),
+    "truncated": "broker {broker} cuts {topic}-{partition} from {from_offset} back to {to_offset}",
+    "isr shrink": "{topic}-{partition}: in sync {isr}",
+    "isr expand": "{topic}-{partition}: in sync {isr}",
+    "batch not copied": "a batch was not copied: {fault}",
+    "failed": "{action} of broker {broker} failed: {error}",
+}
+"""The brokers' log events that belong to the story, and how they are told."""
+
+_WIDE = 120
+"""Columns of a terminal that is none."""
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say what is being done, and how long it took."""
+    since = time.monotonic()
+    with console.status(f"[bold]{escape(what)}[/bold]"):
+        yield
+    console.print(f"[green]✓[/green] {escape(what)} [dim]{time.monotonic() - since:.1f} s[/dim]")
+
+
+def title(text: str) -> None:
+    """Print the title of what follows."""
+    console.print(f"\n[bold]{escape(text)}[/bold]")
+
+
+def happened(sentence: str) -> None:
+    """Print what a broker has done, or what has become of it."""
+    console.print(f"  [yellow]{escape(sentence)}[/yellow]")
+
+
+def tell(_: object, __: str, event: MutableMapping[str, Any]) -> str:
+    """Print an event if it belongs to the story; a processor of structlog, the only one."""
+    if event["event"] in STORY:
+        happened(STORY[event["event"]].format_map(event))
+    raise structlog.DropEvent
+
+
+def print_description(description: TopicDescription) -> None:
+    """Print a topic as Kafka's tool describes it."""
+    for line in str(description).splitlines():
+        console.print(escape(line.expandtabs(4).rstrip()))
+    console.print()
+
+
+def print_claims(claims: Sequence[Claim]) -> None:
+    """Print the proof, claim by claim."""
+    table = Table("claim", "found", "holds", box=SIMPLE_HEAD, pad_edge=False)
+    for claim in claims:
+        holds = "[green]yes[/green]" if claim.holds else "[bold red]NO[/bold red]"
+        table.add_row(escape(claim.text), escape(claim.found), holds)
+    (console if console.is_terminal else Console(width=_WIDE, highlight=False)).print(table)
+
+
+def print_how_to_look(topic: str, config: Path) -> None:
+    """Print commands that look into what the demo has left."""
+    here = Path.cwd()
+    command = os.path.relpath(Path(sys.executable).with_name("sparklog"), here)
+    shown = config.relative_to(here) if config.is_relative_to(here) else config
+    console.print(f"The tables are left in {escape(str(shown.parent))}. To look into them:")
+    for arguments in (
+        f"topics describe {topic}",
+        "query 'select * from partition_state'",
+        "query 'select broker_id, path, record_count from batches order by base_offset'",
+    ):
+        console.print(f"  [bold]{escape(f'{command} {arguments} --cluster {shown}')}[/bold]")

@@ -1,0 +1,157 @@
+"""Fetching: which of the leaders' batches a follower lacks, and copying them into its own root."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from sparklog.broker.leader_roots import UNREADABLE, LeaderRoot, LeaderRoots
+from sparklog.broker.replicas import Replicas
+from sparklog.broker.tick import TickReport
+from sparklog.config import Settings
+from sparklog.errors import StorageError
+from sparklog.model import Batch, TopicIdPartition, new_batch_path
+from sparklog.protocol.rules import Rules
+from sparklog.storage.batch_files import Copy, rewrite_slice
+from sparklog.storage.metadata import PartitionState
+
+_log = structlog.get_logger(__name__)
+
+
+class Copier(Protocol):
+    """What copies batch files: this process, or the tasks of a Spark job."""
+
+    jobs: int
+
+    def copy(self, copies: list[Copy]) -> list[str | None]:
+        """Copy all; return what went wrong with each, or `None`."""
+        ...
+
+
+class Followed(NamedTuple):
+    """One partition to be followed: what the controller says and the leader's row."""
+
+    state: PartitionState
+    root: LeaderRoot
+    row: dict[str, Any]
+
+    @property
+    def key(self) -> TopicIdPartition:
+        """The partition, by its topic's id."""
+        return self.state.key
+
+
+class Fetcher:
+    """Fetches into one broker root."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        roots: LeaderRoots,
+        rules: Rules,
+        settings: Settings,
+        copier: Copier,
+    ) -> None:
+        self._replicas = replicas
+        self._roots = roots
+        self._rules = rules
+        self._settings = settings
+        self._copier = copier
+
+    def fetch(self, followed: list[Followed], report: TickReport) -> list[Batch]:
+        """Join the positions with the leaders' batches and copy what the join gives.
+
+        Returns the batches that arrived, to be committed.
+        """
+        of_log: dict[tuple[LeaderRoot, int], list[Followed]] = defaultdict(list)
+        for one in followed:
+            if one.row["log_end_offset"] > self._replicas.log_end_offset(one.key):
+                of_log[one.root, one.row["log_version"]].append(one)
+        copies: list[Copy] = []
+        copied: list[Batch] = []
+        sliced: list[Batch] = []
+        for (root, version), members in of_log.items():
+            try:
+                work = self._work_list(root, version, members)
+            except UNREADABLE as error:
+                self._roots.let_go(root, error)
+                continue
+            stopped: set[TopicIdPartition] = set()
+            for batch, straddles in work:
+                key = batch.topic_id_partition
+                if straddles:
+                    part = self._slice(root, batch, self._replicas.log_end_offset(key))
+                    if part is None:
+                        stopped.add(key)
+                    else:
+                        sliced.append(part)
+                elif key not in stopped:
+                    copy = self._copy(root, batch)
+                    copies.append(copy)
+                    copied.append(batch._replace(path=copy.target_path))
+        faults = self._copier.copy(copies)
+        report.files_copied += len(copies)
+        report.bytes_copied += sum(copy.size_bytes for copy in copies)
+        return sliced + self._intact(copied, faults)
+
+    def _work_list(
+        self, root: LeaderRoot, version: int, members: list[Followed]
+    ) -> list[tuple[Batch, bool]]:
+        """Return the leader's batches that are to be fetched, and which have to be cut."""
+        root.log.refresh(version)
+        work = self._rules.run(
+            "fetch",
+            positions=[self._position(one) for one in members],
+            batches=root.log.batch_index(
+                {one.key: self._replicas.log_end_offset(one.key) for one in members}
+            ),
+        )
+        found = []
+        for row in work:
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            found.append((root.log.batches(key, row["base_offset"])[0], row["straddles"]))
+        return found
+
+    def _copy(self, root: LeaderRoot, batch: Batch) -> Copy:
+        return Copy(
+            root.log.location,
+            batch.path,
+            self._replicas.root.log.location,
+            new_batch_path(batch.batch_id),
+            batch.size_bytes,
+            batch.checksum,
+        )
+
+    def _slice(self, root: LeaderRoot, batch: Batch, from_offset: int) -> Batch | None:
+        target = self._replicas.root.log.location
+        try:
+            return rewrite_slice(root.log.location, batch, from_offset, batch.next_offset, target)
+        except StorageError as error:
+            _log.warning("batch not copied", topic=batch.topic, fault=str(error))
+            return None
+
+    def _intact(self, batches: list[Batch], faults: list[str | None]) -> list[Batch]:
+        """Return the batches that arrived; a bad one stops its partition only (8.4)."""
+        stopped: set[TopicIdPartition] = set()
+        intact = []
+        for batch, fault in zip(batches, faults, strict=True):
+            key = batch.topic_id_partition
+            if fault is not None:
+                stopped.add(key)
+                _log.warning("batch not copied", topic=batch.topic, partition=key[1], fault=fault)
+            elif key not in stopped:
+                intact.append(batch)
+        return intact
+
+    def _position(self, one: Followed) -> dict[str, Any]:
+        return {
+            "topic_id": one.key.topic_id,
+            "partition": one.key.partition,
+            "fetch_offset": self._replicas.log_end_offset(one.key),
+            "last_fetched_epoch": self._replicas.last_record_epoch(one.key),
+            "leader_epoch": one.state.leader_epoch,
+            "max_bytes": self._settings.replica_fetch_max_bytes,
+            "max_total_bytes": self._settings.replica_fetch_response_max_bytes,
+        }

@@ -1,0 +1,77 @@
+"""The roots of the leaders, as a follower reads them; each is opened once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import structlog
+from deltalake.exceptions import DeltaError
+
+from sparklog.errors import StorageError
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, TopicIdPartition
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.metadata import MetadataReader
+from sparklog.storage.record_log import RecordLog
+
+_log = structlog.get_logger(__name__)
+
+UNREADABLE = (StorageError, DeltaError, OSError)
+"""What reading another broker's root may raise."""
+
+
+class LeaderProcess(NamedTuple):
+    """A leader's root, by its number, and the process that leads from it.
+
+    A broker that was started anew may have new tables under the old names.
+    """
+
+    broker_id: int
+    root: int
+    broker_epoch: int
+
+
+class LeaderRoot:
+    """The tables of a leader's root, as a follower reads them."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.log = RecordLog(location)
+        self._checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
+        self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+
+    def rows(self) -> dict[TopicIdPartition, dict[str, Any]]:
+        """Return the newest rows of the leader's replicas."""
+        self._checkpoint.refresh()
+        rows = self._checkpoint.rows().to_pylist()
+        return {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
+
+    def entries(self, version: int) -> list[dict[str, Any]]:
+        """Return the leader-epoch histories as of the version that a row names."""
+        self._epochs.refresh()
+        rows: list[dict[str, Any]] = self._epochs.rows_at(version).to_pylist()
+        return rows
+
+
+class LeaderRoots:
+    """The leaders' roots that are open."""
+
+    def __init__(self, reader: MetadataReader) -> None:
+        self._reader = reader
+        self._open: dict[LeaderProcess, LeaderRoot] = {}
+
+    def keep(self, wanted: Collection[LeaderProcess]) -> None:
+        """Let go of all but these."""
+        self._open = {of: root for of, root in self._open.items() if of in wanted}
+
+    def open(self, of: LeaderProcess) -> LeaderRoot:
+        """Return a leader's root; one of `UNREADABLE` where it is not there."""
+        if of not in self._open:
+            self._open[of] = LeaderRoot(self._reader.location(of.broker_id, of.root))
+        return self._open[of]
+
+    def let_go(self, root: LeaderRoot, error: Exception) -> None:
+        """Open a root anew in the next tick; the replicas of other leaders go on."""
+        _log.warning("leader not readable", root=root.location.uri, error=str(error))
+        self._open = {of: one for of, one in self._open.items() if one is not root}

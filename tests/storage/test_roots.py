@@ -1,0 +1,276 @@
+"""Roots: created once, completed after an interruption, refused in a sentence when foreign."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from sparklog import model
+from sparklog.errors import FencedError, StorageError
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, TableSchema
+from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, create_table
+from sparklog.storage.delta_log import open_delta_table, table_identity
+from sparklog.storage.location import Location
+from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
+from tests.storage import racing
+from tests.storage.batches import batch
+from tests.storage.racing import Processes
+
+
+class Kind(NamedTuple):
+    """A kind of root: how it is created, and its tables beside `format`."""
+
+    create: Callable[[Location], object]
+    tables: tuple[TableSchema, ...]
+
+
+def create_broker(root: Location) -> None:
+    BrokerRoot.create(root, "a-cluster", 7)
+
+
+CLUSTER = Kind(ClusterRoot.create, CLUSTER_TABLES)
+BROKER = Kind(create_broker, BROKER_TABLES)
+
+
+@pytest.fixture(params=[CLUSTER, BROKER], ids=["cluster", "broker"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of root."""
+    given: Kind = request.param
+    return given
+
+
+def format_row(root: Location) -> dict[str, object]:
+    [row] = ControlTable(root, FORMAT).rows().to_pylist()
+    return dict(row)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, with what is in it."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_a_root_has_its_tables_and_says_what_it_is(root: Location, kind: Kind) -> None:
+    kind.create(root)
+    assert sorted(path.name for path in Path(root.uri).iterdir()) == sorted(
+        table.name for table in (*kind.tables, FORMAT)
+    )
+    row = format_row(root)
+    assert row["schema_version"] == model.SCHEMA_VERSION
+    assert str(row["created_by"]).startswith("sparklog ")
+    assert row["broker_id"] == (7 if kind is BROKER else None)
+
+
+def test_creating_again_changes_nothing(root: Location, kind: Kind) -> None:
+    kind.create(root)
+    before = files(Path(root.uri))
+    kind.create(root)
+    check_usable(root)
+    assert files(Path(root.uri)) == before
+
+
+def test_an_interrupted_creation_is_completed(root: Location, kind: Kind) -> None:
+    """After any of its steps: each table, the format table, and its row."""
+    kind.create(root)
+    order = [*(table.name for table in kind.tables), FORMAT.name]
+    whole = Path(root.uri)
+    for missing in range(len(order) + 1):
+        cut = Location.of(str(whole.with_name(f"without-the-last-{missing}")))
+        shutil.copytree(whole, cut.uri)
+        ids = {name: table_identity(cut.child(name)) for name in order[: len(order) - missing]}
+        for name in order[len(order) - missing :]:
+            shutil.rmtree(Path(cut.uri, name))
+        if missing == 0:
+            Path(cut.uri, FORMAT.name, "_delta_log", f"{1:020}.json").unlink()
+            ids.pop(FORMAT.name)
+        kind.create(cut)
+        assert {name: table_identity(cut.child(name)) for name in ids} == ids
+        assert {path.name for path in Path(cut.uri).iterdir()} == set(order)
+        assert format_row(cut)["broker_id"] == format_row(root)["broker_id"]
+
+
+def test_a_creation_that_was_interrupted_in_the_middle_of_a_commit_is_completed(
+    root: Location, kind: Kind
+) -> None:
+    """What is left then is a folder, and a file that is no commit yet."""
+    log = Path(root.uri, kind.tables[0].name, "_delta_log")
+    log.mkdir(parents=True)
+    (log / "_commit_0f.json.tmp").write_text("{")
+    kind.create(root)
+    kind.create(root)
+    assert table_identity(root.child(kind.tables[0].name))[1] == 0
+
+
+class TestRaces:
+    def test_four_brokers_that_start_a_cluster_agree_on_one(
+        self, root: Location, processes: Processes
+    ) -> None:
+        for attempt in range(4):
+            at = root.child(str(attempt))
+            found = processes.run(racing.create_cluster, at.uri)
+            assert len(set(found)) == 1
+            assert found[0] == format_row(at)["cluster_id"]
+            versions = [table_identity(at.child(table.name))[1] for table in CLUSTER_TABLES]
+            assert set(versions) == {0}
+
+    def test_of_four_brokers_that_are_given_one_folder_one_has_it(
+        self, root: Location, processes: Processes
+    ) -> None:
+        found = processes.run(racing.create_broker, root.uri, False)
+        assert sorted(one == "" for one in found) == [False, False, False, True]
+        owner = found.index("")
+        for refusal in found:
+            assert refusal == "" or f"StorageError: {root.uri} belongs to broker {owner}" in refusal
+
+    def test_one_broker_started_four_times_has_its_folder(
+        self, root: Location, processes: Processes
+    ) -> None:
+        assert processes.run(racing.create_broker, root.uri, True) == [""] * Processes.count
+
+
+class TestRefusals:
+    """Each is one sentence, and nothing is created or changed."""
+
+    @pytest.fixture(autouse=True)
+    def _unchanged(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+
+    def refused(self, kind: Kind, at: Location, *said: str) -> None:
+        before = files(self.tmp_path)
+        folders = sorted(self.tmp_path.rglob("*"))
+        with pytest.raises(StorageError) as refusal:
+            kind.create(at)
+        sentence = str(refusal.value)
+        assert all(part in sentence for part in (at.uri, *said)), sentence
+        assert "\n" not in sentence
+        assert files(self.tmp_path) == before
+        assert sorted(self.tmp_path.rglob("*")) == folders
+
+    def test_a_foreign_folder(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        folder = Path(root.uri)
+        folder.mkdir()
+        (folder / "letter.txt").write_text("Dear")
+        self.refused(kind, root, "is not a sparklog root and holds 'letter.txt': name an empty")
+        (folder / kind.tables[0].name).mkdir()
+        self.refused(kind, root, "holds 'letter.txt'")
+        with pytest.raises(StorageError, match=r"holds 'letter\.txt'"):
+            check_usable(root)
+
+    def test_somebody_elses_delta_table(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        create_table(root, kind.tables[0])
+        self.refused(kind, root.child(kind.tables[0].name), "holds '_delta_log'")
+
+    def test_a_file(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        Path(root.uri).write_text("")
+        self.refused(kind, root, "is a file: name a folder")
+        self.refused(kind, root.child("below"), "Not a directory")
+
+    def test_the_other_kind_of_root(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        if kind is BROKER:
+            ClusterRoot.create(root)
+            self.refused(kind, root, "is a cluster root: name the broker root")
+        else:
+            create_broker(root)
+            self.refused(kind, root, "is a broker root: name the cluster root")
+
+    def test_the_other_kind_of_root_unfinished(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        other = CLUSTER_TABLES if kind is BROKER else BROKER_TABLES
+        create_table(root, other[0])
+        self.refused(kind, root, f"is not a sparklog root and holds '{other[0].name}'")
+        check_usable(root)
+
+    def test_a_future_layout(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        kind.create(root)
+        row = format_row(root) | {"schema_version": 2, "created_by": "sparklog 9.0"}
+        ControlTable(root, FORMAT).compare_and_set(FORMAT.rows([row]))
+        self.refused(
+            kind, root, "has table layout 2, this sparklog knows 1", "(sparklog 9.0)", "use the"
+        )
+
+    def test_a_format_table_that_cannot_be_read(
+        self,
+        root: Location,
+        kind: Kind,
+    ) -> None:
+        kind.create(root)
+        Path(root.uri, FORMAT.name, "_delta_log", f"{0:020}.json").write_text("nonsense")
+        self.refused(kind, root, "format cannot be opened: ")
+
+
+def test_a_broker_root_belongs_to_one_broker_of_one_cluster(root: Location) -> None:
+    create_broker(root)
+    before = files(Path(root.uri))
+    with pytest.raises(
+        StorageError,
+        match="belongs to broker 7 of cluster a-cluster, not to broker 8 of cluster a-cluster: "
+        "give every broker a log directory of its own",
+    ):
+        BrokerRoot.create(root, "a-cluster", 8)
+    with pytest.raises(StorageError, match="not to broker 7 of cluster another"):
+        BrokerRoot.create(root, "another", 7)
+    assert files(Path(root.uri)) == before
+
+
+def test_a_cluster_that_is_not_there_is_not_made_by_looking_for_it(root: Location) -> None:
+    with pytest.raises(StorageError, match=r"there is no cluster root at .*: check the path"):
+        ClusterRoot(root)
+    with pytest.raises(StorageError, match="there is no table at"):
+        BrokerRoot(root, 1)
+    assert not Path(root.uri).exists()
+
+
+class TestOpening:
+    def test_a_broker_fences_every_table_before_it_reads(self, root: Location) -> None:
+        create_broker(root)
+        opened = BrokerRoot(root, 3)
+        assert opened.commits() == len(BROKER_TABLES) - 1
+        for table in BROKER_TABLES:
+            held = open_delta_table(root.child(table.name)).transaction_version(BROKER_EPOCH)
+            assert held == 3
+
+    def test_an_older_process_of_the_broker_neither_opens_nor_writes(self, root: Location) -> None:
+        create_broker(root)
+        old = BrokerRoot(root, 3)
+        new = BrokerRoot(root, 4)
+        with pytest.raises(FencedError):
+            BrokerRoot(root, 3)
+        with pytest.raises(FencedError):
+            old.log.commit([batch(0)])
+        for table in (old.produce_requests, old.produce_responses):
+            with pytest.raises(FencedError):
+                table.append(table.schema.rows([{}]), old.fence)
+        new.log.commit([batch(0)])
+
+    def test_every_table_of_a_cluster_is_at_hand(self, root: Location) -> None:
+        cluster = ClusterRoot.create(root)
+        for table in CLUSTER_TABLES:
+            assert getattr(cluster, table.name).schema is table
+        assert ClusterRoot(root).cluster_id == cluster.cluster_id

@@ -1,0 +1,329 @@
+"""The same contract over an S3 API: moto's server, reached as any store is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.request import Request, urlopen
+
+import pytest
+
+from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.model import (
+    BROKER_TABLES,
+    CLUSTER_TABLES,
+    CONTROLLER,
+    LOG,
+    PRODUCE_REQUESTS,
+    new_batch_path,
+)
+from sparklog.storage.batch_files import (
+    BatchFileWriter,
+    Copy,
+    ProcessCopier,
+    SparkCopier,
+    file_checksum,
+    file_fault,
+    files_faults,
+    read_records,
+    rewrite_slice,
+)
+from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, Fence, create_table
+from sparklog.storage.delta_log import open_delta_table, table_identity
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.record_log import RecordLog
+from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
+from tests.storage.batches import FENCE, P0, batch_of_file, write_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.skipif(
+    find_spec("moto") is None or find_spec("flask_cors") is None,
+    reason="moto's server is not installed: it plays S3",
+)
+
+START_SECONDS = 60
+
+
+class Store:
+    """A running S3 API: a process of its own, as a server within this one would be starved."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._count = 0
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+                stdout=output,
+                stderr=output,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                assert self._process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, "moto's server does not answer"
+                time.sleep(0.05)
+            else:
+                return
+
+    def bucket(self) -> str:
+        """Make a bucket of one's own; return its URI."""
+        self._count += 1
+        name = f"bucket-{self._count}"
+        urlopen(Request(f"{self.url}/{name}", method="PUT")).close()
+        return f"s3://{name}"
+
+    def options(self, url: str | None = None) -> StorageOptions:
+        """Return the options of the store, in delta-rs's keys."""
+        return {
+            "s3://": {
+                "AWS_ENDPOINT_URL": url or self.url,
+                "AWS_ALLOW_HTTP": "true",
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "an-id",
+                "AWS_SECRET_ACCESS_KEY": "a-secret",
+                "max_retries": "0",
+            }
+        }
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    running = Store(tmp_path_factory.mktemp("moto") / "log")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def at(store: Store) -> Callable[[str], Location]:
+    """Return locations in a bucket of the test's own."""
+    bucket = store.bucket()
+    return lambda path: Location.of(f"{bucket}/{path}", store.options())
+
+
+At = Callable[[str], Location]
+
+
+def names(location: Location) -> list[str]:
+    from pyarrow.fs import FileSelector
+
+    selector = FileSelector("", recursive=True, allow_not_found=True)
+    return sorted(found.path for found in location.filesystem().get_file_info(selector))
+
+
+def lease(sequence: int) -> object:
+    row = {"broker_id": 0, "controller_epoch": 1, "lease_sequence": sequence}
+    return CONTROLLER.rows([row])
+
+
+class TestRoots:
+    def test_both_kinds_are_created_once(self, at: At) -> None:
+        cluster = ClusterRoot.create(at("a cluster"))
+        BrokerRoot.create(at("broker-0"), cluster.cluster_id, 0)
+        before = names(at("a cluster")), names(at("broker-0"))
+        assert ClusterRoot.create(at("a cluster")).cluster_id == cluster.cluster_id
+        BrokerRoot.create(at("broker-0"), cluster.cluster_id, 0)
+        assert (names(at("a cluster")), names(at("broker-0"))) == before
+        versions = {table_identity(at("a cluster").child(one.name))[1] for one in CLUSTER_TABLES}
+        assert versions == {0}
+
+        # A creation that was interrupted is completed.
+        files = at("a cluster").filesystem()
+        files.delete_file(f"format/_delta_log/{1:020}.json")
+        files.delete_file(f"topics/_delta_log/{0:020}.json")
+        again = ClusterRoot.create(at("a cluster"))
+        assert again.cluster_id != cluster.cluster_id
+        assert names(at("a cluster").child("topics")) == [
+            name.removeprefix("topics/") for name in before[0] if name.startswith("topics/")
+        ]
+
+    def test_a_broker_root_is_fenced(self, at: At) -> None:
+        BrokerRoot.create(at("broker-0"), "a-cluster", 0)
+        with pytest.raises(StorageError, match="is a broker root: name the cluster root"):
+            ClusterRoot.create(at("broker-0"))
+        with pytest.raises(StorageError, match="belongs to broker 0 of cluster a-cluster"):
+            BrokerRoot.create(at("broker-0"), "a-cluster", 8)
+        opened = BrokerRoot(at("broker-0"), 1)
+        assert opened.commits() == len(BROKER_TABLES) - 1
+        newer = BrokerRoot(at("broker-0"), 2)
+        with pytest.raises(FencedError):
+            opened.log.commit([])
+        newer.log.commit([])
+
+    def test_what_is_foreign_is_refused_and_left_alone(self, at: At) -> None:
+        with at("foreign").create("letter.txt") as file:
+            file.write(b"Dear")
+        for create in (ClusterRoot.create, check_usable):
+            with pytest.raises(StorageError, match=r"s3://.*/foreign .* holds 'letter\.txt'"):
+                create(at("foreign"))
+        assert names(at("foreign")) == ["letter.txt"]
+
+    def test_what_is_not_there_is_not_made_by_looking_for_it(self, at: At) -> None:
+        with pytest.raises(StorageError, match="there is no cluster root at s3://"):
+            ClusterRoot(at("nothing"))
+        with pytest.raises(StorageError, match="there is no table at s3://"):
+            ControlTable(at("nothing"), CONTROLLER)
+        assert names(at("nothing")) == []
+
+    def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(self, store: Store) -> None:
+        nowhere = Location.of("s3://no-such-bucket/x", store.options())
+        silent = Location.of("s3://bucket/x", store.options("http://127.0.0.1:9"))
+        for root in (nowhere, silent):
+            for act in (ClusterRoot.create, ClusterRoot, check_usable):
+                with pytest.raises(StorageError, match="/x cannot be reached: check") as refused:
+                    act(root)
+                assert "\n" not in str(refused.value)
+                assert "a-secret" not in str(refused.value)
+
+
+class TestControlTables:
+    def test_the_second_of_two_compare_and_sets_is_refused(self, at: At) -> None:
+        create_table(at("cluster"), CONTROLLER)
+        first, second = (ControlTable(at("cluster"), CONTROLLER) for _ in range(2))
+        first.compare_and_set(lease(1))
+        with pytest.raises(CommitConflictError, match="moved past version 0"):
+            second.compare_and_set(lease(2))
+        assert ControlTable(at("cluster"), CONTROLLER).rows().equals(lease(1))
+        second.refresh()
+        second.compare_and_set(lease(2))
+        assert first.refresh()
+        assert first.rows().equals(lease(2))
+        assert first.rows_at(1).equals(lease(1))
+
+    def test_requests_are_appended_read_and_trimmed(self, at: At) -> None:
+        create_table(at("broker"), PRODUCE_REQUESTS)
+        requests, client = (ControlTable(at("broker"), PRODUCE_REQUESTS) for _ in range(2))
+        requests.take_fence(FENCE)
+        for one in "abc":
+            client.append(PRODUCE_REQUESTS.rows([{"request_id": one}]))
+        assert requests.refresh()
+        paths = requests.new_files(0)
+        read = [requests.read_file(path)["request_id"].to_pylist() for path in paths]
+        assert read == [["a"], ["b"], ["c"]]
+        requests.trim(paths[:2], FENCE)
+        assert requests.new_files(-1) == paths[2:]
+        requests.take_fence(Fence(BROKER_EPOCH, 2))
+        with pytest.raises(FencedError):
+            requests.trim(paths[2:], FENCE)
+
+
+class TestBatches:
+    def test_a_file_is_written_once_and_checked(self, at: At) -> None:
+        log = at("broker").child(LOG.name)
+        file = write_file(log, [b"a", None], [None, b"k"])
+        assert file_fault(log, file) is None
+        assert file_checksum(log, file.path) == file.checksum
+        with pytest.raises(FileExistsError):
+            BatchFileWriter(log, file.path)
+        lies = [
+            file,
+            file._replace(path=new_batch_path()),
+            file._replace(path="_inbox/../secret.parquet"),
+            file._replace(size_bytes=file.size_bytes + 1),
+            file._replace(checksum="0" * 16),
+            file._replace(record_count=1),
+        ]
+        assert files_faults(log, lies) == [
+            None,
+            "there is no such file",
+            "its path is not one of the inbox",
+            f"it has {file.size_bytes} bytes, not {file.size_bytes + 1}",
+            "its bytes do not match the checksum",
+            "it holds 2 records, not 1",
+        ]
+
+    def test_files_are_copied_between_stores_and_folders(self, at: At, root: Location) -> None:
+        """Also one that is larger than the pieces in which a store takes it."""
+        remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
+        for size in (0, 100, 9 << 20):
+            file = write_file(local, [os.urandom(size)])
+            path = file.path
+            for source, target in ((local, remote), (remote, other), (other, local)):
+                copy = Copy(source, path, target, new_batch_path(), file.size_bytes, file.checksum)
+                assert ProcessCopier().copy([copy]) == [None]
+                assert file_fault(target, file._replace(path=copy.target_path)) is None
+                path = copy.target_path
+            assert local.read_bytes(path) == local.read_bytes(file.path)
+
+    def test_a_damaged_or_missing_source_is_reported(self, at: At) -> None:
+        remote, other = at("a").child(LOG.name), at("b").child(LOG.name)
+        good, damaged = write_file(remote, [b"v"]), write_file(remote, [b"w"])
+        with remote.filesystem().open_output_stream(damaged.path, buffer_size=1 << 20) as stream:
+            stream.write(b"damaged")
+        missing = new_batch_path()
+        found = ProcessCopier().copy(
+            [
+                Copy(remote, path, other, new_batch_path(), good.size_bytes, good.checksum)
+                for path in (damaged.path, missing, good.path)
+            ]
+        )
+        assert found[0] == f"{remote.uri}/{damaged.path} does not have its checksum {good.checksum}"
+        assert found[1] is not None
+        assert found[1].startswith(f"{remote.uri}/{missing} was not copied: ")
+        assert found[2] is None
+        with pytest.raises(StorageError, match="is damaged"):
+            rewrite_slice(remote, batch_of_file(damaged), 0, 1, other)
+
+    def test_spark_tasks_copy_with_the_stores_options(
+        self, at: At, root: Location, spark: SparkSession
+    ) -> None:
+        remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
+        files = [write_file(where, [b"v"]) for where in (local, remote)]
+        copies = [
+            Copy(where, file.path, other, new_batch_path(), file.size_bytes, file.checksum)
+            for where, file in zip((local, remote), files, strict=True)
+        ]
+        assert SparkCopier(spark).copy(copies) == [None, None]
+        for copy in copies:
+            assert file_checksum(other, copy.target_path) == copy.checksum
+
+    def test_a_log_is_committed_to_and_followed(self, at: At) -> None:
+        create_table(at("broker"), LOG)
+        log, reader = RecordLog(at("broker"), FENCE), RecordLog(at("broker"))
+        first = batch_of_file(write_file(log.location, [b"a", b"b", b"c"]))
+        second = batch_of_file(write_file(log.location, [b"d"]), 3)
+        log.commit([first])
+        log.commit([second])
+        reader.refresh()
+        assert (reader.version, list(reader.batches(P0))) == (log.version, [first, second])
+
+        cut = rewrite_slice(log.location, first, 0, 2, log.location)
+        log.commit([cut], [first, second])
+        reader.refresh()
+        for one in (reader, RecordLog(at("broker"))):
+            assert list(one.batches(P0)) == [cut]
+            found = list(read_records(one.location, one.batches(P0), 0, 9))
+            assert [(record.offset, record.value) for record in found] == [(0, b"a"), (1, b"b")]
+        reader.refresh(log.version - 1)
+        assert list(reader.batches(P0)) == [first, second]
+        with pytest.raises(StorageError, match="no version 99"):
+            reader.refresh(99)
+
+    def test_a_second_writer_of_a_log_is_refused(self, at: At) -> None:
+        create_table(at("broker"), LOG)
+        log, same = RecordLog(at("broker"), FENCE), RecordLog(at("broker"), FENCE)
+        file = write_file(log.location, [b"a"])
+        same.commit([batch_of_file(file)])
+        with pytest.raises(CommitConflictError, match="log moved: look at it again"):
+            log.commit([batch_of_file(write_file(log.location, [b"b"]))])
+        assert list(RecordLog(at("broker")).batches(P0)) == list(log.batches(P0))
+        assert list(log.batches(P0)) == [batch_of_file(file)]
+        protocol = open_delta_table(log.location).protocol()
+        assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
