@@ -53,6 +53,26 @@ def test_a_restart_registers_and_runs_no_tick(cluster: LocalCluster) -> None:
     assert cluster.replica(0, "t", 0).leader_epoch == 0
 
 
+def test_a_follower_that_cannot_copy_leaves_the_in_sync_set_once(tmp_path: Path) -> None:
+    """It stands at the high watermark, but joins again only by a report made since it left."""
+    cluster = LocalCluster(tmp_path / "cluster", brokers=[0, 1])
+    cluster.create_topic("t", assignment={0: [0, 1]}, configs={"min.insync.replicas": "2"})
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    for file in (tmp_path / "cluster" / "broker-0" / "log" / "_inbox").iterdir():
+        file.write_bytes(b"broken")
+    cluster.clock.advance(cluster.settings.replica_lag_time_max_ms + 1)
+    cluster.leader_tick(0)
+    assert cluster.partition("t", 0).isr == [0]
+    partition_epoch = cluster.partition("t", 0).partition_epoch
+    for _ in range(3):
+        cluster.leader_tick(0)
+    assert cluster.partition("t", 0).partition_epoch == partition_epoch
+    cluster.tick_until_idle()
+    cluster.close()
+
+
 def test_fencing_runs_no_leader_and_no_follower(cluster: LocalCluster) -> None:
     cluster.tick_until_idle()
     cluster.produce("t", 0, [b"a"], acks=1)

