@@ -168,6 +168,10 @@ class TestWriting:
         assert file_fault(log, file) is None
 
 
+UNUSED_PATH = "_inbox/0123456789abcdef0123456789abcdef.0123456789ab.parquet"
+"""As `new_batch_path` makes them, but the same in every process that collects the tests."""
+
+
 class TestFaults:
     def test_an_honest_file_has_none(self, log: Location) -> None:
         assert file_fault(log, write_file(log, [b"a", None], [None, b"k"])) is None
@@ -187,7 +191,7 @@ class TestFaults:
             ({"record_count": -1}, "it holds 2 records, not -1"),
             ({"min_timestamp_ms": 999}, "timestamps do not span what the request names"),
             ({"max_timestamp_ms": 2**62}, "timestamps do not span what the request names"),
-            ({"path": new_batch_path()}, "there is no such file"),
+            ({"path": UNUSED_PATH}, "there is no such file"),
         ],
         ids=lambda value: str(value)[:40],
     )
@@ -206,16 +210,16 @@ class TestFaults:
             "_inbox/../secret.parquet",
             "../secret.parquet",
             "/etc/passwd",
-            f"_inbox/../{new_batch_path()}",
-            f"/{new_batch_path()}",
-            f"./{new_batch_path()}",
-            new_batch_path() + "\n",
-            new_batch_path().upper(),
-            new_batch_path().replace(".parquet", ".PARQUET"),
-            new_batch_path().replace("_inbox/", "_inbox/x/"),
-            new_batch_path().replace("_inbox/", "_inbox%2F"),
+            f"_inbox/../{UNUSED_PATH}",
+            f"/{UNUSED_PATH}",
+            f"./{UNUSED_PATH}",
+            UNUSED_PATH + "\n",
+            UNUSED_PATH.upper(),
+            UNUSED_PATH.replace(".parquet", ".PARQUET"),
+            UNUSED_PATH.replace("_inbox/", "_inbox/x/"),
+            UNUSED_PATH.replace("_inbox/", "_inbox%2F"),
             "_inbox/" + "\x00" * 53,
-            "s3://bucket/" + new_batch_path(),
+            "s3://bucket/" + UNUSED_PATH,
         ],
     )
     def test_a_path_that_is_not_one_of_the_inbox(self, log: Location, path: str) -> None:
