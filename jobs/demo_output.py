@@ -33,7 +33,7 @@ STORY = {
 }
 """The brokers' log events that belong to the story, and how they are told."""
 
-_WIDE = 120
+_WIDE = 200
 """Columns of a terminal that is none."""
 
 console = Console(highlight=False, soft_wrap=True)

@@ -76,7 +76,7 @@ def order_claim(consumed: DataFrame) -> Claim:
     return Claim(
         "the order of every key is kept",
         f"{count['keys']:,} keys, {count.disordered} records out of order; "
-        f"{count.without_key:,} records have no key",
+        f"{count.without_key:,} without a key",
         count.disordered == 0,
     )
 
@@ -96,7 +96,7 @@ def answer_claim(
     is_all = ends == {one.state.partition: one.high_watermark for one in visible}
     return Claim(
         "the producer was told every offset, and each once",
-        f"{answered:,} offsets answered in {len(ends)} partitions; no gap, no overlap"
+        f"{answered:,} offsets in {len(ends)} partitions; no gap, no overlap"
         if is_dense and is_all
         else f"answers up to {ends}",
         is_dense and is_all,

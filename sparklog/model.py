@@ -135,13 +135,24 @@ def check_topic_name(topic: str) -> None:
         )
 
 
+_PROPERTIES = {"delta.checkpointInterval": "100"}
+
+
+def _kept_for(interval: str) -> dict[str, str]:
+    # Every commit that is kept makes the next one slower: after 2,000 of them six times as slow.
+    return _PROPERTIES | {
+        "delta.logRetentionDuration": f"interval {interval}",
+        "delta.deletedFileRetentionDuration": f"interval {interval}",
+    }
+
+
 class TableSchema(NamedTuple):
     """A table's name, columns, partition columns and Delta properties."""
 
     name: str
     columns: pa.Schema
     partition_by: tuple[str, ...] = ()
-    properties: Mapping[str, str] = {"delta.checkpointInterval": "100"}
+    properties: Mapping[str, str] = _PROPERTIES
 
     def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return `rows` as an Arrow table of exactly this schema."""
@@ -194,8 +205,18 @@ def _table(name: str, **columns: pa.DataType) -> TableSchema:
     return TableSchema(name, pa.schema(list(columns.items())))
 
 
-LOG = TableSchema("log", pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]), tuple(HEADER_COLUMNS.names))
-HIGH_WATERMARK_CHECKPOINT = _table(
+def _busy_table(name: str, **columns: pa.DataType) -> TableSchema:
+    """Return the schema of a table that is written in most ticks and whose past nobody asks for."""
+    return _table(name, **columns)._replace(properties=_kept_for("10 minutes"))
+
+
+LOG = TableSchema(
+    "log",
+    pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]),
+    tuple(HEADER_COLUMNS.names),
+    _kept_for("1 hours"),
+)
+HIGH_WATERMARK_CHECKPOINT = _busy_table(
     "high_watermark_checkpoint",
     topic_id=_STRING,
     topic=_STRING,
@@ -218,7 +239,7 @@ LEADER_EPOCH_CHECKPOINT = _table(
     epoch=_INT,
     start_offset=_LONG,
 )
-PRODUCER_STATE = _table(
+PRODUCER_STATE = _busy_table(
     "producer_state",
     topic_id=_STRING,
     partition=_INT,
@@ -231,7 +252,7 @@ PRODUCER_STATE = _table(
     timestamp_ms=_LONG,
     snapshot_offset=_LONG,
 )
-PRODUCE_REQUESTS = _table(
+PRODUCE_REQUESTS = _busy_table(
     "produce_requests",
     request_id=_STRING,
     topic_id=_STRING,
@@ -252,7 +273,7 @@ PRODUCE_REQUESTS = _table(
     client_id=_STRING,
     created_at_ms=_LONG,
 )
-PRODUCE_RESPONSES = _table(
+PRODUCE_RESPONSES = _busy_table(
     "produce_responses",
     request_id=_STRING,
     topic_id=_STRING,
@@ -263,7 +284,7 @@ PRODUCE_RESPONSES = _table(
     log_append_time_ms=_LONG,
     answered_at_ms=_LONG,
 )
-DELAYED_OPERATIONS = _table(
+DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     operation_id=_STRING,
     kind=_STRING,
@@ -281,7 +302,7 @@ DELAYED_OPERATIONS = _table(
 FORMAT = _table(
     "format", schema_version=_INT, cluster_id=_STRING, created_by=_STRING, broker_id=_INT
 )
-BROKERS = _table(
+BROKERS = _busy_table(
     "brokers",
     broker_id=_INT,
     broker_epoch=_LONG,
@@ -293,7 +314,7 @@ BROKERS = _table(
     registered_at_ms=_LONG,
     heartbeat=_LONG,
 )
-CONTROLLER = _table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
+CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
 TOPICS = _table(
     "topics",
     topic_id=_STRING,
@@ -329,7 +350,7 @@ PRODUCER_IDS = _table(
     producer_id=_LONG,
     producer_epoch=_INT,
 )
-CONSUMER_GROUPS = _table(
+CONSUMER_GROUPS = _busy_table(
     "consumer_groups",
     group_id=_STRING,
     generation=_INT,
@@ -338,7 +359,7 @@ CONSUMER_GROUPS = _table(
     assignment=_STRING,
     deadline=_LONG,
 )
-CONSUMER_OFFSETS = _table(
+CONSUMER_OFFSETS = _busy_table(
     "consumer_offsets",
     group_id=_STRING,
     topic_id=_STRING,

@@ -171,8 +171,7 @@ class Controller:
 
     def _elect(self, fence: Fence) -> None:
         """Take fenced brokers out of in-sync sets and give every partition its leader."""
-        # Not within the update: it would load the table that is being updated anew, and what
-        # a leader had written since would be overwritten.
+        # Not within the update, so that the versions are those that were decided upon.
         metadata = self._reader.load()
         versions = self._reader.versions
         if versions == self._seen_versions:

@@ -93,17 +93,18 @@ class Leader:
     ) -> TickReport:
         """Do what is to be done at `now_ms`; `reports` are the rows of the followers."""
         before = self._commits()
+        # A tick that fails is completed by the next one, whatever there is to see then.
+        seen_versions, self._seen_versions = self._seen_versions, None
         self._take_roles(metadata, now_ms, effects)
         self.appends.inbox.look(now_ms)
         if not (
             self._is_due(now_ms)
             or reports.changed
             or self.appends.inbox.waiting
-            or metadata_versions != self._seen_versions
+            or metadata_versions != seen_versions
         ):
+            self._seen_versions = seen_versions
             return TickReport()
-        # A tick that fails from here on is completed by the next one, whatever there is to see.
-        self._seen_versions = None
         answers, delayed = self.appends.append(now_ms, self._standing(metadata))
         self._answers += answers
         self._purgatory.watch(delayed)
@@ -181,7 +182,6 @@ class Leader:
                 leader_epoch=state.leader_epoch,
                 start_offset=start,
             )
-        self._seen_versions = None
 
     def _standing(self, metadata: Metadata) -> Standing:
         return Standing(

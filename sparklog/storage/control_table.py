@@ -7,6 +7,7 @@ put-if-absent.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -131,7 +132,10 @@ def _transactions(fence: Fence | None) -> list[Transaction] | None:
 
 
 class ControlTable:
-    """One control table, with its rows cached at the version that was last loaded."""
+    """One control table, with its rows cached at the version that was last loaded.
+
+    Threads may share one.
+    """
 
     def __init__(self, root: Location, schema: TableSchema) -> None:
         self.schema = schema
@@ -140,6 +144,7 @@ class ControlTable:
         """How many commits this handle has made."""
         self._table = open_delta_table(self.location)
         self._rows: tuple[int, pa.Table] | None = None
+        self._lock = threading.RLock()
 
     @property
     def version(self) -> int:
@@ -153,16 +158,21 @@ class ControlTable:
 
     def refresh(self) -> bool:
         """Load the newest version; say whether it is another than before."""
-        before = self._table.version()
-        self._table.update_incremental()
-        return self._table.version() != before
+        with self._lock:
+            before = self._table.version()
+            self._table.update_incremental()
+            return self._table.version() != before
 
     def rows(self) -> pa.Table:
         """Return all rows of the loaded version."""
-        version = self._table.version()
-        if self._rows is None or self._rows[0] != version:
-            self._rows = version, self._read(self._table)
-        return self._rows[1]
+        return self._loaded()[1]
+
+    def _loaded(self) -> tuple[int, pa.Table]:
+        with self._lock:
+            version = self._table.version()
+            if self._rows is None or self._rows[0] != version:
+                self._rows = version, self._read(self._table)
+            return self._rows
 
     def rows_at(self, version: int) -> pa.Table:
         """Return all rows of `version`; `StorageError` where there is no such version."""
@@ -178,8 +188,9 @@ class ControlTable:
 
     def take_fence(self, fence: Fence) -> None:
         """Fence the table: see the function of this name."""
-        if take_fence(self._table, fence):
-            self.commits += 1
+        with self._lock:
+            if take_fence(self._table, fence):
+                self.commits += 1
 
     def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
         """Replace all rows by `rows`, as the version after the loaded one.
@@ -187,19 +198,25 @@ class ControlTable:
         Raises `CommitConflictError` where the table has moved, `FencedError` where `fence` is
         given and is no longer the one that holds the table.
         """
+        self._replace(rows, self.version, fence)
+
+    def _replace(self, rows: pa.Table, loaded: int, fence: Fence | None) -> None:
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        check_fence(self._table, fence)
-        version = self.version + 1
-        try:
-            write_deltalake(
-                self._table, rows, mode="overwrite", commit_properties=commit_properties()
-            )
-        except CommitFailedError:
-            raise CommitConflictError(
-                f"{self.location.uri} moved past version {version - 1}: reload and try again"
-            ) from None
-        self.commits += 1
-        self._rows = version, rows
+        moved = CommitConflictError(
+            f"{self.location.uri} moved past version {loaded}: reload and try again"
+        )
+        with self._lock:
+            check_fence(self._table, fence)
+            if self.version != loaded:
+                raise moved
+            try:
+                write_deltalake(
+                    self._table, rows, mode="overwrite", commit_properties=commit_properties()
+                )
+            except CommitFailedError:
+                raise moved from None
+            self.commits += 1
+            self._rows = loaded + 1, rows
 
     def update(
         self,
@@ -215,9 +232,11 @@ class ControlTable:
 
         def attempt() -> _Result:
             self.refresh()
-            rows, result = change(self.rows())
-            if rows is not None:
-                self.compare_and_set(rows, fence)
+            loaded, rows = self._loaded()
+            new, result = change(rows)
+            if new is not None:
+                # Whoever loads the table within `change` must not make it pass for decided upon.
+                self._replace(new, loaded, fence)
             return result
 
         return _retrying(CommitConflictError)(attempt)
@@ -291,12 +310,13 @@ class ControlTable:
 
     def _commit(self, commit: Callable[[], None]) -> None:
         def attempt() -> None:
-            self._table.update_incremental()
-            commit()
+            with self._lock:
+                self._table.update_incremental()
+                commit()
+                self._table.update_incremental()
+                self.commits += 1
 
         _until_it_lands(self.location.uri, attempt)
-        self._table.update_incremental()
-        self.commits += 1
 
 
 def _live_files(table: DeltaTable) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sparklog.config import TopicConfig, parse
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import TopicIdPartition
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.roots import ClusterRoot
@@ -147,8 +147,17 @@ class MetadataReader:
         return self._metadata
 
     def location(self, broker_id: int, root: int) -> Location:
-        """Return where the log directory number `root` of a broker lies."""
-        return Location.of(self._metadata.brokers[broker_id].roots[root], self._storage_options)
+        """Return where the log directory number `root` of a broker lies.
+
+        Raises `StorageError` where the broker is not registered, or has come back without it.
+        """
+        broker = self._metadata.brokers.get(broker_id)
+        if broker is None or root >= len(broker.roots):
+            raise StorageError(
+                f"broker {broker_id} is not registered with log directory number {root}: start it "
+                "with all of its log.dirs, in their order"
+            )
+        return Location.of(broker.roots[root], self._storage_options)
 
 
 def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:

@@ -131,7 +131,7 @@ class RecordLog:
         return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
 
     def was_committed(self, path: str) -> bool:
-        """Say whether `path` is, or since this log was opened has been, part of the log (3.7)."""
+        """Say whether `path` is part of the log, or has been since its owner opened it (3.7)."""
         return path in self._live or path in self._removed
 
     def commit(self, added: Sequence[Batch] = (), removed: Sequence[Batch] = ()) -> None:
@@ -176,6 +176,7 @@ class RecordLog:
         self._version += 1
 
     def _check(self, added: Sequence[Batch], removed: Sequence[Batch]) -> None:
+        assert self.fence is not None, "only the broker that owns a log commits to it"
         # Converts every number to the type of its column, or raises.
         index_table(added)
         gone = {batch.path for batch in removed}
@@ -229,7 +230,9 @@ class RecordLog:
             bisect.insort(of_producer, batch, key=_base_offset)
 
     def _forget(self, path: str) -> None:
-        self._removed.add(path)
+        if self.fence is not None:
+            # Only the owner is asked for it, and a reader may follow a log for months.
+            self._removed.add(path)
         batch = self._live.pop(path, None)
         if batch is None:
             return

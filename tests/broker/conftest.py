@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 import structlog
 
 from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage import control_table
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 
 Action = Callable[[], object]
@@ -24,8 +28,19 @@ def _quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(scope="session")
+def empty_roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The roots of a cluster and three brokers, just created: copying them is quicker."""
+    folder = tmp_path_factory.mktemp("roots")
+    cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
+    for broker in range(3):
+        root = Location.of(str(folder / f"broker-{broker}"))
+        BrokerRoot.create(root, cluster.cluster_id, broker)
+    return folder
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., LocalCluster]:
+def start(tmp_path: Path, empty_roots: Path) -> Callable[..., LocalCluster]:
     """Start a cluster with a topic `t` of one partition on all brokers, the first one leading."""
 
     def make(
@@ -35,10 +50,12 @@ def start(tmp_path: Path) -> Callable[..., LocalCluster]:
         **config: Any,
     ) -> LocalCluster:
         kafka_keys = {key.replace("_", "."): value for key, value in config.items()}
-        cluster = LocalCluster(tmp_path / "cluster", brokers=brokers or (0, 1), config=kafka_keys)
+        for name in ("cluster", *(f"broker-{broker}" for broker in brokers)):
+            shutil.copytree(empty_roots / name, tmp_path / "cluster" / name)
+        cluster = LocalCluster(tmp_path / "cluster", brokers=brokers, config=kafka_keys)
         cluster.create_topic(
             "t",
-            assignment=assignment or {0: list(brokers or (0, 1))},
+            assignment=assignment or {0: list(brokers)},
             configs={"min.insync.replicas": str(min_isr)},
         )
         cluster.tick_until_idle()
@@ -65,22 +82,25 @@ def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None
 
 @pytest.fixture
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Let the next write (or read) of a table fail once, as a store that is away does.
+    """Let the next access to a table fail once, as a store that is away does.
 
-    Called with the method of `ControlTable` and the end of the table's URI.
+    Called with "write" or the name of a method of `ControlTable`, and the end of the table's URI.
     """
 
-    def arrange(method: str, uri: str) -> None:
-        original = getattr(ControlTable, method)
+    def arrange(action: str, table: str) -> None:
+        owner: Any = control_table if action == "write" else ControlTable
+        name = "write_deltalake" if action == "write" else action
+        original = getattr(owner, name)
         left = [1]
 
-        def failing(self: ControlTable, *args: Any, **options: Any) -> Any:
-            if left and self.location.uri.endswith(uri):
+        def failing(of: Any, *args: Any, **options: Any) -> Any:
+            uri = of.table_uri if action == "write" else of.location.uri
+            if left and uri.rstrip("/").endswith(table):
                 left.pop()
-                raise OSError(f"{uri} is away")
-            return original(self, *args, **options)
+                raise OSError(f"{table} is away")
+            return original(of, *args, **options)
 
-        monkeypatch.setattr(ControlTable, method, failing)
+        monkeypatch.setattr(owner, name, failing)
 
     return arrange
 

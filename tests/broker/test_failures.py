@@ -31,10 +31,7 @@ def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
     cluster = start(0, 1)
     at_once, waits = cluster.produce("t", 0, [b"a"], acks=1), cluster.produce("t", 0, [b"b"])
     refused = cluster.produce("t", 0, [b"c"], timeout_ms=-1)
-    method = {"produce_responses": "append", "produce_requests": "trim"}.get(
-        table, "compare_and_set"
-    )
-    fail_once(method, f"broker-0/{table}")
+    fail_once("trim" if table == "produce_requests" else "write", f"broker-0/{table}")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(0)
     cluster.leader_tick(0)
@@ -53,22 +50,26 @@ def test_a_completed_operation_whose_answer_could_not_be_written(
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
     cluster.follower_tick(1)
-    fail_once("append" if table == "produce_responses" else "compare_and_set", table)
+    fail_once("write", f"broker-0/{table}")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(0)
     cluster.leader_tick(0)
     assert error(waits) == "NONE"
 
 
+@pytest.mark.parametrize(
+    ("action", "table"),
+    [("write", "high_watermark_checkpoint"), ("refresh", "produce_requests")],
+)
 def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
-    start: Start, fail_once: FailOnce
+    start: Start, fail_once: FailOnce, action: str, table: str
 ) -> None:
     """The follower's row does not change again: the high watermark would stand still."""
     cluster = start(0, 1)
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
     cluster.follower_tick(1)
-    fail_once("compare_and_set", "broker-0/high_watermark_checkpoint")
+    fail_once(action, f"broker-0/{table}")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(0)
     cluster.leader_tick(0)
@@ -103,7 +104,7 @@ def test_a_follower_reports_in_the_new_epoch_although_its_first_tick_in_it_faile
     cluster.crash(0)
     cluster.fence(0)
     cluster.leader_tick(1)
-    fail_once("compare_and_set", "broker-2/high_watermark_checkpoint")
+    fail_once("write", "broker-2/high_watermark_checkpoint")
     with pytest.raises(OSError, match="is away"):
         cluster.follower_tick(2)
     cluster.follower_tick(2)
@@ -135,7 +136,7 @@ def test_an_in_sync_set_that_could_not_be_written_is_tried_again(
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
     cluster.clock.advance(5001)
-    fail_once("compare_and_set", "cluster/partition_state")
+    fail_once("write", "cluster/partition_state")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(0)
     assert high_watermark(cluster, 0) == 0
@@ -149,7 +150,7 @@ def test_an_election_that_could_not_be_written_is_tried_again(
 ) -> None:
     cluster = start(1, 0)
     cluster.crash(1)
-    fail_once("compare_and_set", "cluster/partition_state")
+    fail_once("write", "cluster/partition_state")
     with pytest.raises(OSError, match="is away"):
         cluster.fence(1)
     cluster.controller_tick()
@@ -180,7 +181,7 @@ def test_a_leader_that_could_not_write_its_epoch_entry_appends_nothing_before_it
     cluster.crash(0)
     cluster.fence(0)
     cluster.produce("t", 0, [b"b"], acks=1)
-    fail_once("compare_and_set", "broker-1/leader_epoch_checkpoint")
+    fail_once("write", "broker-1/leader_epoch_checkpoint")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(1)
     assert values(cluster.log(1, "t", 0)) == ["a"]

@@ -378,7 +378,6 @@ class TestAnInSyncSetThatShrinksMeanwhile:
         assert high_watermark(cluster, 0) == 1
         assert cluster.partition("t", 0).isr == [0]
 
-    @pytest.mark.xfail(reason="Admin.elect_leaders loads the table within its update", strict=True)
     def test_is_not_overwritten_by_an_election_by_hand(
         self, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:

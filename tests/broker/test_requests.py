@@ -391,7 +391,7 @@ _COLUMNS = {field.name: _KINDS[str(field.type)] for field in PRODUCE_REQUESTS.co
 
 
 @settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -72,7 +72,7 @@ class TestALostRoot:
     def test_is_noticed_although_the_first_start_ended_before_anything_came_of_it(
         self, cluster: LocalCluster, fail_once: Callable[[str, str], None]
     ) -> None:
-        fail_once("compare_and_set", "cluster/partition_state")
+        fail_once("write", "cluster/partition_state")
         with pytest.raises(OSError, match="is away"):
             cluster.restart(1)
         [state] = [row["state"] for row in rows(cluster, None, BROKERS) if row["broker_id"] == 1]
@@ -241,7 +241,7 @@ class TestTwoRootsOfOneBroker:
         """A root that fails takes only its own replicas with it (1.5)."""
         self.produce(connection, 0, b"v")
         other = self.produce(connection, 1, b"v")
-        fail_once("compare_and_set", "0a/high_watermark_checkpoint")
+        fail_once("write", "0a/high_watermark_checkpoint")
         with pytest.raises(OSError, match="is away"):
             brokers[0].leader_tick()
         brokers[1].follower_tick()
@@ -267,9 +267,6 @@ class TestTwoRootsOfOneBroker:
         assert {state.partition: state.isr for state in states} == {0: [0, 1], 1: [1], 2: [0, 1]}
 
 
-@pytest.mark.xfail(
-    reason="MetadataReader.location raises IndexError, not a StorageError", strict=True
-)
 def test_a_broker_that_came_back_with_fewer_roots_does_not_stop_the_others(
     tmp_path: Path,
 ) -> None:

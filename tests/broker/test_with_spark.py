@@ -24,7 +24,7 @@ def test_scenarios_have_the_same_steps(
 
 def test_a_scenario_with_rules_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     """rules.engine=spark: not a rule runs on DuckDB."""
-    case = cases()[0]
+    case = cases()[1]
     config = {"rules.engine": "spark"}
     play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
 

@@ -147,6 +147,17 @@ def test_a_second_process_is_refused_while_the_first_goes_on(cluster: Cluster) -
     assert first.end() == 0
 
 
+def test_two_processes_that_create_a_cluster_at_once_leave_a_whole_one(cluster: Cluster) -> None:
+    """Who comes second is refused, taken over, or takes its turn; never is anything broken."""
+    rivals = [cluster.run("--until-idle") for _ in range(2)]
+    for rival in rivals:
+        assert rival.exit_code() in (0, 2), rival.stderr
+        assert "Traceback" not in rival.stderr
+    later = cluster.run("--until-idle")
+    assert later.exit_code() == 0, later.stderr
+    assert {state for _, state in states(cluster).values()} == {"parked"}
+
+
 def test_a_signal_while_the_last_session_is_awaited_ends_the_process_and_registers_nobody(
     tmp_path: Path,
 ) -> None:

@@ -58,7 +58,7 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
     assert process.popen.returncode == 0, told + process.stderr
     assert "Traceback" not in process.stderr
     assert "336,776 of 336,776; 0 missing, 0 too many" in told
-    assert "0 records out of order; 2,512 records have no key" in told
+    assert "0 records out of order; 2,512 without a key" in told
     assert re.search(r"(\d+) of \1 files, read again and hashed", told)
     assert len(re.findall(r" yes *$", told, re.MULTILINE)) == 5
     assert len(re.findall(r"^Topic: flights\s+TopicId: ", told, re.MULTILINE)) == 3
@@ -187,7 +187,7 @@ def test_a_lost_a_doubled_and_a_changed_record_are_found(spark: SparkSession) ->
 
 
 def test_a_key_out_of_order_or_in_two_partitions_is_found(spark: SparkSession) -> None:
-    kept = "2 keys, 0 records out of order; 1 records have no key"
+    kept = "2 keys, 0 records out of order; 1 without a key"
     claim = order_claim(frame(spark, RECORDS))
     assert (claim.holds, claim.found) == (True, kept)
     swapped = [RECORDS[0]._replace(offset=1), *RECORDS[1:2], RECORDS[2]._replace(offset=0)]

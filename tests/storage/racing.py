@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -15,6 +16,8 @@ from sparklog.model import CONTROLLER, PRODUCE_REQUESTS, TableSchema
 from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
+
+MOST_APPENDS = 500
 
 _barrier: Barrier
 
@@ -65,23 +68,27 @@ def increment(_: int, root: str, times: int) -> None:
         table.update(change)
 
 
-def append(number: int, root: str, count: int) -> list[str]:
-    """Append requests one by one; return their ids."""
+def append_until(number: int, root: str, end: str) -> list[str]:
+    """Append requests one by one until the file `end` is there; return their ids."""
     table = ControlTable(Location.of(root), PRODUCE_REQUESTS)
-    ids = [f"{number}-{index}" for index in range(count)]
-    for request_id in ids:
-        table.append(PRODUCE_REQUESTS.rows([{"request_id": request_id}]))
+    ids: list[str] = []
+    while not Path(end).exists():
+        assert len(ids) < MOST_APPENDS, "the other side was kept away"
+        ids.append(f"{number}-{len(ids)}")
+        table.append(PRODUCE_REQUESTS.rows([{"request_id": ids[-1]}]))
     return ids
 
 
-def append_or_fence(number: int, root: str, count: int, name: str) -> int | None:
-    """Append, all but the last process; that one fences the table and returns its version."""
-    if number < Processes.count - 1:
-        append(number, root, count)
-        return None
+def append_or_fence(number: int, root: str, end: str, name: str) -> int:
+    """Fence the table, in one process, while the others append until that is done."""
+    if number:
+        return len(append_until(number, root, end))
     table = ControlTable(Location.of(root), PRODUCE_REQUESTS)
+    while table.version < Processes.count:
+        table.refresh()
     table.take_fence(Fence(name, 1))
-    return table.version
+    Path(end).touch()
+    return table.commits
 
 
 def fence(number: int, root: str, name: str) -> int | None:

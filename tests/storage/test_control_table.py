@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from sparklog.model import (
     BROKERS,
     CLUSTER_TABLES,
     CONTROLLER,
+    DELAYED_OPERATIONS,
     FORMAT,
+    HIGH_WATERMARK_CHECKPOINT,
     LOG,
     PRODUCE_REQUESTS,
+    PRODUCE_RESPONSES,
     TOPICS,
     TableSchema,
 )
@@ -38,6 +41,12 @@ from tests.storage import racing
 from tests.storage.racing import Processes
 
 AfterNext = Callable[[str, Callable[[], object]], None]
+BUSY_TABLES = [
+    HIGH_WATERMARK_CHECKPOINT,
+    PRODUCE_REQUESTS,
+    PRODUCE_RESPONSES,
+    DELAYED_OPERATIONS,
+]
 CONTROL_TABLES = [one for one in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT) if one is not LOG]
 
 
@@ -158,6 +167,39 @@ class TestUpdate:
         assert seen == [0, 1]
         assert (sequence(table), table.commits) == (8, 1)
 
+    def test_decides_anew_when_the_table_was_loaded_within_the_decision(
+        self, root: Location
+    ) -> None:
+        """It saw the old rows; that somebody loaded the new ones meanwhile must not hide it."""
+        table, other = made(root), ControlTable(root, CONTROLLER)
+        seen = []
+
+        def change(rows: pa.Table) -> tuple[pa.Table, None]:
+            seen.append(rows.num_rows)
+            if len(seen) == 1:
+                other.compare_and_set(lease(7))
+                table.refresh()
+            return lease(sum(rows["lease_sequence"].to_pylist()) + 1), None
+
+        table.update(change)
+        assert (seen, sequence(table)) == ([0, 1], 8)
+
+    def test_keeps_every_increment_of_threads_that_share_a_handle(self, root: Location) -> None:
+        table = made(root)
+        table.compare_and_set(lease(0))
+
+        def increment(_: int) -> None:
+            def change(rows: pa.Table) -> tuple[pa.Table, None]:
+                found = sum(rows["lease_sequence"].to_pylist())
+                table.refresh()
+                return lease(found + 1), None
+
+            table.update(change)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(increment, range(40)))
+        assert sequence(ControlTable(root, CONTROLLER)) == 40
+
     def test_writes_nothing_where_nothing_is_to_be_changed(self, root: Location) -> None:
         table = made(root)
         assert table.update(lambda _: (None, "as it was")) == "as it was"
@@ -176,11 +218,12 @@ class TestUpdate:
 
 class TestAppendAndTrim:
     def test_nothing_is_lost_or_read_twice_while_others_append(
-        self, root: Location, processes: Processes
+        self, root: Location, processes: Processes, tmp_path: Path
     ) -> None:
         """The trims land while the appends go on: neither side starves the other."""
         leader = made(root, PRODUCE_REQUESTS)
-        running = processes.start(racing.append, root.uri, 15)
+        end = tmp_path / "end"
+        running = processes.start(racing.append_until, root.uri, str(end))
         looked, taken, trims = -1, [], 0
         while True:
             is_over = wait(running, timeout=0).not_done == set()
@@ -190,13 +233,22 @@ class TestAppendAndTrim:
             taken += ids_in(leader, paths)
             if paths:
                 leader.trim(paths)
-                trims += not is_over
+                trims += 1
+            if trims == 10:
+                end.touch()
             if is_over and not paths:
                 break
         sent = [one for future in running for one in future.result()]
         assert sorted(taken) == sorted(sent)
-        assert trims > 1
         assert ControlTable(root, PRODUCE_REQUESTS).rows().num_rows == 0
+
+    def test_threads_may_append_through_one_handle(self, root: Location) -> None:
+        table = made(root, PRODUCE_REQUESTS)
+        names = [str(number) for number in range(24)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: table.append(requests(name)), names))
+        assert sorted(ids_in(table, table.new_files(-1))) == sorted(names)
+        assert (table.commits, table.version) == (24, 24)
 
     def test_new_files_come_in_the_order_in_which_they_were_added(self, root: Location) -> None:
         reader, writer = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
@@ -324,6 +376,33 @@ class TestVersions:
             with pytest.raises(FencedError, match="held by controller_epoch 3"):
                 one.compare_and_set(lease(0), Fence(CONTROLLER_EPOCH, 2))
 
+    def test_old_commits_are_cleaned_up_so_that_the_next_one_stays_fast(
+        self, root: Location
+    ) -> None:
+        """Opening and committing list the log: they take longer with every commit in it."""
+        at_once = {
+            name: "interval 0 seconds" if name.endswith("Duration") else value
+            for name, value in CONTROLLER.properties.items()
+        }
+        table = made(root, CONTROLLER._replace(properties=at_once))
+        for index in range(210):
+            table.compare_and_set(lease(index))
+        log = Path(table.location.uri, "_delta_log")
+        assert len(list(log.glob("*.json"))) < 120
+        assert sequence(ControlTable(root, CONTROLLER)) == 209
+
+    @pytest.mark.parametrize(
+        "schema", [BROKERS, CONTROLLER, LOG, *BUSY_TABLES], ids=lambda schema: schema.name
+    )
+    def test_tables_that_are_written_all_the_time_keep_no_long_history(
+        self, root: Location, schema: TableSchema
+    ) -> None:
+        create_table(root, schema)
+        configuration = open_delta_table(root.child(schema.name)).metadata().configuration
+        assert configuration == dict(schema.properties)
+        kept = configuration["delta.logRetentionDuration"]
+        assert kept in ("interval 10 minutes", "interval 1 hours")
+
     def test_refresh_says_whether_anything_is_new(self, root: Location) -> None:
         table, other = made(root), ControlTable(root, CONTROLLER)
         assert not table.refresh()
@@ -442,14 +521,14 @@ class TestFence:
         assert held == Processes.count
 
     def test_appends_without_a_pause_do_not_keep_a_fence_away(
-        self, root: Location, processes: Processes
+        self, root: Location, processes: Processes, tmp_path: Path
     ) -> None:
         """A broker that starts must not wait until its clients fall silent."""
         made(root, PRODUCE_REQUESTS)
-        [*_, fenced_at] = processes.run(racing.append_or_fence, root.uri, 20, BROKER_EPOCH)
-        last = newest(root, PRODUCE_REQUESTS)
-        assert last == 20 * (Processes.count - 1) + 1
-        assert fenced_at < last
+        end = str(tmp_path / "end")
+        fences, *appends = processes.run(racing.append_or_fence, root.uri, end, BROKER_EPOCH)
+        assert fences == 1
+        assert newest(root, PRODUCE_REQUESTS) == sum(appends) + 1
 
 
 class TestCreation:

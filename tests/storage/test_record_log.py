@@ -411,6 +411,11 @@ class TestProgrammersFaults:
         one, other = chain(30, 1, 1)
         refused("a path is added twice", [one, other._replace(path=one.path)], [])
 
+    def test_a_commit_by_somebody_who_only_reads(self, root: Location, log: RecordLog) -> None:
+        with pytest.raises(AssertionError, match="only the broker that owns a log commits to it"):
+            RecordLog(root).commit([batch(0)])
+        assert RecordLog(root).version == log.version
+
     def test_a_removal_of_what_is_not_there(self, there: list[Batch], refused: Any) -> None:
         live, last, removed = there
         refused("is not in the log", [], [batch(10)])

@@ -1,0 +1,156 @@
+"""Metadata: what the cluster root's tables say, loaded again only where they changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import ProtocolError, StorageError
+from sparklog.model import BROKERS, PARTITION_STATE, TOPICS, TopicIdPartition
+from sparklog.storage.location import Location
+from sparklog.storage.metadata import MetadataReader
+from sparklog.storage.roots import ClusterRoot
+
+
+@pytest.fixture
+def cluster(root: Location) -> ClusterRoot:
+    made = ClusterRoot.create(root)
+    made.brokers.compare_and_set(
+        BROKERS.rows([broker(2, state="fenced"), broker(1, ["/b", "s3://lake/b"])])
+    )
+    return made
+
+
+def broker(broker_id: int, roots: Any = ("/a",), state: str = "alive") -> dict[str, Any]:
+    return {
+        "broker_id": broker_id,
+        "broker_epoch": broker_id * 10,
+        "roots": json.dumps(list(roots)),
+        "state": state,
+    }
+
+
+def replica(topic_id: str, broker_id: int, index: int, **columns: Any) -> dict[str, Any]:
+    return {
+        "topic_id": topic_id,
+        "topic": "t",
+        "partition": 0,
+        "broker_id": broker_id,
+        "root": 0,
+        "replica_index": index,
+        "in_isr": True,
+        "in_elr": False,
+        "adding": False,
+        "removing": False,
+        "leader": 2,
+        "leader_broker_epoch": 20,
+        "leader_epoch": 5,
+        "partition_epoch": 6,
+        "controller_epoch": 7,
+        **columns,
+    }
+
+
+def add_topic(cluster: ClusterRoot, topic_id: str = "id", state: str = "live") -> None:
+    """Add a topic with a partition on the brokers 2 and 1, as the administration does."""
+    replicas = [replica(topic_id, 1, 1), replica(topic_id, 2, 0, in_isr=topic_id == "id")]
+    row = {"topic_id": topic_id, "topic": "t", "partitions": 1, "replication_factor": 2}
+    row |= {"configs": '{"min.insync.replicas": 2}', "state": state}
+    cluster.partition_state.update(
+        lambda rows: (pa.concat_tables([rows, PARTITION_STATE.rows(replicas)]), None)
+    )
+    cluster.topics.update(lambda rows: (pa.concat_tables([rows, TOPICS.rows([row])]), None))
+
+
+def test_everything_is_found_by_name_and_id(cluster: ClusterRoot) -> None:
+    add_topic(cluster)
+    metadata = MetadataReader(cluster, {}).load()
+    assert {one.broker_id: one.is_alive for one in metadata.brokers.values()} == {1: True, 2: False}
+    topic = metadata.topic("t")
+    assert (topic.topic_id, topic.partitions, topic.config.min_insync_replicas) == ("id", 1, 2)
+    state = metadata.partition("t", 0)
+    assert state is metadata.partitions[TopicIdPartition("id", 0)]
+    assert [one.broker_id for one in state.replicas] == [2, 1]
+    assert (state.leader, state.leader_epoch, state.partition_epoch) == (2, 5, 6)
+    assert (state.controller_epoch, state.isr) == (7, [1, 2])
+    assert (state.replica(1), state.replica(3)) == (state.replicas[1], None)
+
+
+def test_what_is_not_there_is_refused_with_what_is(cluster: ClusterRoot) -> None:
+    reader = MetadataReader(cluster, {})
+    with pytest.raises(ProtocolError, match="there is no topic 't'; the topics are: none yet"):
+        reader.load().topic("t")
+    add_topic(cluster)
+    with pytest.raises(ProtocolError, match=r"UNKNOWN_TOPIC_OR_PARTITION: .*the topics are: t"):
+        reader.load().topic("u")
+    with pytest.raises(ProtocolError, match="topic 't' has the partitions 0 to 0, not 1"):
+        reader.load().partition("t", 1)
+
+
+def test_a_topic_that_is_being_deleted_or_created_is_not_there(cluster: ClusterRoot) -> None:
+    """A new topic of the same name shares nothing with the old one (rule 1.4)."""
+    add_topic(cluster, "old", state="deleting")
+    rows = PARTITION_STATE.rows([replica("unfinished", 1, 0)])
+    cluster.partition_state.update(lambda old: (pa.concat_tables([old, rows]), None))
+    metadata = MetadataReader(cluster, {}).load()
+    assert (metadata.topics, metadata.partitions) == ({}, {})
+    add_topic(cluster)
+    assert MetadataReader(cluster, {}).load().partition("t", 0).topic_id == "id"
+
+
+def test_a_topic_is_seen_with_all_its_partitions_whenever_one_looks(
+    cluster: ClusterRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is written last and read first, also when it is created while one looks."""
+    refresh = cluster.topics.refresh
+
+    def then_create() -> bool:
+        found = refresh()
+        monkeypatch.undo()
+        add_topic(ClusterRoot(cluster.location))
+        return found
+
+    monkeypatch.setattr(cluster.topics, "refresh", then_create)
+    reader = MetadataReader(cluster, {})
+    assert reader.load().topics == {}
+    assert reader.load().partition("t", 0).leader == 2
+
+
+def test_nothing_is_read_again_while_nothing_changes(cluster: ClusterRoot) -> None:
+    assert MetadataReader(cluster, {}).versions is None
+    reader = MetadataReader(cluster, {})
+    first = reader.load()
+    assert reader.load() is first
+    assert reader.versions == (1, 0, 0)
+    add_topic(cluster)
+    assert reader.load() is not first
+    assert reader.versions == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "number", "found"),
+    [(2, 0, "/a"), (1, 0, "/b"), (1, 1, "s3://lake/b")],
+)
+def test_a_log_directory_is_found_with_the_options_of_its_store(
+    cluster: ClusterRoot, broker_id: int, number: int, found: str
+) -> None:
+    reader = MetadataReader(cluster, {"s3://lake": {"key": "value"}})
+    reader.load()
+    location = reader.location(broker_id, number)
+    assert location.uri == found
+    assert bool(location.options) == found.startswith("s3")
+
+
+@pytest.mark.parametrize(("broker_id", "number"), [(3, 0), (2, 1)])
+def test_a_log_directory_that_is_not_registered_is_named(
+    cluster: ClusterRoot, broker_id: int, number: int
+) -> None:
+    """A broker may come back with fewer; only what lay there cannot be read then."""
+    reader = MetadataReader(cluster, {})
+    reader.load()
+    said = f"broker {broker_id} is not registered with log directory number {number}: start it"
+    with pytest.raises(StorageError, match=said):
+        reader.location(broker_id, number)
