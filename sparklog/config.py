@@ -115,6 +115,23 @@ class Settings(_Keys):
         alias="default.replication.factor",
         description="Replication factor of a topic that names none.",
     )
+    auto_leader_rebalance_enable: bool = Field(
+        True,
+        alias="auto.leader.rebalance.enable",
+        description="Whether preferred replicas get their leadership back by themselves.",
+    )
+    leader_imbalance_check_interval_seconds: int = Field(
+        300,
+        gt=0,
+        alias="leader.imbalance.check.interval.seconds",
+        description="How often the controller looks for brokers that do not lead their share.",
+    )
+    leader_imbalance_per_broker_percentage: int = Field(
+        10,
+        ge=0,
+        alias="leader.imbalance.per.broker.percentage",
+        description="Percent of its preferred partitions that a broker may be without leading.",
+    )
     broker_session_timeout_ms: int = Field(
         9_000,
         gt=0,

@@ -25,7 +25,7 @@ ALL = -1
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
-BrokerState = Literal["alive", "fenced", "parked", "stopped"]
+BrokerState = Literal["alive", "fenced", "parked", "stopping", "stopped"]
 
 
 class TopicIdPartition(NamedTuple):

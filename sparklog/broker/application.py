@@ -163,6 +163,8 @@ class Application:
             while self._is_going_on():
                 if not self.round().changed:
                     self._stopping.wait(self.config.tick_interval_ms / 1000)
+            if self._farewell is Broker.stop:
+                self._hand_over()
         finally:
             self._end(self._farewell)
         if self._fatal:
@@ -177,6 +179,19 @@ class Application:
         """Hold the rounds and give the brokers, by id, to whoever has to act on one of them."""
         with self._round_lock:
             yield self._brokers
+
+    def _hand_over(self) -> None:
+        """Go on until others lead what they can; a session's length at most (rule 7.2)."""
+        brokers = list(self._brokers.values())
+        for broker in brokers:
+            self._attempt(Broker.prepare_to_stop, broker)
+        deadline_ms = self._clock.monotonic_ms() + self.config.broker_session_timeout_ms
+        while self._fatal is None and any(broker.can_hand_over for broker in brokers):
+            if self._clock.monotonic_ms() > deadline_ms:
+                _log.warning("leadership not handed over", brokers=[*self._brokers])
+                return
+            if not self.round().changed:
+                self._ended.wait(self.config.tick_interval_ms / 1000)
 
     def _is_going_on(self) -> bool:
         if self._stopping.is_set():

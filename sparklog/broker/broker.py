@@ -23,7 +23,7 @@ from sparklog.broker.tick import Effects, TickReport
 from sparklog.clock import Clock
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
-from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, TopicIdPartition
+from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, BrokerState, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, StorageOptions
@@ -75,10 +75,13 @@ class Broker:
             settings,
             observations or Observations(),
         )
+        self._state: BrokerState = "alive"
+        self._roots: list[BrokerRoot] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
         for index, root in enumerate(roots):
             opened = BrokerRoot(root, self.broker_epoch)
+            self._roots.append(opened)
             replicas = Replicas(opened, index, rules)
             now_ms = clock.now_ms()
             self._leaders.append(Leader(broker_id, cluster, replicas, rules, settings, now_ms))
@@ -88,6 +91,9 @@ class Broker:
         # By broker, its root, and its process: one that was started anew may have new tables.
         self._reports: dict[tuple[int, int, int], ControlTable] = {}
         self._report_versions: dict[tuple[int, int, int], int] = {}
+        self.is_paused = False
+        """Whether ticks begin with what was loaded last, as those of a paused process would."""
+        self._last_reports = FollowerReports({}, False)
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
 
     @property
@@ -131,7 +137,7 @@ class Broker:
 
     def heartbeat(self) -> None:
         """Say that the broker lives; may run beside a tick. Raises as `leader_tick` does."""
-        heartbeat(self._registration, self.broker_id, self.broker_epoch)
+        self._beat(self._state)
         self._controller.renew_lease()
 
     def look(self) -> None:
@@ -142,14 +148,38 @@ class Broker:
 
     def park(self) -> None:
         """End for now, as between two scheduled runs: the broker keeps what it leads."""
-        heartbeat(self._registration, self.broker_id, self.broker_epoch, "parked")
+        self._beat("parked")
+
+    def prepare_to_stop(self) -> None:
+        """Ask the controller to let others lead what this broker leads: controlled shutdown."""
+        self._state = "stopping"
+        self._beat(self._state)
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether, by what was loaded last, another could lead something that this one leads."""
+        metadata = self._reader.metadata
+        return any(
+            state.leader == self.broker_id
+            and any(metadata.brokers[one].can_take_over for one in state.isr)
+            for state in metadata.partitions.values()
+        )
 
     def stop(self) -> None:
-        """End for good: the controller elects others for what the broker led."""
-        heartbeat(self._registration, self.broker_id, self.broker_epoch, "stopped")
+        """End for good: it is in sync and leads nowhere from the controller's next tick on."""
+        self._controller.resign()
+        self._beat("stopped")
+
+    def _beat(self, state: BrokerState) -> None:
+        # By its log's version a broker that comes back with an older copy is recognised (7.2).
+        version = sum(root.log.version for root in self._roots)
+        changes = {"log_version": version}
+        heartbeat(self._registration, self.broker_id, self.broker_epoch, state, changes)
 
     def _load(self) -> Metadata:
         """Return the newest metadata; `FencedError` where it names a newer process."""
+        if self.is_paused:
+            return self._reader.metadata
         metadata = self._reader.load()
         mine = metadata.brokers.get(self.broker_id)
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
@@ -174,6 +204,8 @@ class Broker:
 
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
         """Read the checkpoints of those that follow what this broker leads, where they changed."""
+        if self.is_paused:
+            return self._last_reports
         wanted = {
             (replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
             for state in metadata.partitions.values()
@@ -197,6 +229,8 @@ class Broker:
             self._report_versions[of] = table.version
             for row in read:
                 rows[of[0], TopicIdPartition(row["topic_id"], row["partition"])] = row
+        # A paused process acts on what it had read, whether or not it has done so before.
+        self._last_reports = FollowerReports(rows, True)
         return FollowerReports(rows, changed)
 
     def _report_table(self, broker_id: int, root: int, broker_epoch: int) -> ControlTable:

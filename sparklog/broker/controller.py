@@ -1,7 +1,7 @@
 """The controller role: one broker at a time holds the lease, fences the silent and elects.
 
 Every broker watches; who holds the lease acts. Its writes bear its controller epoch, so that one
-that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5).
+that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5, 7.6).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
 
 _log = structlog.get_logger(__name__)
+
+NOBODY = -1
+"""The holder of a lease that was given back."""
 
 
 class Controller:
@@ -52,6 +55,7 @@ class Controller:
         # The lease is renewed beside the ticks, which may be long.
         self._lease_lock = threading.Lock()
         self._seen_versions: object = None
+        self._rebalance_at_ms = 0
 
     @property
     def is_active(self) -> bool:
@@ -77,6 +81,7 @@ class Controller:
             effects.done("fence")
             self._elect(self._fence)
             effects.done("election")
+            self._rebalance(now_ms, self._fence)
         except FencedError as error:
             _log.warning("no controller any more", broker=self._broker_id, reason=str(error))
             self._fence = None
@@ -98,13 +103,20 @@ class Controller:
 
     def renew_lease(self) -> None:
         """Change the lease's row, so that the others see that its holder lives."""
+        self._change_lease({})
+
+    def resign(self) -> None:
+        """Give the lease back, so that nobody has to wait until it lapses."""
+        self._change_lease({"broker_id": NOBODY})
+
+    def _change_lease(self, changes: dict[str, int]) -> None:
         with self._lease_lock:
             lease = self._held_lease()
             if lease is None:
                 return
-            renewed = lease | {"lease_sequence": lease["lease_sequence"] + 1}
+            changed = lease | {"lease_sequence": lease["lease_sequence"] + 1} | changes
             try:
-                self._cluster.controller.compare_and_set(CONTROLLER.rows([renewed]))
+                self._cluster.controller.compare_and_set(CONTROLLER.rows([changed]))
             except CommitConflictError:
                 # Somebody took over; the next tick sees who.
                 _log.warning("lease lost", broker=self._broker_id)
@@ -130,8 +142,8 @@ class Controller:
         lease = next(iter(table.rows().to_pylist()), None)
         if lease is not None:
             held_since = self._observations.observe("controller", lease, now_ms)
-            is_own = lease["broker_id"] == self._broker_id
-            if not is_own and now_ms - held_since <= self._settings.broker_session_timeout_ms:
+            is_free = lease["broker_id"] in (self._broker_id, NOBODY)
+            if not is_free and now_ms - held_since <= self._settings.broker_session_timeout_ms:
                 return False
         epoch = lease["controller_epoch"] + 1 if lease else 1
         row = {"broker_id": self._broker_id, "controller_epoch": epoch, "lease_sequence": 0}
@@ -144,6 +156,7 @@ class Controller:
         for written in (self._cluster.brokers, self._cluster.partition_state):
             written.take_fence(self._fence)
         self._seen_versions = None
+        self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
 
@@ -181,6 +194,21 @@ class Controller:
         )
         # Not what is there by now: somebody may have come or gone since.
         self._seen_versions = versions
+
+    def _rebalance(self, now_ms: int, fence: Fence) -> None:
+        """Let preferred replicas lead again where brokers are too far from their share (7.6)."""
+        if not self._settings.auto_leader_rebalance_enable or now_ms < self._rebalance_at_ms:
+            return
+        metadata = self._reader.load()
+        self._cluster.partition_state.update(
+            lambda rows: (self._elections.elect_preferred(rows, metadata, fence.epoch), None),
+            fence,
+        )
+        self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
+
+    @property
+    def _rebalance_interval_ms(self) -> int:
+        return self._settings.leader_imbalance_check_interval_seconds * 1000
 
     def _commits(self) -> int:
         cluster = self._cluster

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import structlog
 
+from sparklog.broker.isr import set_eligible_replicas
 from sparklog.config import Settings
 from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.protocol.rules import Rules
@@ -47,6 +48,7 @@ class Elections:
         fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
         changed = {TopicIdPartition(row["topic_id"], row["partition"]) for row in leaving}
         for row in rows:
+            row["was_in_isr"] = row["in_isr"]
             if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
                 row["in_isr"] = False
         decided = {
@@ -57,18 +59,28 @@ class Elections:
             new = decided[row["topic_id"], row["partition"], row["broker_id"]]
             if new["is_changed"]:
                 changed.add(TopicIdPartition(row["topic_id"], row["partition"]))
-            for column in ("in_isr", "in_elr", "leader", "leader_epoch"):
+            for column in ("in_isr", "leader", "leader_epoch", "is_unclean"):
                 row[column] = new[column]
+        changed |= set_eligible_replicas(self._rules, rows)
         return _written(rows, changed, metadata, controller_epoch)
 
     def elect_preferred(
-        self, table: pa.Table, metadata: Metadata, partitions: Collection[TopicIdPartition]
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+        partitions: Collection[TopicIdPartition] | None = None,
     ) -> pa.Table | None:
-        """Give these partitions back to their preferred replicas where those are in sync.
+        """Give partitions back to their preferred replicas where those are in sync.
 
-        Returns the new rows, or `None` where nothing changes.
+        Parameters: as of `elect`; `partitions`, which ones, or `None` for those of the brokers
+        that are too far from leading their share. Returns the new rows, or `None` where nothing
+        changes.
         """
         rows = self._annotated(table, metadata, ())
+        if partitions is None:
+            found = self._rules.run("leader_imbalance", replicas=rows)
+            partitions = {TopicIdPartition(row["topic_id"], row["partition"]) for row in found}
         asked = [row for row in rows if (row["topic_id"], row["partition"]) in partitions]
         leaders = {
             TopicIdPartition(row["topic_id"], row["partition"]): row["leader"]
@@ -79,7 +91,7 @@ class Elections:
             if key in leaders:
                 row["leader"] = leaders[key]
                 row["leader_epoch"] += 1
-        return _written(rows, set(leaders), metadata, None)
+        return _written(rows, set(leaders), metadata, controller_epoch)
 
     def _annotated(
         self, table: pa.Table, metadata: Metadata, unclean: Collection[TopicIdPartition]
@@ -88,15 +100,20 @@ class Elections:
         for row in rows:
             broker = metadata.brokers.get(row["broker_id"])
             leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
-            is_allowed = self._is_unclean_allowed(metadata.topics.get(row["topic_id"]))
+            topic = metadata.topics.get(row["topic_id"])
+            is_allowed = self._is_unclean_allowed(topic)
             is_asked = (row["topic_id"], row["partition"]) in unclean
             row["is_alive"] = broker is not None and broker.is_alive
+            row["is_stopping"] = broker is not None and broker.is_stopping
             row["leader_is_valid"] = (
                 leader is not None
                 and leader.is_alive
                 and leader.broker_epoch == row["leader_broker_epoch"]
             )
             row["allows"] = "unclean" if is_allowed or is_asked else "clean"
+            own_min_isr = topic.config.min_insync_replicas if topic else None
+            row["min_isr"] = own_min_isr or self._settings.min_insync_replicas
+            row["max_percentage"] = self._settings.leader_imbalance_per_broker_percentage
         return rows
 
     def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:

@@ -142,6 +142,7 @@ class Follower:
                 "leader_epoch": one.state.leader_epoch,
                 "log_end_offset": self._replicas.log_end_offset(one.key),
                 "log_start_offset": self._replicas[one.key].log_start_offset,
+                "leader_log_start_offset": one.row["log_start_offset"],
                 "leader_log_end_offset": one.row["log_end_offset"],
             }
             for one in followed
@@ -153,15 +154,20 @@ class Follower:
             leader_entries=self._leader_entries(followed),
         )
         points: dict[TopicIdPartition, int] = {}
+        restarts: dict[TopicIdPartition, int] = {}
         waiting: set[TopicIdPartition] = set()
         for row in found:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             if row["waits"]:
                 waiting.add(key)
+            elif row["restart_at"] is not None:
+                restarts[key] = row["restart_at"]
             elif row["truncate_to"] is not None:
                 points[key] = row["truncate_to"]
         if points:
             waiting |= self._truncate(points)
+        if restarts:
+            self._restart(restarts)
         agreed = [one for one in followed if one.key not in waiting]
         for one in agreed:
             self._replicas.put(one.key, one.state.topic, leader_epoch=one.state.leader_epoch)
@@ -213,11 +219,37 @@ class Follower:
         cut = {key: offset for key, offset in points.items() if key not in unreadable}
         for key, offset in cut.items():
             replica = self._replicas[key]
-            high_watermark = min(replica.high_watermark, offset)
-            self._replicas.put(key, replica.topic, high_watermark=high_watermark)
+            self._replicas.put(
+                key,
+                replica.topic,
+                log_start_offset=min(replica.log_start_offset, offset),
+                high_watermark=min(replica.high_watermark, offset),
+            )
         self._replicas.truncate_epochs(cut)
         self._replicas.write_epochs()
         return unreadable
+
+    def _restart(self, starts: dict[TopicIdPartition, int]) -> None:
+        """Drop whole logs whose leaders' begin later by now, and begin there as well (6.7)."""
+        removed = [batch for key in starts for batch in self._root.log.batches(key)]
+        if removed:
+            self._root.log.commit([], removed)
+        for key, offset in starts.items():
+            _log.warning(
+                "log begun anew where the leader's begins",
+                broker=self._broker_id,
+                topic=self._replicas[key].topic,
+                partition=key.partition,
+                start_offset=offset,
+            )
+            self._replicas.put(
+                key,
+                self._replicas[key].topic,
+                log_start_offset=offset,
+                high_watermark=offset,
+            )
+        self._replicas.truncate_epochs(dict.fromkeys(starts, 0))
+        self._replicas.write_epochs()
 
     def _announce_truncation(self, key: TopicIdPartition, offset: int) -> None:
         replica = self._replicas[key]
@@ -264,6 +296,7 @@ class Follower:
             {
                 "topic_id": one.key.topic_id,
                 "partition": one.key.partition,
+                "high_watermark": self._replicas[one.key].high_watermark,
                 "leader_high_watermark": one.row["high_watermark"],
                 "log_end_offset": self._replicas.log_end_offset(one.key),
             }

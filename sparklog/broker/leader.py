@@ -319,7 +319,8 @@ class Leader:
         for key, isr in proposed.items():
             # Until the outcome is known the high watermark minds the old set and the new (2.4).
             self._led[key].proposed_isr = isr
-        changed = change_isr(self._cluster.partition_state, held, proposed)
+        min_isr = {key: self._min_isr(metadata, state) for key, state in held.items()}
+        changed = change_isr(self._cluster.partition_state, self._rules, held, proposed, min_isr)
         for key, isr in proposed.items():
             leadership = self._led[key]
             leadership.proposed_isr = frozenset()

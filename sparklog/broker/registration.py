@@ -59,7 +59,8 @@ def register(
     The caller knows the broker's last process to be gone (`await_session`); if it is not, the
     new epoch fences it. A parked broker with the same roots resumes under the epoch it had. The
     logs' ids and versions go along: a broker that has lost a root, or comes back with an older
-    copy of it, leaves the in-sync sets of what it had there before it counts as alive.
+    copy of it, leaves the in-sync sets of what it had there before it counts as alive, and is not
+    eligible to lead.
     """
     uris = json.dumps([root.uri for root in roots])
     identities = [table_identity(root.child("log")) for root in roots]
@@ -94,7 +95,7 @@ def register(
     epoch, lost = cluster.brokers.update(change)
     if lost:
         _log.warning("roots lost or restored", broker=broker_id, roots=[*map(str, sorted(lost))])
-        _leave_in_sync_sets(cluster.partition_state, broker_id, lost)
+        _leave_all_sets(cluster.partition_state, broker_id, lost)
         heartbeat(cluster.brokers, broker_id, epoch, changes=identity)
     return epoch
 
@@ -142,19 +143,24 @@ def _lost_roots(before: Row, now: Row) -> set[int]:
     }
 
 
-def _leave_in_sync_sets(partition_state: ControlTable, broker_id: int, roots: set[int]) -> None:
-    """Leave the in-sync set of whatever was in these roots, even as the last one (7.2)."""
+def _leave_all_sets(partition_state: ControlTable, broker_id: int, roots: set[int]) -> None:
+    """Be in sync and eligible nowhere in these roots, even as the last one (7.2, 7.5).
+
+    The partition epoch rises also where the broker was in neither set: a leader may be about to
+    let it join by what it has reported before (5.2).
+    """
 
     def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
         result: list[Row] = rows.to_pylist()
         left = {
             (row["topic_id"], row["partition"])
             for row in result
-            if row["broker_id"] == broker_id and row["root"] in roots and row["in_isr"]
+            if row["broker_id"] == broker_id and row["root"] in roots
         }
         for row in result:
             if (row["topic_id"], row["partition"]) in left:
                 row["in_isr"] &= row["broker_id"] != broker_id
+                row["in_elr"] &= row["broker_id"] != broker_id
                 row["partition_epoch"] += 1
         return (PARTITION_STATE.rows(result) if left else None), None
 

@@ -179,7 +179,8 @@ class Replicas:
             }
             for key in topics
         ]
-        for found in self._rules.run("recovered_replicas", replicas=loaded):
+        recovered = self._rules.run("recovered_replicas", replicas=loaded)
+        for found in recovered:
             key = TopicIdPartition(found["topic_id"], found["partition"])
             if key not in rows:
                 _log.warning("no checkpoint", topic=topics[key], partition=key.partition)
@@ -195,7 +196,7 @@ class Replicas:
             "recovered_epochs",
             entries=self.root.leader_epoch_checkpoint.rows(),
             batches=log.batch_index(dict.fromkeys(log.partitions(), 0)),
-            replicas=loaded,
+            replicas=recovered,
         )
         self._epochs = _histories(epochs)
 

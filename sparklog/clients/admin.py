@@ -128,7 +128,7 @@ class Admin:
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             metadata = self._connection.metadata()
             if election_type == "preferred":
-                return self._elections.elect_preferred(rows, metadata, asked), None
+                return self._elections.elect_preferred(rows, metadata, partitions=asked), None
             return self._elections.elect(rows, metadata, unclean=asked), None
 
         self._connection.root.partition_state.update(change)

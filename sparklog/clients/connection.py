@@ -47,7 +47,7 @@ class Connection:
         self.root = ClusterRoot(Location.of(cluster, storage_options))
         self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
-        self._tables: dict[tuple[str, str], ControlTable] = {}
+        self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
     def metadata(self) -> Metadata:
         """Return the newest metadata."""
@@ -112,8 +112,15 @@ class Connection:
 
     def table(self, location: Location, schema: Any) -> ControlTable:
         """Return a table of a broker root, at its newest version."""
-        of = (location.uri, schema.name)
+        # A broker that registered anew may have new tables under the old names.
+        epochs = {
+            root: broker.broker_epoch
+            for broker in self._reader.metadata.brokers.values()
+            for root in broker.roots
+        }
+        of = (location.uri, schema.name, epochs.get(location.uri))
         if of not in self._tables:
+            self._tables = {key: one for key, one in self._tables.items() if key[:2] != of[:2]}
             self._tables[of] = ControlTable(location, schema)
         self._tables[of].refresh()
         return self._tables[of]

@@ -1,14 +1,16 @@
 -- Where a follower's log agrees with its leader's: at the largest epoch that both know, up to where
 -- the first of the two ends it. Never at its own high watermark. With no common epoch it waits
 -- while the leader's own entry for the leader epoch is not there, else it drops all of its epochs
--- (rules 6.3, 6.7).
+-- (rule 6.3).
 -- `truncate_to` is null where nothing is to be cut. It may be the log end offset: then an epoch in
 -- which the follower led but wrote nothing goes from its history, and no record does.
+-- `restart_at` is given where the leader's log begins after what would be left: the follower drops
+-- everything and begins there, too (rule 6.7).
 -- takes followed: topic_id string, partition int, leader_epoch int, log_start_offset bigint,
---   log_end_offset bigint, leader_log_end_offset bigint
+--   log_end_offset bigint, leader_log_start_offset bigint, leader_log_end_offset bigint
 -- takes own_entries: topic_id string, partition int, epoch int, start_offset bigint
 -- takes leader_entries: topic_id string, partition int, epoch int, start_offset bigint
--- gives: topic_id string, partition int, truncate_to bigint?, waits boolean
+-- gives: topic_id string, partition int, truncate_to bigint?, restart_at bigint?, waits boolean
 with common as (
     select o.topic_id, o.partition, max(o.epoch) as epoch
     from own_entries o
@@ -46,6 +48,7 @@ points as (
         f.topic_id,
         f.partition,
         f.log_end_offset,
+        f.leader_log_start_offset,
         a.topic_id is null as waits,
         coalesce(o.latest_epoch > coalesce(c.epoch, -1), false) as has_foreign_epochs,
         case
@@ -70,5 +73,11 @@ select
         when not waits and (agreed_offset < log_end_offset or has_foreign_epochs)
             then agreed_offset
     end as truncate_to,
+    case
+        when not waits
+            and least(coalesce(agreed_offset, log_end_offset), log_end_offset)
+                < leader_log_start_offset
+            then leader_log_start_offset
+    end as restart_at,
     waits
 from points

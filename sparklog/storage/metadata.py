@@ -26,7 +26,17 @@ class BrokerInfo(NamedTuple):
     @property
     def is_alive(self) -> bool:
         """Whether the broker may lead and be in sync; one between two scheduled runs may."""
-        return self.state in ("alive", "parked")
+        return self.state in ("alive", "parked", "stopping")
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the broker hands over what it leads, because it is about to stop."""
+        return self.state == "stopping"
+
+    @property
+    def can_take_over(self) -> bool:
+        """Whether the broker may be elected rather than one that is stopping."""
+        return self.is_alive and not self.is_stopping
 
 
 class TopicInfo(NamedTuple):
@@ -144,6 +154,11 @@ class MetadataReader:
                 {key: state for key, state in partitions.items() if key.topic_id in topics},
             )
             self._versions = versions
+        return self._metadata
+
+    @property
+    def metadata(self) -> Metadata:
+        """What was loaded last."""
         return self._metadata
 
     def location(self, broker_id: int, root: int) -> Location:

@@ -167,15 +167,14 @@ class LocalCluster:
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Let the living brokers watch, and the one with the lease act."""
         report = TickReport()
-        active_first = sorted(self._brokers, key=lambda one: not self._brokers[one].is_controller)
-        for broker_id in active_first:
-            report.add(self._tick(broker_id, "controller_tick", stop_after))
+        for broker in sorted(self._awake(), key=lambda broker: not broker.is_controller):
+            report.add(self._tick(broker.broker_id, "controller_tick", stop_after))
         return report
 
     def tick_until_idle(self) -> None:
         """Repeat rounds of controller, leaders, followers until one changes nothing."""
         for _ in range(_ROUNDS):
-            if not round_of_ticks(list(self._brokers.values())).changed:
+            if not round_of_ticks(self._awake()).changed:
                 return
         raise SparklogError(f"the cluster did not come to rest in {_ROUNDS} rounds")
 
@@ -197,10 +196,28 @@ class LocalCluster:
             raise SparklogError(f"broker {broker_id} runs: crash it first")
         self._start(broker_id)
 
+    def pause(self, broker_id: int) -> None:
+        """Stop a broker's process for a while, between loading its state and acting on it.
+
+        Its heartbeats stop, and it has no part in `tick_until_idle` and `controller_tick`. A
+        `leader_tick` or `follower_tick` of it lets it wake up for that tick: it begins with what
+        it had loaded before the pause, as a zombie would.
+        """
+        self._living(broker_id).is_paused = True
+
+    def resume(self, broker_id: int) -> None:
+        """Let a paused broker go on: it heartbeats, and its ticks load what is there by now."""
+        broker = self._living(broker_id)
+        if not broker.is_paused:
+            raise SparklogError(f"broker {broker_id} is not paused")
+        broker.is_paused = False
+        broker.look()
+        broker.heartbeat()
+
     def fence(self, broker_id: int) -> None:
-        """Let the session of a crashed broker expire and the controller act on it."""
-        if broker_id in self._brokers:
-            raise SparklogError(f"broker {broker_id} runs: crash it first")
+        """Let the session of a crashed or paused broker expire and the controller act on it."""
+        if broker_id in self._brokers and not self._brokers[broker_id].is_paused:
+            raise SparklogError(f"broker {broker_id} runs: crash or pause it first")
         self.clock.advance(self.settings.broker_session_timeout_ms + 1)
         self.controller_tick()
 
@@ -291,12 +308,15 @@ class LocalCluster:
             return TickReport(changed=True)
         return report
 
+    def _awake(self) -> list[Broker]:
+        return [broker for broker in self._brokers.values() if not broker.is_paused]
+
     def _look(self) -> None:
-        for broker in self._brokers.values():
+        for broker in self._awake():
             broker.look()
 
     def _heartbeat(self) -> None:
-        for broker in self._brokers.values():
+        for broker in self._awake():
             broker.heartbeat()
             broker.look()
 

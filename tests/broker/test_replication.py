@@ -307,6 +307,70 @@ class TestARequestInADeadLeadersInbox:
         check_at_rest(cluster)
 
 
+def test_a_followers_high_watermark_does_not_fall_after_a_clean_election(start: Start) -> None:
+    """The new leader's may be behind it, but a reader of the follower must not go back (9.3)."""
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    for follower in (1, 2):
+        cluster.follower_tick(follower)
+    cluster.leader_tick(0)
+    cluster.follower_tick(2)
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.leader_tick(1)
+    cluster.follower_tick(2)
+    assert (high_watermark(cluster, 1), high_watermark(cluster, 2)) == (0, 1)
+    cluster.restart(0)
+    check_at_rest(cluster, "a")
+
+
+class TestALogThatBeginsLater:
+    """Retention has cut the leader's log while a follower was away (6.7)."""
+
+    @pytest.fixture
+    def cluster(self, start: Start) -> LocalCluster:
+        """Broker 2 has `a` and was away when `b` and `c` came and `a` and `b` went."""
+        cluster = start(0, 1, 2)
+        for text in (b"a", b"b", b"c"):
+            cluster.produce("t", 0, [text])
+            cluster.tick_until_idle()
+            if text == b"a":
+                cluster.crash(2)
+                cluster.fence(2)
+        key = cluster._connection.metadata().partition("t", 0).key
+        for broker in (0, 1):
+            replicas = cluster._brokers[broker]._leaders[0]._replicas
+            replicas.root.log.commit([], replicas.root.log.batches(key)[:2])
+            replicas.put(key, "t", log_start_offset=2)
+            replicas.write_checkpoint()
+        return cluster
+
+    def test_is_where_the_follower_begins_anew(self, cluster: LocalCluster) -> None:
+        cluster.restart(2)
+        cluster.produce("t", 0, [b"d"])
+        cluster.tick_until_idle()
+        for broker in range(3):
+            assert [one.offset for one in cluster.log(broker, "t", 0)] == [2, 3]
+            assert cluster.replica(broker, "t", 0)[:3] == (2, 4, 4)
+        assert cluster.partition("t", 0).isr == [0, 1, 2]
+        assert values(cluster.consume("t", 0)) == ["c", "d"]
+
+    def test_is_not_begun_twice(self, cluster: LocalCluster) -> None:
+        """A follower that ends in between finds its log empty, and a later one where it began."""
+        cluster.restart(2)
+        cluster.follower_tick(2, stop_after="truncate")
+        assert cluster.log(2, "t", 0) == []
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert cluster.replica(2, "t", 0)[:3] == (2, 3, 3)
+        cluster.crash(2)
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert cluster.replica(2, "t", 0)[:3] == (2, 3, 3)
+        assert cluster.leader_epochs(2, "t", 0) == [(0, 2)]
+
+
 class TestABadFile:
     def test_in_the_leaders_log_stops_its_partition_only(self, start: Start) -> None:
         """And is copied when it is mended (8.4)."""

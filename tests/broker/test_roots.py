@@ -80,6 +80,29 @@ class TestALostRoot:
         cluster.restart(1)
         assert cluster.partition("t", 0).isr == [0, 2]
 
+    def test_is_not_in_sync_by_what_its_broker_reported_before(
+        self, start: Start, before_rule: Callable[[str, Callable[[], object]], None]
+    ) -> None:
+        """The leader has read that report, and is about to let it join (5.2, KIP-903)."""
+        cluster = start(0, 1)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.restart(1)
+        cluster.follower_tick(1)
+        assert cluster.replica(1, "t", 0).log_end_offset == 1
+
+        def lose() -> None:
+            cluster.crash(1)
+            shutil.rmtree(folder(cluster, 1))
+            cluster.restart(1)
+
+        before_rule("isr_expand", lose)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0]
+        check_at_rest(cluster, "a")
+
     def test_of_a_parked_broker_is_no_resumption(self, start: Start) -> None:
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])

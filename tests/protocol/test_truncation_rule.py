@@ -19,6 +19,7 @@ Entries = Sequence[tuple[int, int]]
 class Point(NamedTuple):
     truncate_to: int | None
     waits: bool = False
+    restart_at: int | None = None
 
 
 def truncation_point(
@@ -30,11 +31,13 @@ def truncation_point(
     *,
     leader_epoch: int | None = None,
     log_start_offset: int = 0,
+    leader_start: int = 0,
 ) -> Point:
     followed = PARTITION | {
         "leader_epoch": leader[-1][0] if leader_epoch is None else leader_epoch,
         "log_start_offset": log_start_offset,
         "log_end_offset": own_end,
+        "leader_log_start_offset": leader_start,
         "leader_log_end_offset": leader_end,
     }
     [row] = rules.run(
@@ -43,7 +46,7 @@ def truncation_point(
         own_entries=rows(own),
         leader_entries=rows(leader),
     )
-    return Point(row["truncate_to"], row["waits"])
+    return Point(row["truncate_to"], row["waits"], row["restart_at"])
 
 
 def rows(entries: Entries) -> list[dict[str, Any]]:
@@ -54,6 +57,23 @@ def test_the_own_high_watermark_plays_no_part() -> None:
     """KIP-101: the rule does not even see it."""
     columns = [name for table in rule("truncation_point").takes.values() for name in table.names]
     assert not [name for name in columns if "high_watermark" in name]
+
+
+@pytest.mark.parametrize(
+    ("own", "own_end", "leader_start", "expected"),
+    [
+        pytest.param([(0, 0)], 2, 2, Point(None), id="the leader's log begins at the own end"),
+        pytest.param([(0, 0)], 2, 3, Point(None, restart_at=3), id="it begins later"),
+        pytest.param([], 0, 3, Point(None, restart_at=3), id="an empty log begins there, too"),
+        pytest.param([(0, 0)], 7, 6, Point(5, restart_at=6), id="later than where they agree"),
+    ],
+)
+def test_a_follower_below_the_leaders_log_start_begins_anew_there(
+    rules: Rules, own: Entries, own_end: int, leader_start: int, expected: Point
+) -> None:
+    """What is in between is nowhere to be had, and a log has no gap (6.7, 9.5)."""
+    found = truncation_point(rules, own, own_end, [(0, 0), (1, 5)], 9, leader_start=leader_start)
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -180,6 +200,7 @@ def test_partitions_do_not_mix(rules: Rules) -> None:
                 "leader_epoch": 5,
                 "log_start_offset": 0,
                 "log_end_offset": 9,
+                "leader_log_start_offset": 0,
                 "leader_log_end_offset": 9,
             }
             for topic, partition in keys

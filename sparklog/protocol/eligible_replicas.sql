@@ -1,0 +1,26 @@
+-- The eligible leader replicas of a partition whose in-sync set changes: whoever was in sync, or
+-- eligible, while fewer than min.insync.replicas remain in sync holds all that was committed, since
+-- nothing more is committed then. Reaching min.insync.replicas clears them, and so does an unclean
+-- election, whose leader's records are the truth from then on (rule 7.5, KIP-966).
+-- takes replicas: topic_id string, partition int, broker_id int, was_in_isr boolean,
+--   in_isr boolean, in_elr boolean, is_unclean boolean, min_isr int
+-- gives: topic_id string, partition int, broker_id int, in_elr boolean
+with sizes as (
+    select
+        topic_id,
+        partition,
+        count(case when in_isr then 1 end) as isr_size,
+        least(max(min_isr), count(*)) as needed
+    from replicas
+    group by topic_id, partition
+)
+select
+    r.topic_id,
+    r.partition,
+    r.broker_id,
+    not r.in_isr
+        and (r.was_in_isr or r.in_elr)
+        and not r.is_unclean
+        and s.isr_size < s.needed as in_elr
+from replicas r
+join sizes s on s.topic_id = r.topic_id and s.partition = r.partition
