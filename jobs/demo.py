@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
-import structlog
 import typer
 import yaml
 from rich.markup import escape
 
 from jobs.demo_output import (
+    Story,
     console,
     happened,
     print_claims,
     print_description,
     print_how_to_look,
     step,
-    tell,
     title,
 )
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
@@ -46,6 +45,7 @@ from sparklog.clients.spark_producer import SparkProducer
 from sparklog.clients.views import create_views
 from sparklog.config import ClusterConfig, load
 from sparklog.errors import SparklogError
+from sparklog.logger import ROOT
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT
 from sparklog.session import spark_session
 from sparklog.storage.location import Location
@@ -320,7 +320,8 @@ def main(
     """Replicate real flights through three brokers, kill a leader, lose nothing."""
     started = time.monotonic()
     with one_line_errors():
-        structlog.configure(processors=[tell])
+        logging.getLogger(ROOT).addHandler(Story())
+        logging.getLogger(ROOT).setLevel(logging.INFO)
         config = prepare(folder.absolute())
         title("Kafka's replication in Delta tables: real data, three brokers, one crash")
         with step("load the flights that left New York in 2013"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import structlog
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from jobs.demo_proof import Claim
 from sparklog.clients.admin import TopicDescription
+from sparklog.logger import event_of
 
 STORY = {
     "became controller": "broker {broker} is the controller (controller epoch {controller_epoch})",
@@ -58,11 +58,14 @@ def happened(sentence: str) -> None:
     console.print(f"  [yellow]{escape(sentence)}[/yellow]")
 
 
-def tell(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    """Print an event if it belongs to the story; a processor of structlog, the only one."""
-    if event["event"] in STORY:
-        happened(STORY[event["event"]].format_map(event))
-    raise structlog.DropEvent
+class Story(logging.Handler):
+    """Prints an event if it belongs to the story."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the event of `record`."""
+        event = event_of(record)
+        if event["event"] in STORY:
+            happened(STORY[event["event"]].format_map(event))
 
 
 def print_description(description: TopicDescription) -> None:

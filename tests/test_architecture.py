@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: Sequence[Sequence[str]] = (
     ("errors",),
-    ("model", "config", "clock", "java"),
+    ("model", "config", "clock", "java", "logger"),
     ("jars",),
     ("session",),
     ("protocol", "storage"),

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
@@ -22,6 +21,7 @@ from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
 from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
 from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.logger import get_logger
 from sparklog.model import BROKERS, FORMAT
 from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules
 from sparklog.storage.batch_files import ProcessCopier, SparkCopier
@@ -32,7 +32,7 @@ from sparklog.storage.roots import ClusterRoot, check_usable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class _Trouble(NamedTuple):

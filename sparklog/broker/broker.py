@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import structlog
-
 from sparklog.broker.controller import Controller
 from sparklog.broker.fetch import Copier
 from sparklog.broker.follower import Follower
@@ -23,6 +21,7 @@ from sparklog.broker.tick import Effects, TickReport
 from sparklog.clock import Clock
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
+from sparklog.logger import get_logger
 from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, BrokerState, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import ControlTable
@@ -30,7 +29,7 @@ from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Broker:

@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from sparklog.broker.election import Elections
 from sparklog.broker.observations import Observations
@@ -18,13 +17,14 @@ from sparklog.broker.registration import check_registered
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError
+from sparklog.logger import get_logger
 from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import CONTROLLER_EPOCH, Fence
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 NOBODY = -1
 """The holder of a lease that was given back."""

@@ -9,15 +9,15 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 import pyarrow as pa
-import structlog
 
 from sparklog.broker.isr import set_eligible_replicas
 from sparklog.config import Settings
+from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.metadata import Metadata, TopicInfo
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 Rows = list[dict[str, Any]]
 ElectionType = Literal["preferred", "unclean"]

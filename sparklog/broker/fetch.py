@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, NamedTuple, Protocol
 
-import structlog
-
 from sparklog.broker.leader_roots import UNREADABLE, LeaderRoot, LeaderRoots
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import TickReport
 from sparklog.config import Settings
 from sparklog.errors import StorageError
+from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import Copy, rewrite_slice
 from sparklog.storage.metadata import PartitionState
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Copier(Protocol):

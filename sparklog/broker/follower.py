@@ -11,20 +11,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-import structlog
-
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoot, LeaderRoots
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
 from sparklog.errors import StorageError
+from sparklog.logger import get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import rewrite_slice
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _NEWS = ("log_start_offset", "log_end_offset", "high_watermark")
 """What makes a leader's row news to its followers when it changes."""

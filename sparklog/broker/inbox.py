@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
+from sparklog.logger import get_logger
 from sparklog.model import batch_id
 from sparklog.storage.roots import BrokerRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _NO_ACKS = -99
 _DEFAULTS: dict[str, Any] = {

@@ -11,20 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import structlog
-
 from sparklog.broker.appends import Answer, Appends, Standing, answer
 from sparklog.broker.isr import change_isr
 from sparklog.broker.purgatory import Operation, Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
+from sparklog.logger import get_logger
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import ClusterRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Progress(NamedTuple):

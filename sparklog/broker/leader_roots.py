@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-import structlog
 from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
+from sparklog.logger import get_logger
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, TopicIdPartition
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.record_log import RecordLog
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 UNREADABLE = (StorageError, DeltaError, OSError)
 """What reading another broker's root may raise."""

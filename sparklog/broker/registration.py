@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from sparklog.clock import Clock
 from sparklog.errors import FencedError, ProtocolError
+from sparklog.logger import get_logger
 from sparklog.model import BROKERS, PARTITION_STATE, BrokerState
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import table_identity
 from sparklog.storage.location import Location
 from sparklog.storage.roots import ClusterRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _WATCH_SECONDS = 0.2
 

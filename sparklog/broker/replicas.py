@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
-import structlog
 
 from sparklog.errors import CommitConflictError
+from sparklog.logger import get_logger
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -25,7 +25,7 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.roots import BrokerRoot
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import structlog
 from sparklog.broker.application import Application, check_roots
 from sparklog.config import BrokerConfig, ClusterConfig
 from sparklog.errors import SparklogError
+from sparklog.logger import ROOT, event_of
 from sparklog.session import spark_session
 
 USAGE_ERROR = 2
@@ -49,15 +50,28 @@ def configure_logging(level: str) -> None:
         if for_people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            *renderers,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                _with_fields,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso"),
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
     )
+    logger = logging.getLogger(ROOT)
+    logger.handlers = [handler]
+    logger.setLevel(number)
+    # Whatever hosts this process, as spark-submit does, would print every event once more.
+    logger.propagate = False
+
+
+def _with_fields(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    return {**event, **event_of(event["_record"])}
 
 
 def run_application(

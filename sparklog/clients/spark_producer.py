@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
 import tenacity
 
 from sparklog.clients.connection import Connection
@@ -21,6 +20,7 @@ from sparklog.clients.produce import (
     acks_number,
 )
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
+from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, batch_id, new_batch_path
 from sparklog.storage.batch_files import BatchFile, Copy, SparkCopier
 from sparklog.storage.location import Location
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _FILE_SCHEMA = (
     "task int, partition int, path string, size_bytes bigint, checksum string, "

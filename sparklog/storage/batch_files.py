@@ -25,6 +25,7 @@ from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parquet import ParquetContent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,11 +175,11 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
 
 
 def _content_fault(content: bytes, file: BatchFile) -> str | None:
-    parquet = pq.ParquetFile(pa.BufferReader(content))
-    if not parquet.schema_arrow.equals(RECORD_COLUMNS):
+    parquet = ParquetContent(content)
+    if not parquet.columns.equals(RECORD_COLUMNS):
         return "its columns are not those of a record batch"
-    if parquet.metadata.num_rows != file.record_count or not file.record_count:
-        return f"it holds {parquet.metadata.num_rows} records, not {file.record_count}"
+    if parquet.row_count != file.record_count or not file.record_count:
+        return f"it holds {parquet.row_count} records, not {file.record_count}"
     records = parquet.read(["offset_delta", "timestamp"])
     deltas = pa.chunked_array([pa.array(np.arange(file.record_count), pa.int32())])
     if not records["offset_delta"].equals(deltas):
@@ -331,7 +332,7 @@ def _read_table(log: Location, batch: Batch) -> pa.Table:
         content = log.read_bytes(batch.path)
         if xxhash.xxh3_64_hexdigest(content) != batch.checksum:
             raise StorageError(f"{where} is damaged: it does not have its checksum")
-        return pq.read_table(pa.BufferReader(content))
+        return ParquetContent(content).read()
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
 

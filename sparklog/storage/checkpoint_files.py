@@ -1,9 +1,11 @@
 """Kafka's checkpoint files, as text: for moving between Kafka and sparklog, and for Kafka's tools.
 
-`replication-offset-checkpoint`, `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint`
-hold one line `topic partition offset` for each partition of a log directory; `leader-epoch-checkpoint`
-holds one line `epoch startOffset` for each epoch of one partition. Each begins with a line with the
-version, 0, and one with the number of lines that follow (rule 1.5).
+`replication-offset-checkpoint`, `recovery-point-offset-checkpoint` and
+`log-start-offset-checkpoint` hold one line `topic partition offset` for each partition of a log
+directory; `leader-epoch-checkpoint` holds one line `epoch startOffset` for each epoch of one
+partition. Each begins with a line with the version, 0, and one with the number of lines that
+follow (rule 1.5). Offset checkpoints are in no order (Kafka's is that of a hash table); whoever
+writes one decides.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -23,6 +22,7 @@ from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import TableSchema
 from sparklog.storage.delta_log import open_delta_table, read_commit
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parquet import ParquetContent
 
 BROKER_EPOCH = "broker_epoch"
 """The app transaction that fences the tables of a broker root."""
@@ -281,7 +281,7 @@ class ControlTable:
 
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table."""
-        rows = pq.read_table(pa.BufferReader(self.location.read_bytes(path)))
+        rows = ParquetContent(self.location.read_bytes(path)).read()
         for column in self.schema.columns:
             # Delta lets a writer leave a column out; it counts as null.
             if column.name not in rows.column_names:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage import control_table
@@ -19,13 +17,6 @@ from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 
 Action = Callable[[], object]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,11 @@ One cluster serves all tests here; each has a topic of its own, led by broker 0,
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +31,6 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), brokers=[0, 1])
     yield cluster
     cluster.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
 from sparklog.config import BrokerConfig, ClusterConfig, parse
 from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.logger import ROOT, event_of
 from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.control_table import ControlTable
@@ -25,11 +25,21 @@ from sparklog.testing import ManualClock
 from tests.jobs.processes import Client, Cluster, wait_for
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with capture_logs():
-        yield
-    structlog.reset_defaults()
+@pytest.fixture
+def logs() -> Iterator[list[dict[str, Any]]]:
+    """The events that the library has logged."""
+    logger, events = logging.getLogger(ROOT), []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            events.append(event_of(record) | {"exc_info": (record.exc_info or (None, None))[1]})
+
+    collector, level = Collector(), logger.level
+    logger.addHandler(collector)
+    logger.setLevel(logging.INFO)
+    yield events
+    logger.setLevel(level)
+    logger.removeHandler(collector)
 
 
 def config(folder: Path, **changes: Any) -> ClusterConfig:
@@ -125,12 +135,12 @@ def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None
 
 
 def test_a_broker_whose_ticks_fail_falls_silent_and_others_lead_until_they_work_again(
-    tmp_path: Path,
+    tmp_path: Path, logs: list[dict[str, Any]]
 ) -> None:
     """A disk that is gone for a while: heartbeats alone would keep a useless leader in place."""
     cluster = Cluster(tmp_path)
     disk, elsewhere = tmp_path / "broker-0" / "log", tmp_path / "log-elsewhere"
-    with running(Application(config(tmp_path))), capture_logs() as logs:
+    with running(Application(config(tmp_path))):
         client = Client(cluster)
         client.create_topic(leader=0)
         client.produce(b"a")
@@ -189,11 +199,11 @@ def test_a_run_until_idle_in_which_a_tick_fails_parks_and_says_what_failed(tmp_p
 
 
 def test_an_unforeseen_error_in_one_broker_ends_neither_the_others_nor_the_application(
-    tmp_path: Path,
+    tmp_path: Path, logs: list[dict[str, Any]]
 ) -> None:
     application = Application(config(tmp_path, broker_session_timeout_ms=60_000))
     rules = with_hooked_rules(application)
-    with running(application) as errors, capture_logs() as logs:
+    with running(application) as errors:
         client = Client(Cluster(tmp_path))
         client.create_topic(leader=1)
         client.produce(b"a")
@@ -324,11 +334,13 @@ def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_brok
 # --- heartbeats -----------------------------------------------------------------------------------
 
 
-def test_heartbeats_and_rounds_never_get_into_each_others_way(tmp_path: Path) -> None:
+def test_heartbeats_and_rounds_never_get_into_each_others_way(
+    tmp_path: Path, logs: list[dict[str, Any]]
+) -> None:
     """A heartbeat every ms beside rounds without a pause: no error, and no change of controller."""
     settings = config(tmp_path, broker_heartbeat_interval_ms=1, tick_interval_ms=0)
     application = Application(settings)
-    with running(application) as errors, capture_logs() as logs:
+    with running(application) as errors:
         client = Client(Cluster(tmp_path))
         client.create_topic()
         values = [b"%d" % number for number in range(8)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -563,3 +565,23 @@ class TestCreation:
         (tmp_path / "file").write_text("")
         with pytest.raises(StorageError, match=r"no table can be created at .*Not a directory"):
             create_table(Location.of(str(tmp_path / "file" / "root")), CONTROLLER)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
+def test_reading_starts_no_threads_that_could_abort_a_short_process(root: Location) -> None:
+    """Arrow's were still there when a process of a second ended: one in fifteen was aborted."""
+    made(root).compare_and_set(lease(7))
+    code = """
+import os, sys
+from sparklog.model import CONTROLLER
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+table = ControlTable(Location.of(sys.argv[1]), CONTROLLER)
+before = len(os.listdir("/proc/self/task"))
+assert table.rows().num_rows == 1
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code, root.uri], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "0\n"
