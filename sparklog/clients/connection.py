@@ -13,6 +13,7 @@ from sparklog.model import (
 )
 from sparklog.protocol.rules import DuckDBRules, Rules
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.storage.roots import ClusterRoot
@@ -84,6 +85,7 @@ class Connection:
                     "partition": key.partition,
                     "leader": state.leader,
                     "leader_epoch": state.leader_epoch,
+                    "is_as_elected": bool(rows[key]) or self._is_as_elected(state, locations[key]),
                     "reported_leader_epoch": rows[key].get("leader_epoch"),
                     "high_watermark": rows[key].get("high_watermark"),
                     "log_start_offset": rows[key].get("log_start_offset"),
@@ -124,6 +126,13 @@ class Connection:
             self._tables[of] = ControlTable(location, schema)
         self._tables[of].refresh()
         return self._tables[of]
+
+    def _is_as_elected(self, state: PartitionState, location: Location) -> bool:
+        """Say whether the leader is the process that was elected, over the tables it had."""
+        assert state.leader is not None, "an offline partition was refused before"
+        leader = self._reader.metadata.brokers[state.leader]
+        is_same_process = leader.broker_epoch == state.leader_broker_epoch
+        return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
 
     def _leader_row(self, location: Location, key: TopicIdPartition) -> Mapping[str, Any]:
         for row in self.table(location, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist():

@@ -22,6 +22,7 @@ class BrokerInfo(NamedTuple):
     roots: tuple[str, ...]
     rack: str | None
     state: str
+    log_table_ids: tuple[str, ...]
 
     @property
     def is_alive(self) -> bool:
@@ -183,6 +184,7 @@ def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
             tuple(json.loads(row["roots"])),
             row["rack"],
             row["state"],
+            tuple(json.loads(row["log_table_id"] or "[]")),
         )
         for row in rows
     }

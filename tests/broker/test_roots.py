@@ -19,7 +19,7 @@ from sparklog.storage.batch_files import BatchFileWriter, ProcessCopier, records
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster, ManualClock
-from tests.broker.states import check_at_rest, log, rows
+from tests.broker.states import check_at_rest, error_of_consume, log, rows, values
 
 Start = Callable[..., LocalCluster]
 
@@ -102,6 +102,19 @@ class TestALostRoot:
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0]
         check_at_rest(cluster, "a")
+
+    def test_of_the_first_leader_is_not_taken_for_a_new_topic(self, start: Start) -> None:
+        """No row and leader epoch 0: so it is with a new topic, too, which has nothing to show."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.crash(0)
+        shutil.rmtree(folder(cluster, 0))
+        cluster.restart(0)
+        assert cluster.partition("t", 0)[:2] == (0, 0)
+        assert error_of_consume(cluster) == "OFFSET_NOT_AVAILABLE"
+        cluster.tick_until_idle()
+        assert values(cluster.consume("t", 0)) == ["a"]
 
     def test_of_a_parked_broker_is_no_resumption(self, start: Start) -> None:
         cluster = start(0, 1)

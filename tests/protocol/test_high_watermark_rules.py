@@ -178,6 +178,7 @@ def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None]:
         "partition": 0,
         "leader": 1,
         "leader_epoch": 4,
+        "is_as_elected": True,
         "reported_leader_epoch": 4,
         "high_watermark": 8,
         "log_start_offset": 2,
