@@ -173,6 +173,87 @@ class TopicConfig(_Keys):
     )
 
 
+class ProducerConfig(_Keys):
+    """What a plain producer may be told. Field names are Kafka's keys with underscores."""
+
+    acks: Literal["all", 0, 1, -1] = Field(
+        "all", description="Whose writing is awaited: 0 nobody's, 1 the leader's, all the ISR's."
+    )
+    batch_size: int = Field(
+        1 * _MEBIBYTE,
+        ge=0,
+        alias="batch.size",
+        description="Bytes of a partition's records that are sent without lingering.",
+    )
+    linger_ms: int = Field(
+        5,
+        ge=0,
+        alias="linger.ms",
+        description="How long a record waits for others to share its batch.",
+    )
+    buffer_memory: int = Field(
+        32 * _MEBIBYTE,
+        gt=0,
+        alias="buffer.memory",
+        description="Bytes of records that may be on their way; send blocks when they are.",
+    )
+    max_block_ms: int = Field(
+        60_000, ge=0, alias="max.block.ms", description="How long send may block for that."
+    )
+    max_request_size: int = Field(
+        1 * _MEBIBYTE, gt=0, alias="max.request.size", description="The largest record, in bytes."
+    )
+    enable_idempotence: bool | None = Field(
+        None,
+        alias="enable.idempotence",
+        description="Whether a record is written once however often it is sent; with acks=all.",
+    )
+    transactional_id: str | None = Field(
+        None,
+        min_length=1,
+        alias="transactional.id",
+        description="A name under which a newer producer fences an older one.",
+    )
+    request_timeout_ms: int = Field(
+        30_000,
+        gt=0,
+        alias="request.timeout.ms",
+        description="How long an answer is awaited before the batch is sent again.",
+    )
+    delivery_timeout_ms: int = Field(
+        120_000,
+        gt=0,
+        alias="delivery.timeout.ms",
+        description="How long after send a record may be delivered, or has failed.",
+    )
+    retry_backoff_ms: int = Field(
+        100, gt=0, alias="retry.backoff.ms", description="The wait before a first retry."
+    )
+    retry_backoff_max_ms: int = Field(
+        1_000, gt=0, alias="retry.backoff.max.ms", description="The wait before later ones."
+    )
+    client_id: str = Field("", alias="client.id", description="A name for the broker's tables.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ProducerConfig:
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise ValueError("delivery.timeout.ms must be at least linger.ms + request.timeout.ms")
+        if self.enable_idempotence and not self._awaits_all:
+            raise ValueError("enable.idempotence needs acks=all: set it to false otherwise")
+        if self.transactional_id is not None and not self.is_idempotent:
+            raise ValueError("transactional.id needs enable.idempotence and acks=all")
+        return self
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether batches bear a producer id and sequences."""
+        return self._awaits_all if self.enable_idempotence is None else self.enable_idempotence
+
+    @property
+    def _awaits_all(self) -> bool:
+        return self.acks in ("all", -1)
+
+
 class BrokerEntry(_Keys):
     """One broker of a cluster: its id, its log directories (URIs) and its rack."""
 

@@ -135,7 +135,9 @@ def check_topic_name(topic: str) -> None:
         )
 
 
-_PROPERTIES = {"delta.checkpointInterval": "100"}
+# Every commit since the last checkpoint makes opening and appending slower; a checkpoint of these
+# small tables costs as much as two commits.
+_PROPERTIES = {"delta.checkpointInterval": "30"}
 
 
 def _kept_for(interval: str) -> dict[str, str]:
@@ -214,7 +216,8 @@ LOG = TableSchema(
     "log",
     pa.schema([*HEADER_COLUMNS, *RECORD_COLUMNS]),
     tuple(HEADER_COLUMNS.names),
-    _kept_for("1 hours"),
+    # Its checkpoints hold every batch's header, so they are not that small.
+    _kept_for("1 hours") | {"delta.checkpointInterval": "100"},
 )
 HIGH_WATERMARK_CHECKPOINT = _busy_table(
     "high_watermark_checkpoint",

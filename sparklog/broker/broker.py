@@ -177,7 +177,7 @@ class Broker:
 
     def _load(self) -> Metadata:
         """Return the newest metadata; `FencedError` where it names a newer process."""
-        if self.is_paused:
+        if self.is_paused and self._reader.versions is not None:
             return self._reader.metadata
         metadata = self._reader.load()
         mine = metadata.brokers.get(self.broker_id)

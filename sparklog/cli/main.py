@@ -1,7 +1,7 @@
 """The `sparklog` command: creating a cluster, its topics, and looking into its state.
 
-What a command needs is imported when it runs, so that help is there at once. Spark is never
-needed.
+What a command needs is imported when it runs, so that help is there at once. Spark is needed only
+where it is asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparklog.cli import topics
+from sparklog.cli import checkpoints, topics
+from sparklog.cli.audit import audit
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import SparklogError, StorageError
 
@@ -38,6 +39,8 @@ app = typer.Typer(
     help="A replicated log in Delta tables, kept by Spark jobs instead of brokers.",
 )
 app.add_typer(topics.app, name="topics")
+app.add_typer(checkpoints.app, name="checkpoints")
+app.command("audit")(audit)
 
 
 @app.command("format")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -45,6 +45,8 @@ class Connection:
         storage_options: StorageOptions | None = None,
         rules: Rules | None = None,
     ) -> None:
+        self.cluster = cluster
+        self.storage_options = storage_options
         self.root = ClusterRoot(Location.of(cluster, storage_options))
         self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
@@ -67,6 +69,19 @@ class Connection:
                 f"of its in-sync replicas ({', '.join(map(str, state.isr))}), or elect uncleanly",
             )
         return self._reader.location(leader.broker_id, leader.root)
+
+    def replica_location(self, state: PartitionState, broker_id: int) -> Location:
+        """Return the root in which a broker keeps its replica of a partition.
+
+        Raises `StorageError` where the broker is not registered with it.
+        """
+        replica = state.replica(broker_id)
+        if replica is None:
+            raise StorageError(
+                f"broker {broker_id} has no replica of partition {state.partition} of topic "
+                f"{state.topic}: its replicas are on {[one.broker_id for one in state.replicas]}"
+            )
+        return self._reader.location(broker_id, replica.root)
 
     def visible(self, partitions: Iterable[PartitionState]) -> list[Visible]:
         """Return what may be seen of each partition (rules 2.6, 7.7).

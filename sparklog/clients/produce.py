@@ -50,6 +50,11 @@ class Responses:
         """Keep the answers to this request; those to others' requests are passed over."""
         self._expected.add(request_id)
 
+    def forget(self, request_id: str) -> None:
+        """Pass over the answers to this request from now on."""
+        self._expected.discard(request_id)
+        self._answers = {of: one for of, one in self._answers.items() if of[0] != request_id}
+
     def poll(self) -> None:
         """Read the answers that have arrived."""
         if not self._table.refresh() and self._read_version == self._table.version:
@@ -101,6 +106,12 @@ class PendingProduce:
                 del self._waiting[key]
         return dict(self._answered)
 
+    def forget(self) -> None:
+        """Wait for no more answers."""
+        for responses in self._waiting.values():
+            responses.forget(self.request_id)
+        self._waiting.clear()
+
     @property
     def is_done(self) -> bool:
         """Whether every answer has arrived; with acks=0 none is awaited."""
@@ -137,8 +148,9 @@ class ProduceClient:
         self._connection = connection
         self._client_id = client_id
         self._clock = clock or SystemClock()
-        self._responses: dict[str, Responses] = {}
-        self._requests: dict[str, ControlTable] = {}
+        # By root and broker epoch: a broker that registered anew may have new tables there.
+        self._responses: dict[tuple[str, int], Responses] = {}
+        self._requests: dict[tuple[str, int], ControlTable] = {}
 
     def send(
         self, batches: Sequence[RequestedBatch], acks: Acks, timeout_ms: int = 30_000
@@ -153,32 +165,33 @@ class ProduceClient:
         request_id = uuid.uuid4().hex
         waiting: dict[TopicIdPartition, Responses] = {}
         answered: dict[TopicIdPartition, ProduceResponse] = {}
-        by_leader: dict[str, tuple[Location, list[RequestedBatch]]] = {}
+        by_leader: dict[tuple[str, int], tuple[Location, list[RequestedBatch]]] = {}
         for batch in batches:
             try:
                 location = self._connection.leader_location(batch.state)
             except ProtocolError as error:
                 answered[batch.state.key] = ProduceResponse(error.code.name, -1, -1)
                 continue
-            by_leader.setdefault(location.uri, (location, []))[1].append(batch)
-        for location, members in by_leader.values():
-            responses = self._responses_of(location)
+            of = location.uri, batch.state.leader_broker_epoch
+            by_leader.setdefault(of, (location, []))[1].append(batch)
+        for of, (location, members) in by_leader.items():
+            responses = self._responses_of(location, of)
             responses.expect(request_id)
             if number != 0:
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
-            self._requests_of(location).append(PRODUCE_REQUESTS.rows(rows))
+            self._requests_of(location, of).append(PRODUCE_REQUESTS.rows(rows))
         return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
 
-    def _responses_of(self, location: Location) -> Responses:
-        if location.uri not in self._responses:
-            self._responses[location.uri] = Responses(location)
-        return self._responses[location.uri]
+    def _responses_of(self, location: Location, of: tuple[str, int]) -> Responses:
+        if of not in self._responses:
+            self._responses[of] = Responses(location)
+        return self._responses[of]
 
-    def _requests_of(self, location: Location) -> ControlTable:
-        if location.uri not in self._requests:
-            self._requests[location.uri] = ControlTable(location, PRODUCE_REQUESTS)
-        return self._requests[location.uri]
+    def _requests_of(self, location: Location, of: tuple[str, int]) -> ControlTable:
+        if of not in self._requests:
+            self._requests[of] = ControlTable(location, PRODUCE_REQUESTS)
+        return self._requests[of]
 
     def _row(
         self, request_id: str, batch: RequestedBatch, acks: int, timeout_ms: int

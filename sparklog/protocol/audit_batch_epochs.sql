@@ -1,9 +1,10 @@
 -- Where a batch bears another leader epoch than the replica's history has at its offset, of each
 -- epoch the first and the last batch (rules 6.1, 9.6). Epochs after the history's latest are those
 -- of a copy that was interrupted before its entries were written; they are found again when the
--- broker starts (7.0). A leader writes its entries first, so it has no such batches.
+-- broker starts (7.0). A leader writes its entries first, so it has no such batches. What lies
+-- before the log start offset has no history any more (8.3).
 -- takes batches: broker_id int, topic_id string, partition int, base_offset bigint,
---   leader_epoch int, log_start_offset bigint, is_led boolean
+--   last_offset_delta int, leader_epoch int, log_start_offset bigint, is_led boolean
 -- takes entries: broker_id int, topic_id string, partition int, epoch int, start_offset bigint
 -- gives: broker_id int, topic_id string, partition int, base_offset bigint, leader_epoch int,
 --   history_epoch int?
@@ -17,6 +18,7 @@ with spans as (
         min(greatest(base_offset, log_start_offset)) as first_offset,
         max(greatest(base_offset, log_start_offset)) as last_offset
     from batches
+    where base_offset + last_offset_delta >= log_start_offset
     group by broker_id, topic_id, partition, leader_epoch, is_led
 ),
 asked as (

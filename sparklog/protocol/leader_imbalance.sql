@@ -5,7 +5,12 @@
 --   max_percentage int
 -- gives: topic_id string, partition int
 with preferred as (
-    select topic_id, partition, broker_id, max_percentage, coalesce(leader, -1) <> broker_id as lacks
+    select
+        topic_id,
+        partition,
+        broker_id,
+        max_percentage,
+        coalesce(leader, -1) <> broker_id as lacks
     from replicas
     where replica_index = 0
 ),

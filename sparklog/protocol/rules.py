@@ -144,25 +144,31 @@ def _checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
     for columns in given:
         if not columns >= names:
             raise RuleError(f"{where}: the column {min(names - columns)} is missing")
+    if not isinstance(rows, pa.Table):
+        return _typed(where, rows, schema)
     try:
-        if isinstance(rows, pa.Table):
-            table = rows.select(schema.names).cast(_nullable(schema))
-        else:
-            table = pa.Table.from_pylist(list(rows), schema=_nullable(schema))
-    except (pa.ArrowException, OverflowError) as error:
+        table = rows.select(schema.names).cast(_nullable(schema))
+    except pa.ArrowException as error:
         raise RuleError(f"{where}: a value has not the type that the head says: {error}") from error
     return _without_nulls(where, table, schema)
 
 
-def _checked_output(of_rule: Rule, output: pa.Table) -> list[dict[str, Any]]:
-    if output.column_names != of_rule.gives.names:
-        raise RuleError(
-            f"rule {of_rule.name} gives {output.column_names}, its head says {of_rule.gives.names}"
-        )
-    output = output.cast(_nullable(of_rule.gives))
-    checked = _without_nulls(f"rule {of_rule.name}, output", output, of_rule.gives)
-    rows: list[dict[str, Any]] = checked.to_pylist()
-    return rows
+def _checked_output(
+    of_rule: Rule, names: list[str], rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    if names != of_rule.gives.names:
+        raise RuleError(f"rule {of_rule.name} gives {names}, its head says {of_rule.gives.names}")
+    where = f"rule {of_rule.name}, output"
+    checked: list[dict[str, Any]] = _typed(where, rows, of_rule.gives).to_pylist()
+    return checked
+
+
+def _typed(where: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    try:
+        table = pa.Table.from_pylist(list(rows), schema=_nullable(schema))
+    except (pa.ArrowException, OverflowError) as error:
+        raise RuleError(f"{where}: a value has not the type that the head says: {error}") from error
+    return _without_nulls(where, table, schema)
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
@@ -191,11 +197,14 @@ class DuckDBRules:
         try:
             for table, rows in checked.items():
                 connection.register(table, rows)
-            output = connection.sql(of_rule.text).to_arrow_table()
+            # Not as a relation, which would be planned twice: that is most of a rule's time.
+            result = connection.execute(of_rule.text)
+            names = [column[0] for column in result.description]
+            rows_given = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
         finally:
             for table in checked:
                 connection.unregister(table)
-        return _checked_output(of_rule, output)
+        return _checked_output(of_rule, names, rows_given)
 
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if not hasattr(self._connections, "connection"):
@@ -223,10 +232,11 @@ class SparkRules:
             for table, rows in checked.items():
                 self._spark.createDataFrame(rows).createOrReplaceTempView(views[table])
             output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
+            names, rows_given = output.column_names, output.to_pylist()
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
-        return _checked_output(of_rule, output)
+        return _checked_output(of_rule, names, rows_given)
 
 
 def _reading(text: str, views: Mapping[str, str]) -> str:

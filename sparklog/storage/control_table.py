@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import TableSchema
-from sparklog.storage.delta_log import open_delta_table, read_commit
+from sparklog.storage.delta_log import is_newest, open_delta_table, read_commit
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
 
@@ -144,6 +144,8 @@ class ControlTable:
         """How many commits this handle has made."""
         self._table = open_delta_table(self.location)
         self._rows: tuple[int, pa.Table] | None = None
+        # The version at which this handle is known to hold a fence: looking it up takes long.
+        self._held: tuple[int, Fence] | None = None
         self._lock = threading.RLock()
 
     @property
@@ -160,6 +162,8 @@ class ControlTable:
         """Load the newest version; say whether it is another than before."""
         with self._lock:
             before = self._table.version()
+            if is_newest(self.location, before):
+                return False
             self._table.update_incremental()
             return self._table.version() != before
 
@@ -206,7 +210,7 @@ class ControlTable:
             f"{self.location.uri} moved past version {loaded}: reload and try again"
         )
         with self._lock:
-            check_fence(self._table, fence)
+            self._check_fence(fence)
             if self.version != loaded:
                 raise moved
             try:
@@ -217,6 +221,12 @@ class ControlTable:
                 raise moved from None
             self.commits += 1
             self._rows = loaded + 1, rows
+            self._held = (loaded + 1, fence) if fence is not None else None
+
+    def _check_fence(self, fence: Fence | None) -> None:
+        if fence is not None and self._held != (self.version, fence):
+            check_fence(self._table, fence)
+            self._held = self.version, fence
 
     def update(
         self,
@@ -249,7 +259,7 @@ class ControlTable:
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
 
         def add() -> None:
-            check_fence(self._table, fence)
+            self._check_fence(fence)
             write_deltalake(self._table, rows, mode="append", commit_properties=_rebasing(fence))
 
         self._commit(add)
@@ -292,7 +302,7 @@ class ControlTable:
         """Remove whole files, which were named by `new_files`, while others go on appending."""
 
         def remove() -> None:
-            check_fence(self._table, fence)
+            self._check_fence(fence)
             live = set(_live_files(self._table))
             now = time.time_ns() // 1_000_000
             actions: list[AddAction | RemoveAction] = [

@@ -78,6 +78,15 @@ def has_commit(table: Location, version: int) -> bool:
     return table.exists(_commit_path(version))
 
 
+def is_newest(table: Location, version: int) -> bool:
+    """Say whether `version` is certainly the newest, in two looks at single files.
+
+    Where it is not there itself the commits after it may have been cleaned up as well, so nothing
+    is certain.
+    """
+    return not has_commit(table, version + 1) and has_commit(table, version)
+
+
 def table_identity(table: Location) -> tuple[str, int]:
     """Return the id that Delta gave a table when it was created, and its newest version."""
     opened = open_delta_table(table)

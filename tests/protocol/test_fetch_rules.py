@@ -185,11 +185,18 @@ def test_fetching_until_nothing_is_given_copies_the_whole_log(
     assert copied == batches
 
 
-@pytest.mark.parametrize(("leaders", "own_end", "expected"), [(7, 5, 5), (3, 5, 3), (5, 5, 5)])
+@pytest.mark.parametrize(
+    ("own", "leaders", "own_end", "expected"),
+    [(0, 7, 5, 5), (0, 3, 5, 3), (0, 5, 5, 5), (4, 3, 5, 4), (4, 7, 5, 5)],
+)
 def test_a_followers_high_watermark(
-    rules: Rules, leaders: int, own_end: int, expected: int
+    rules: Rules, own: int, leaders: int, own_end: int, expected: int
 ) -> None:
-    """Rule 2.5: the leader's as fetched, but never past the own log's end."""
-    followed = PARTITION | {"leader_high_watermark": leaders, "log_end_offset": own_end}
+    """Rule 2.5: the leader's as fetched, never past the own log's end, and never back (9.3)."""
+    followed = PARTITION | {
+        "high_watermark": own,
+        "leader_high_watermark": leaders,
+        "log_end_offset": own_end,
+    }
     [row] = rules.run("follower_high_watermark", followed=[followed])
     assert row == PARTITION | {"high_watermark": expected}

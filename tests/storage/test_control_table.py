@@ -280,7 +280,7 @@ class TestAppendAndTrim:
         names = [f"{index:03}" for index in range(110)]
         for name in names:
             table.append(requests(name))
-        clean_up(table, below=100)
+        clean_up(table, below=90)
         early.refresh()
         assert ids_in(early, early.new_files(-1)) == names
         assert ids_in(early, early.new_files(50)) == names

@@ -1,0 +1,64 @@
+"""`sparklog checkpoints`: a broker's checkpoints as the files of a Kafka log directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Export and import a broker's checkpoints in the form of Kafka's own files.",
+)
+
+_Broker = Annotated[int, typer.Option("--broker", metavar="ID", help="The broker's id.")]
+_LogDir = Annotated[
+    int | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="Which of the broker's log.dirs, from 0 on; needed where it has several.",
+    ),
+]
+
+
+@app.command("export")
+def export(
+    cluster: ClusterOption,
+    broker: _Broker,
+    folder: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    log_dir: _LogDir = None,
+) -> None:
+    """Write a broker's checkpoints into a folder, in the shape of a Kafka log directory."""
+    from sparklog.maintenance.checkpoints import export_checkpoints
+
+    named = Cluster.of(cluster)
+    with reaching(named.root):
+        count = export_checkpoints(named.connect(), broker, folder, log_dir)
+    typer.echo(f"Exported the checkpoints of {_replicas(count)} of broker {broker} to {folder}.")
+
+
+@app.command("import")
+def import_(
+    cluster: ClusterOption,
+    broker: _Broker,
+    folder: Annotated[Path, typer.Option(help="A folder in the shape of a Kafka log directory.")],
+    log_dir: _LogDir = None,
+) -> None:
+    """Replace a stopped broker's checkpoints by those in a folder, all of them or none.
+
+    What the folder does not name stays as it is. When the broker starts, its high watermarks are
+    cut at its log ends.
+    """
+    from sparklog.maintenance.checkpoints import import_checkpoints
+
+    named = Cluster.of(cluster)
+    with reaching(named.root):
+        count = import_checkpoints(named.connect(), broker, folder, log_dir)
+    typer.echo(f"Imported the checkpoints of {_replicas(count)} of broker {broker} from {folder}.")
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"

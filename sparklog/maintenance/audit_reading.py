@@ -1,0 +1,178 @@
+"""What an audit reads of a cluster, in an order in which it can be compared while ticks go on.
+
+Log end offsets and reports only grow, and an in-sync replica has all that any high watermark has
+ever covered. So high watermarks are read first, then who is in sync, then the reports, then the
+logs, then the epoch histories: whatever moves meanwhile makes the later reading larger. Only a
+truncation makes one smaller, and it is over soon: what seems to disagree is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from sparklog.clients.connection import Connection
+from sparklog.errors import SparklogError
+from sparklog.maintenance.checkpoints import histories_of, rows_of
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    Batch,
+    EpochEntry,
+    TopicIdPartition,
+)
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.metadata import PartitionState
+from sparklog.storage.record_log import RecordLog
+
+UNREADABLE = (SparklogError, DeltaError, OSError, pa.ArrowException)
+"""What reading a root, or a file in it, may raise."""
+
+_Row = dict[str, Any]
+_Rows = dict[TopicIdPartition, _Row]
+_Read = TypeVar("_Read")
+
+
+class Replica(NamedTuple):
+    """One assigned replica: its rows at both readings, its log and its epoch history.
+
+    A row is `None` where the broker has not written one yet.
+    """
+
+    state: PartitionState
+    broker_id: int
+    in_isr: bool
+    first_row: _Row | None
+    row: _Row | None
+    log: RecordLog
+    epochs: list[EpochEntry]
+
+    @property
+    def key(self) -> TopicIdPartition:
+        """The partition."""
+        return self.state.key
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that the replica still has."""
+        return int(self.row["log_start_offset"]) if self.row else 0
+
+    @property
+    def log_end_offset(self) -> int:
+        """The end of what is in the log, whatever the row says."""
+        return self.log.log_end_offset(self.key, self.log_start_offset)
+
+    @property
+    def checkpointed_high_watermark(self) -> int:
+        """The high watermark of the first reading."""
+        return int(self.first_row["high_watermark"]) if self.first_row else 0
+
+    @property
+    def reported_log_end_offset(self) -> int | None:
+        """The log end offset that was reported in the current leader epoch."""
+        if self.row is None or self.row["leader_epoch"] != self.state.leader_epoch:
+            return None
+        return int(self.row["log_end_offset"])
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The replica's batches, in order of offset."""
+        return list(self.log.batches(self.key, -1))
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the first row is that of the leader, in its epoch."""
+        row = self.first_row
+        return (
+            row is not None
+            and row["role"] == "leader"
+            and (self.state.leader, self.state.leader_epoch)
+            == (self.broker_id, row["leader_epoch"])
+        )
+
+
+class UnreadableRoot(NamedTuple):
+    """A root of a broker that could not be read, and why."""
+
+    broker_id: int
+    uri: str
+    reason: str
+
+
+class Reading(NamedTuple):
+    """One look at a cluster."""
+
+    partitions: Mapping[TopicIdPartition, PartitionState]
+    replicas: list[Replica]
+    unreadable: list[UnreadableRoot]
+
+
+def read_cluster(connection: Connection) -> Reading:
+    """Read every assigned replica; the logs are opened anew, so that nothing is believed."""
+    roots = _Roots(connection)
+    first_rows = roots.each(connection.metadata().partitions.values(), roots.rows)
+    states = connection.metadata().partitions
+    rows = roots.each(states.values(), roots.rows)
+    logs = roots.each(states.values(), RecordLog)
+    epochs = roots.each(states.values(), roots.epochs)
+    replicas = []
+    for state in states.values():
+        for one in state.replicas:
+            location = roots.location(state, one.broker_id)
+            if location is None or not (location in rows and location in logs):
+                continue
+            replica = Replica(
+                state,
+                one.broker_id,
+                one.in_isr,
+                first_rows.get(location, {}).get(state.key),
+                rows[location].get(state.key),
+                logs[location],
+                epochs.get(location, {}).get(state.key, []),
+            )
+            replicas.append(replica)
+    return Reading(states, replicas, sorted(roots.unreadable.values()))
+
+
+class _Roots:
+    """Reads the roots of a cluster; one that has failed once is left out from then on."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.unreadable: dict[tuple[int, str], UnreadableRoot] = {}
+
+    def each(
+        self, states: Iterable[PartitionState], read: Callable[[Location], _Read]
+    ) -> dict[Location, _Read]:
+        """Read something of every root that has a replica of one of `states`."""
+        found: dict[Location, _Read] = {}
+        for state in states:
+            for one in state.replicas:
+                location = self.location(state, one.broker_id)
+                if location is None or location in found:
+                    continue
+                try:
+                    found[location] = read(location)
+                except UNREADABLE as error:
+                    self._note(one.broker_id, location.uri, error)
+        return found
+
+    def location(self, state: PartitionState, broker_id: int) -> Location | None:
+        try:
+            location = self._connection.replica_location(state, broker_id)
+        except UNREADABLE as error:
+            self._note(broker_id, "", error)
+            return None
+        return None if (broker_id, location.uri) in self.unreadable else location
+
+    def rows(self, location: Location) -> _Rows:
+        return rows_of(self._connection.table(location, HIGH_WATERMARK_CHECKPOINT))
+
+    def epochs(self, location: Location) -> dict[TopicIdPartition, list[EpochEntry]]:
+        return histories_of(self._connection.table(location, LEADER_EPOCH_CHECKPOINT))
+
+    def _note(self, broker_id: int, uri: str, error: Exception) -> None:
+        self.unreadable[broker_id, uri] = UnreadableRoot(broker_id, uri, one_line(error))

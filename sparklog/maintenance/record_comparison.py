@@ -1,0 +1,109 @@
+"""Comparing two replicas record by record, where their batches are cut differently (rule 9.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from sparklog.errors import StorageError
+from sparklog.model import Batch
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.parquet import ParquetContent
+
+_OFFSET = "offset"
+
+
+class Slice(NamedTuple):
+    """Some of the batches of one replica, in order of offset, and the log in which they lie."""
+
+    log: Location
+    batches: Sequence[Batch]
+
+
+class Difference(NamedTuple):
+    """The first offset at which two replicas differ, and the digests of the records around it."""
+
+    offset: int
+    digest: str
+    other_digest: str
+
+
+def first_difference(
+    one: Slice, other: Slice, from_offset: int, below_offset: int
+) -> Difference | None:
+    """Say where two replicas first differ in from_offset <= offset < below_offset, or `None`.
+
+    Compared are offsets, leader epochs, timestamps, keys, values and headers, whatever batches they
+    lie in; batches that both have are not read. Raises `StorageError` where a file cannot be read.
+    """
+    for own, others in _stretches(one.batches, other.batches):
+        if len(own) == len(others) == 1 and _identity(own[0]) == _identity(others[0]):
+            continue
+        records = _records(one.log, own, from_offset, below_offset)
+        other_records = _records(other.log, others, from_offset, below_offset)
+        if records.combine_chunks().equals(other_records.combine_chunks()):
+            continue
+        for mine, theirs in zip_longest(records.to_pylist(), other_records.to_pylist()):
+            if mine != theirs:
+                offset = min(row[_OFFSET] for row in (mine, theirs) if row is not None)
+                return Difference(offset, _digest(records), _digest(other_records))
+    return None
+
+
+def _identity(batch: Batch) -> tuple[object, ...]:
+    return batch.base_offset, batch.last_offset_delta, batch.leader_epoch, batch.checksum
+
+
+def _stretches(
+    one: Sequence[Batch], other: Sequence[Batch]
+) -> Iterator[tuple[list[Batch], list[Batch]]]:
+    """Yield the shortest runs of batches after which both replicas have a batch end."""
+    left, right = deque(one), deque(other)
+    while left or right:
+        own: list[Batch] = []
+        others: list[Batch] = []
+        while True:
+            own_end = own[-1].next_offset if own else -1
+            other_end = others[-1].next_offset if others else -1
+            if own_end == other_end and own:
+                break
+            if left and (own_end <= other_end or not right):
+                own.append(left.popleft())
+            elif right:
+                others.append(right.popleft())
+            else:
+                break
+        yield own, others
+
+
+def _records(log: Location, batches: Sequence[Batch], first: int, below: int) -> pa.Table:
+    """Return the records of `batches` within the bounds, each with its offset and leader epoch."""
+    tables = []
+    for batch in batches:
+        try:
+            table = ParquetContent(log.read_bytes(batch.path)).read()
+        except (OSError, pa.ArrowException) as error:
+            where = f"{log.uri}/{batch.path}"
+            raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
+        offsets = pc.add(table["offset_delta"].cast(pa.int64()), batch.base_offset)
+        epochs = pa.array(np.full(table.num_rows, batch.leader_epoch, dtype=np.int64))
+        table = table.set_column(0, _OFFSET, offsets).append_column("leader_epoch", epochs)
+        tables.append(
+            table.filter(pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, below)))
+        )
+    return pa.concat_tables(tables) if tables else pa.table({_OFFSET: pa.array([], pa.int64())})
+
+
+def _digest(records: pa.Table) -> str:
+    """Return a digest over records and offsets, the same however they are cut into batches."""
+    digest = xxhash.xxh3_64()
+    for row in records.to_pylist():
+        digest.update(repr(tuple(row.values())).encode())
+    return digest.hexdigest()

@@ -1,0 +1,91 @@
+"""Copies of a cluster, and damage to their tables and files as no broker would ever do it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from sparklog.model import BROKERS, LOG, Batch, TableSchema, TopicIdPartition, new_batch_path
+from sparklog.storage.batch_actions import add_action, remove_action
+from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
+from sparklog.storage.control_table import ControlTable, commit_properties
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+
+Row = dict[str, Any]
+
+
+def root(folder: Path, broker_id: int) -> Location:
+    return Location.of(str(folder / f"broker-{broker_id}"))
+
+
+def change_rows(
+    folder: Path, broker_id: int, schema: TableSchema, change: Callable[[list[Row]], object]
+) -> None:
+    """Let `change` alter the rows of one of a broker's checkpoints, in place."""
+
+    def changed(table: Any) -> tuple[Any, None]:
+        rows = table.to_pylist()
+        change(rows)
+        return schema.rows(rows), None
+
+    ControlTable(root(folder, broker_id), schema).update(changed)
+
+
+def batches(folder: Path, broker_id: int, key: TopicIdPartition) -> list[Batch]:
+    return list(RecordLog(root(folder, broker_id)).batches(key, -1))
+
+
+def replace_batches(
+    folder: Path, broker_id: int, removed: Sequence[Batch], added: Sequence[Batch] = ()
+) -> None:
+    """Commit to a broker's log behind its back, and without any check."""
+    table = DeltaTable(f"{root(folder, broker_id).uri}/log")
+    table.create_write_transaction(
+        [*(add_action(one, 0) for one in added), *(remove_action(one, 0) for one in removed)],
+        "append",
+        table.schema(),
+        list(LOG.partition_by),
+        commit_properties=commit_properties(),
+    )
+
+
+def rewritten(
+    folder: Path, broker_id: int, group: Sequence[Batch], values: Sequence[bytes | None]
+) -> Batch:
+    """Write `values` as one batch in the place of `group`, which it takes its header from."""
+    log = root(folder, broker_id).child("log")
+    first = group[0]
+    writer = BatchFileWriter(log, new_batch_path())
+    writer.write(records_table(values, None, first.min_timestamp_ms))
+    file = writer.close()
+    return first._replace(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        checksum=file.checksum,
+        record_count=file.record_count,
+        last_offset_delta=file.record_count - 1,
+    )
+
+
+def values_of(folder: Path, broker_id: int, group: Sequence[Batch]) -> list[bytes | None]:
+    log = root(folder, broker_id).child("log")
+    return [one.value for one in read_records(log, group, 0, group[-1].next_offset)]
+
+
+def copy_cluster(source: Path, target: Path) -> None:
+    """Copy a cluster whose brokers do not run; what it says of their roots moves along."""
+    shutil.copytree(source, target)
+
+    def moved(table: Any) -> tuple[Any, None]:
+        rows = table.to_pylist()
+        for row in rows:
+            row["roots"] = json.dumps([root(target, row["broker_id"]).uri])
+        return BROKERS.rows(rows), None
+
+    ControlTable(Location.of(str(target / "cluster")), BROKERS).update(moved)
