@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparklog.broker.application import Application
+    from sparklog.clients.accumulator import RecordMetadata
     from sparklog.clients.admin import Admin
     from sparklog.clients.connection import Connection
+    from sparklog.clients.producer import Producer
     from sparklog.clients.spark_consumer import SparkConsumer
     from sparklog.clients.spark_producer import SparkProducer
     from sparklog.clients.views import create_views
@@ -28,7 +30,9 @@ _HOMES = {
     "BrokerConfig": "sparklog.config",
     "ClusterConfig": "sparklog.config",
     "Connection": "sparklog.clients.connection",
+    "Producer": "sparklog.clients.producer",
     "ProtocolError": "sparklog.errors",
+    "RecordMetadata": "sparklog.clients.accumulator",
     "SparkConsumer": "sparklog.clients.spark_consumer",
     "SparkProducer": "sparklog.clients.spark_producer",
     "SparklogError": "sparklog.errors",
@@ -42,7 +46,9 @@ __all__ = [
     "BrokerConfig",
     "ClusterConfig",
     "Connection",
+    "Producer",
     "ProtocolError",
+    "RecordMetadata",
     "SparkConsumer",
     "SparkProducer",
     "SparklogError",

@@ -1,0 +1,242 @@
+"""The producer without Spark: what is delivered, what fails and why, and nothing twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.clients.accumulator import RecordMetadata
+from sparklog.clients.connection import Connection
+from sparklog.clients.producer import Producer
+from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.testing import LocalCluster
+from tests.clients.conftest import RunningCluster
+
+
+def values(records: list[dict[str, Any]]) -> list[bytes | None]:
+    return [record["value"] for record in records]
+
+
+@pytest.fixture
+def producer(running_cluster: RunningCluster) -> Iterator[Producer]:
+    with Producer(running_cluster.connection) as made:
+        yield made
+
+
+class TestDelivery:
+    def test_a_record_is_where_its_metadata_says_with_all_that_it_had(
+        self, running_cluster: RunningCluster, producer: Producer
+    ) -> None:
+        running_cluster.create_topic("all", partitions=2)
+        headers = [("trace", b"\x00\x01"), ("none", None)]
+        sent = producer.send("all", b"v", key=b"\xff\xfe", headers=headers, timestamp_ms=1234)
+        where = sent.result(30)
+        [stored] = running_cluster.committed("all")[where.partition]
+        assert where == RecordMetadata("all", where.partition, stored["offset"], 1234)
+        assert (stored["key"], stored["value"]) == (b"\xff\xfe", b"v")
+        assert [(one["key"], one["value"]) for one in stored["headers"]] == headers
+        assert stored["timestamp"].timestamp() == 1.234
+
+    def test_tombstones_empty_and_large_values_come_back_as_they_were(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        running_cluster.create_topic("sizes")
+        given = [None, b"", b"x" * (3 << 20), b"small"]
+        with Producer(running_cluster.connection, max_request_size=4 << 20) as producer:
+            for value in given:
+                producer.send("sizes", value)
+        assert values(running_cluster.committed("sizes")[0]) == given
+
+    def test_order_is_kept_in_each_partition_over_many_batches(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        running_cluster.create_topic("order", partitions=3)
+        with Producer(running_cluster.connection, batch_size=2_000) as producer:
+            sent = [
+                producer.send("order", b"%d" % one, key=b"%d" % (one % 7)) for one in range(500)
+            ]
+        by_partition = running_cluster.committed("order")
+        assert sum(map(len, by_partition.values())) == 500
+        for number, future in enumerate(sent):
+            where = future.result(0)
+            assert by_partition[where.partition][where.offset]["value"] == b"%d" % number
+        for records in by_partition.values():
+            numbers = [int(record["value"]) for record in records]
+            assert numbers == sorted(numbers)
+
+    def test_callbacks_are_called_and_their_faults_are_their_own(
+        self, running_cluster: RunningCluster, producer: Producer
+    ) -> None:
+        running_cluster.create_topic("callbacks")
+        told: list[Any] = []
+
+        def bad(*_: object) -> None:
+            raise ZeroDivisionError("a fault of the user's")
+
+        producer.send("callbacks", b"a", on_delivery=bad)
+        producer.send("callbacks", b"b", on_delivery=lambda *both: told.append(both))
+        producer.flush(30_000)
+        [(error, where)] = told
+        assert error is None
+        assert (where.partition, where.offset) == (0, 1)
+
+    def test_without_acks_nothing_is_awaited(self, running_cluster: RunningCluster) -> None:
+        running_cluster.create_topic("unasked")
+        with Producer(running_cluster.connection, acks=0) as producer:
+            assert producer.send("unasked", b"a").result(30).offset == -1
+        deadline = time.monotonic() + 30
+        while not running_cluster.committed("unasked")[0]:
+            assert time.monotonic() < deadline
+        assert values(running_cluster.committed("unasked")[0]) == [b"a"]
+
+    def test_a_failover_loses_doubles_and_reorders_nothing(self, tmp_path: Path) -> None:
+        """The leaders of both partitions vanish one after the other while records are sent."""
+        cluster = RunningCluster(tmp_path)
+        try:
+            cluster.create_topic("t", partitions=2, min_insync_replicas=2)
+            sent: list[Future[RecordMetadata]] = []
+            with Producer(cluster.connection, linger_ms=1, batch_size=400) as producer:
+                for number in range(600):
+                    partition = number % 2
+                    sent.append(producer.send("t", b"%d" % number, partition=partition))
+                    if number % 200 == 100:
+                        sent[-50].result(60)
+                        leader = number // 200 % 3
+                        with cluster.application.between_rounds():
+                            cluster.application.drop_broker(leader)
+                    if number % 200 == 199:
+                        sent[-1].result(60)
+                        cluster.application.start_broker(number // 200 % 3)
+            by_partition = cluster.committed("t")
+        finally:
+            cluster.stop()
+        for partition in (0, 1):
+            expected = [b"%d" % number for number in range(partition, 600, 2)]
+            assert values(by_partition[partition]) == expected
+        for number, future in enumerate(sent):
+            assert future.result(0).offset == number // 2
+
+
+class TestWhatIsRefused:
+    def test_before_anything_is_sent(self, running_cluster: RunningCluster) -> None:
+        running_cluster.create_topic("refusals", partitions=2)
+        with Producer(running_cluster.connection, max_request_size=100) as producer:
+            with pytest.raises(
+                ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION: there is no topic"
+            ):
+                producer.send("nowhere", b"")
+            with pytest.raises(ProtocolError, match="has the partitions 0 to 1, not 2"):
+                producer.send("refusals", b"", partition=2)
+            with pytest.raises(ProtocolError, match=r"of 132 bytes .* max\.request\.size=100"):
+                producer.send("refusals", b"x" * 100)
+        assert running_cluster.committed("refusals") == {0: [], 1: []}
+        with pytest.raises(SparklogError, match="the producer is closed"):
+            producer.send("refusals", b"")
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"linger": 5}, r"unknown configuration key linger .* did you mean linger\.ms"),
+            ({"acks": 2}, "configuration key acks .* has the value 2"),
+            ({"acks": 1, "enable_idempotence": True}, r"enable\.idempotence needs acks=all"),
+            ({"acks": 1, "transactional_id": "x"}, r"transactional\.id needs"),
+            ({"delivery_timeout_ms": 10}, r"delivery\.timeout\.ms must be at least"),
+        ],
+    )
+    def test_a_configuration_that_makes_no_sense(
+        self, running_cluster: RunningCluster, config: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=said):
+            Producer(running_cluster.connection, **config)
+
+    def test_by_the_leader_and_what_comes_after_goes_on(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        """A refused batch leaves a gap in the sequence; the next ones begin a new one (3.6)."""
+        running_cluster.create_topic("limited", max_message_bytes=2_000)
+        with Producer(running_cluster.connection, linger_ms=0) as producer:
+            producer.send("limited", b"a").result(30)
+            # What does not compress, or it would be small enough.
+            noise = random.Random(0).randbytes(4_000)
+            with pytest.raises(ProtocolError, match="MESSAGE_TOO_LARGE"):
+                producer.send("limited", noise).result(30)
+            assert producer.send("limited", b"b").result(30).offset == 1
+        assert values(running_cluster.committed("limited")[0]) == [b"a", b"b"]
+
+    def test_an_older_self_under_the_same_transactional_id(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        running_cluster.create_topic("fenced")
+        connection = running_cluster.connection
+        with Producer(connection, transactional_id="job-1") as older:
+            older.send("fenced", b"a").result(30)
+            with Producer(connection, transactional_id="job-1") as newer:
+                newer.send("fenced", b"b").result(30)
+            for _ in range(2):
+                with pytest.raises(ProtocolError, match="INVALID_PRODUCER_EPOCH"):
+                    older.send("fenced", b"late").result(30)
+        assert values(running_cluster.committed("fenced")[0]) == [b"a", b"b"]
+
+
+class TestWithoutABroker:
+    """Nobody ticks here: nothing is ever answered."""
+
+    @pytest.fixture
+    def connection(self, tmp_path: Path) -> Connection:
+        cluster = LocalCluster(tmp_path, brokers=[0])
+        cluster.create_topic("t")
+        return Connection(str(tmp_path / "cluster"))
+
+    @pytest.fixture
+    def hasty(self, connection: Connection) -> Callable[..., Producer]:
+        def make(**config: Any) -> Producer:
+            timeouts = {"delivery_timeout_ms": 300, "request_timeout_ms": 100, "linger_ms": 0}
+            return Producer(connection, **(timeouts | config))
+
+        return make
+
+    def test_a_record_fails_when_its_time_has_passed(self, hasty: Callable[..., Producer]) -> None:
+        with hasty() as producer:
+            told: list[Any] = []
+            sent = producer.send("t", b"a", on_delivery=lambda *both: told.append(both))
+            with pytest.raises(ProtocolError, match=r"REQUEST_TIMED_OUT: .*delivery\.timeout\.ms"):
+                sent.result(30)
+        [(error, where)] = told
+        assert (error.code.name, where) == ("REQUEST_TIMED_OUT", None)
+
+    def test_a_flush_says_what_is_left(self, hasty: Callable[..., Producer]) -> None:
+        producer = hasty(delivery_timeout_ms=60_000)
+        producer.send("t", b"a")
+        with pytest.raises(ProtocolError, match="1 records were not delivered within 50 ms"):
+            producer.flush(50)
+        producer.close(0)
+
+    def test_closing_fails_what_is_left(self, hasty: Callable[..., Producer]) -> None:
+        producer = hasty(delivery_timeout_ms=60_000)
+        sent = [producer.send("t", b"a"), producer.send("t", b"b")]
+        producer.close(50)
+        for future in sent:
+            with pytest.raises(ProtocolError, match="the producer was closed before its answer"):
+                future.result(0)
+
+    def test_a_full_buffer_holds_the_sender_up_and_then_refuses(
+        self, hasty: Callable[..., Producer]
+    ) -> None:
+        producer = hasty(delivery_timeout_ms=60_000, buffer_memory=1_000, max_block_ms=50)
+        producer.send("t", b"x" * 800)
+        with pytest.raises(ProtocolError, match=r"buffer\.memory=1000 was full for max\.block\.ms"):
+            producer.send("t", b"x" * 800)
+        producer.close(0)
+
+    def test_a_full_buffer_lets_the_sender_on_when_there_is_room(
+        self, hasty: Callable[..., Producer]
+    ) -> None:
+        with hasty(buffer_memory=1_000, max_block_ms=30_000) as producer:
+            sent = [producer.send("t", b"x" * 800) for _ in range(3)]
+        assert all(future.exception(0) is not None for future in sent)
