@@ -101,6 +101,12 @@ class Settings(_Keys):
         alias="message.max.bytes",
         description="The largest batch file, in bytes, unless the topic says otherwise.",
     )
+    queued_max_requests: int = Field(
+        500,
+        gt=0,
+        alias="queued.max.requests",
+        description="Produce requests that a leader takes in one tick; more are to be sent again.",
+    )
     unclean_leader_election_enable: bool = Field(
         False,
         alias="unclean.leader.election.enable",

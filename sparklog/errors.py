@@ -62,6 +62,7 @@ _TABLE = (
     ErrorCode(80, "PREFERRED_LEADER_NOT_AVAILABLE", True, "The preferred leader cannot lead."),
     ErrorCode(83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", True, "No replica is able to lead."),
     ErrorCode(84, "ELECTION_NOT_NEEDED", True, "The partition has the leader asked for."),
+    ErrorCode(89, "THROTTLING_QUOTA_EXCEEDED", True, "The broker has too many requests at once."),
     ErrorCode(101, "DUPLICATE_BROKER_REGISTRATION", False, "A live broker has this id."),
     ErrorCode(102, "BROKER_ID_NOT_REGISTERED", False, "No broker of this id is registered."),
     ErrorCode(107, "INELIGIBLE_REPLICA", False, "The replica may not join the in-sync set."),

@@ -146,3 +146,129 @@ def test_two_clusters_over_one_history_tell_the_same(tmp_path: Path) -> None:
         return [*seen, cluster.partition("t", 0), cluster.clock.now_ms()]
 
     assert story(tmp_path / "one") == story(tmp_path / "two")
+
+
+class TestPause:
+    """A paused broker is silent; woken for a tick, it acts on what it had read before."""
+
+    @pytest.fixture
+    def three(self, tmp_path: Path) -> LocalCluster:
+        """Broker 0 leads, everybody has one record."""
+        cluster = LocalCluster(tmp_path / "three", brokers=[0, 1, 2])
+        cluster.create_topic("t", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": "2"})
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        return cluster
+
+    @staticmethod
+    def log(cluster: LocalCluster, broker: int) -> list[bytes | None]:
+        return [record.value for record in cluster.log(broker, "t", 0)]
+
+    def test_what_a_paused_leader_appends_is_its_own_until_it_truncates_it(
+        self, three: LocalCluster
+    ) -> None:
+        three.pause(0)
+        only_here = three.produce("t", 0, [b"lost"], acks=1)
+        three.fence(0)
+        assert three.partition("t", 0).leader == 1
+        three.leader_tick(0)
+        assert only_here.response == ("NONE", 1, 1)
+        assert self.log(three, 0) == [b"a", b"lost"]
+        committed = three.produce("t", 0, [b"b"])
+        three.tick_until_idle()
+        assert committed.response == ("NONE", 1, 1)
+        assert self.log(three, 1) == self.log(three, 2) == [b"a", b"b"]
+        assert self.log(three, 0) == [b"a", b"lost"]
+        assert three.replica(0, "t", 0).high_watermark == 1
+
+        three.resume(0)
+        three.tick_until_idle()
+        assert self.log(three, 0) == [b"a", b"b"]
+        assert three.partition("t", 0)[:2] == (1, 1)
+        assert three.partition("t", 0).isr == [0, 1, 2]
+
+    def test_a_paused_leader_never_says_that_all_have_it(self, three: LocalCluster) -> None:
+        three.pause(0)
+        producer = three.idempotent_producer()
+        pending = three.produce("t", 0, [b"b"], acks="all", producer=producer)
+        three.fence(0)
+        three.tick_until_idle()
+        answers = []
+        for _ in range(3):
+            three.leader_tick(0)
+            three.tick_until_idle()
+            answers.append(pending.response)
+        assert self.log(three, 0) == [b"a", b"b"]
+        three.resume(0)
+        three.tick_until_idle()
+        answers.append(pending.response)
+        assert answers == [None, None, None, ("NOT_LEADER_OR_FOLLOWER", 1, 1)]
+        assert self.log(three, 0) == [b"a"]
+
+        again = producer.retry(pending)
+        three.tick_until_idle()
+        assert again.response == ("NONE", 1, 1)
+        assert [self.log(three, broker) for broker in range(3)] == [[b"a", b"b"]] * 3
+
+    def test_a_paused_follower_copies_nothing_of_an_epoch_that_it_does_not_know(
+        self, three: LocalCluster
+    ) -> None:
+        three.pause(2)
+        three.crash(0)
+        three.fence(0)
+        three.produce("t", 0, [b"b"], acks=1)
+        three.leader_tick(1)
+        three.follower_tick(2)
+        assert self.log(three, 1) == [b"a", b"b"]
+        assert self.log(three, 2) == [b"a"]
+        assert three.replica(2, "t", 0).leader_epoch == 0
+
+    def test_a_paused_broker_takes_no_part(self, three: LocalCluster) -> None:
+        three.pause(2)
+        waits = three.produce("t", 0, [b"b"])
+        three.tick_until_idle()
+        three.controller_tick()
+        assert self.log(three, 2) == [b"a"]
+        assert waits.response is None
+        three.resume(2)
+        three.tick_until_idle()
+        assert waits.response == ("NONE", 1, 1)
+
+    def test_its_heartbeats_stop_so_that_the_controller_fences_it(
+        self, three: LocalCluster
+    ) -> None:
+        three.pause(0)
+        three.clock.advance(three.settings.broker_session_timeout_ms)
+        three.controller_tick()
+        assert three.partition("t", 0).leader == 0
+        three.clock.advance(1)
+        three.controller_tick()
+        assert three.partition("t", 0)[:2] == (1, 1)
+        assert three.partition("t", 0).isr == [1, 2]
+
+    def test_who_is_awake_is_not_fenced_with_it(self, three: LocalCluster) -> None:
+        three.pause(2)
+        three.fence(2)
+        assert three.partition("t", 0)[:2] == (0, 0)
+        assert three.partition("t", 0).isr == [0, 1]
+        three.resume(2)
+        three.tick_until_idle()
+        assert three.partition("t", 0).isr == [0, 1, 2]
+
+    def test_a_broker_that_is_not_paused_is_not_resumed(self, three: LocalCluster) -> None:
+        with pytest.raises(SparklogError, match="broker 1 is not paused"):
+            three.resume(1)
+        three.pause(1)
+        three.resume(1)
+        with pytest.raises(SparklogError, match="broker 1 is not paused"):
+            three.resume(1)
+
+    def test_a_crashed_broker_is_neither_paused_nor_resumed(self, three: LocalCluster) -> None:
+        three.pause(1)
+        three.crash(1)
+        for act in (three.pause, three.resume):
+            with pytest.raises(SparklogError, match="broker 1 has crashed"):
+                act(1)
+        three.restart(1)
+        with pytest.raises(SparklogError, match="broker 1 is not paused"):
+            three.resume(1)

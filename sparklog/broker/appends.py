@@ -66,6 +66,10 @@ class Appends:
         if not rows:
             self.inbox.take()
             return [], []
+        queue: dict[str, int] = {}
+        for row in rows:
+            row["requests_before"] = queue.setdefault(row["request_id"], len(queue))
+            row["queued_max_requests"] = self._settings.queued_max_requests
         first = [row for row in rows if row["repeats"] is None]
         duplicates = self._duplicates(first)
         checked = self._check(first, standing, duplicates)
@@ -170,6 +174,7 @@ class Appends:
             for row in rows
             if row["is_leader"]
             and not row["is_duplicate"]
+            and row["requests_before"] < row["queued_max_requests"]
             and row["byte_size"] <= row["max_message_bytes"]
         ]
         files = [

@@ -129,18 +129,25 @@ class Connection:
 
     def table(self, location: Location, schema: Any) -> ControlTable:
         """Return a table of a broker root, at its newest version."""
-        # A broker that registered anew may have new tables under the old names.
-        epochs = {
-            root: broker.broker_epoch
-            for broker in self._reader.metadata.brokers.values()
-            for root in broker.roots
-        }
-        of = (location.uri, schema.name, epochs.get(location.uri))
+        of = (location.uri, schema.name, self.registered_epoch(location))
         if of not in self._tables:
             self._tables = {key: one for key, one in self._tables.items() if key[:2] != of[:2]}
             self._tables[of] = ControlTable(location, schema)
         self._tables[of].refresh()
         return self._tables[of]
+
+    def registered_epoch(self, location: Location) -> int | None:
+        """Return the epoch of the broker that is registered with this root, as last loaded.
+
+        Handles of its tables belong to it: a broker that registers anew may have new tables under
+        the old names.
+        """
+        epochs = {
+            root: broker.broker_epoch
+            for broker in self._reader.metadata.brokers.values()
+            for root in broker.roots
+        }
+        return epochs.get(location.uri)
 
     def _is_as_elected(self, state: PartitionState, location: Location) -> bool:
         """Say whether the leader is the process that was elected, over the tables it had."""

@@ -7,16 +7,25 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from deltalake.exceptions import DeltaError
+
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
-from sparklog.errors import ProtocolError, error_code
+from sparklog.errors import ProtocolError, StorageError, error_code
+from sparklog.logger import get_logger
 from sparklog.model import ALL, PRODUCE_REQUESTS, PRODUCE_RESPONSES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
 
 Acks = Literal[0, 1, -1, "all"]
+
+_RootOfBroker = tuple[str, "int | None"]
+"""A root's URI and the epoch of the broker there, see `Connection.registered_epoch`."""
+
+
+_log = get_logger(__name__)
 
 
 class ProduceResponse(NamedTuple):
@@ -56,7 +65,13 @@ class Responses:
         self._answers = {of: one for of, one in self._answers.items() if of[0] != request_id}
 
     def poll(self) -> None:
-        """Read the answers that have arrived."""
+        """Read the answers that have arrived; from a root that is away, none do."""
+        try:
+            self._read()
+        except (DeltaError, OSError, StorageError) as error:
+            _log.info("responses not readable", error=one_line(error))
+
+    def _read(self) -> None:
         if not self._table.refresh() and self._read_version == self._table.version:
             return
         for path in self._table.new_files(self._read_version):
@@ -148,9 +163,8 @@ class ProduceClient:
         self._connection = connection
         self._client_id = client_id
         self._clock = clock or SystemClock()
-        # By root and broker epoch: a broker that registered anew may have new tables there.
-        self._responses: dict[tuple[str, int], Responses] = {}
-        self._requests: dict[tuple[str, int], ControlTable] = {}
+        self._responses: dict[_RootOfBroker, Responses] = {}
+        self._requests: dict[_RootOfBroker, ControlTable] = {}
 
     def send(
         self, batches: Sequence[RequestedBatch], acks: Acks, timeout_ms: int = 30_000
@@ -165,14 +179,14 @@ class ProduceClient:
         request_id = uuid.uuid4().hex
         waiting: dict[TopicIdPartition, Responses] = {}
         answered: dict[TopicIdPartition, ProduceResponse] = {}
-        by_leader: dict[tuple[str, int], tuple[Location, list[RequestedBatch]]] = {}
+        by_leader: dict[_RootOfBroker, tuple[Location, list[RequestedBatch]]] = {}
         for batch in batches:
             try:
                 location = self._connection.leader_location(batch.state)
             except ProtocolError as error:
                 answered[batch.state.key] = ProduceResponse(error.code.name, -1, -1)
                 continue
-            of = location.uri, batch.state.leader_broker_epoch
+            of = location.uri, self._connection.registered_epoch(location)
             by_leader.setdefault(of, (location, []))[1].append(batch)
         for of, (location, members) in by_leader.items():
             responses = self._responses_of(location, of)
@@ -183,12 +197,12 @@ class ProduceClient:
             self._requests_of(location, of).append(PRODUCE_REQUESTS.rows(rows))
         return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
 
-    def _responses_of(self, location: Location, of: tuple[str, int]) -> Responses:
+    def _responses_of(self, location: Location, of: _RootOfBroker) -> Responses:
         if of not in self._responses:
             self._responses[of] = Responses(location)
         return self._responses[of]
 
-    def _requests_of(self, location: Location, of: tuple[str, int]) -> ControlTable:
+    def _requests_of(self, location: Location, of: _RootOfBroker) -> ControlTable:
         if of not in self._requests:
             self._requests[of] = ControlTable(location, PRODUCE_REQUESTS)
         return self._requests[of]

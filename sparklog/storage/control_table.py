@@ -164,8 +164,17 @@ class ControlTable:
             before = self._table.version()
             if is_newest(self.location, before):
                 return False
-            self._table.update_incremental()
+            self._load()
             return self._table.version() != before
+
+    def _load(self) -> None:
+        try:
+            self._table.update_incremental()
+        except DeltaError as error:
+            raise StorageError(
+                f"the table at {self.location.uri} is not the one that was opened: its root was "
+                f"lost or restored, so open it again ({one_line(error)})"
+            ) from error
 
     def rows(self) -> pa.Table:
         """Return all rows of the loaded version."""
@@ -321,7 +330,7 @@ class ControlTable:
     def _commit(self, commit: Callable[[], None]) -> None:
         def attempt() -> None:
             with self._lock:
-                self._table.update_incremental()
+                self._load()
                 commit()
                 self._table.update_incremental()
                 self.commits += 1

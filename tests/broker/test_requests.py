@@ -437,3 +437,19 @@ def test_values_arrive_as_they_were(topic: Topic) -> None:
     records = cluster.consume(topic.name, 0)
     assert [(one.key, one.value) for one in records] == [(b"k", None), (None, b""), (b"", b"x")]
     assert [one.value for one in cluster.consume(topic.name, 0, from_offset=2)] == [b"x"]
+
+
+def test_more_requests_than_a_tick_takes_are_to_be_sent_again(
+    start: Callable[..., LocalCluster],
+) -> None:
+    """Back-pressure: the first ones are served, whatever comes in is answered, nothing is lost."""
+    cluster = start(0, 1, queued_max_requests=2)
+    producer = cluster.idempotent_producer()
+    sent = [cluster.produce("t", 0, [b"%d" % one], producer=producer) for one in range(4)]
+    cluster.tick_until_idle()
+    answered = [pending.response.error for pending in sent if pending.response]
+    assert answered == ["NONE", "NONE", "THROTTLING_QUOTA_EXCEEDED", "THROTTLING_QUOTA_EXCEEDED"]
+    again = [producer.retry(pending) for pending in sent[2:]]
+    cluster.tick_until_idle()
+    assert [pending.response.error for pending in again if pending.response] == ["NONE", "NONE"]
+    assert log(cluster, 1) == ["0", "1", "2", "3"]

@@ -132,7 +132,7 @@ UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "allows": ("clean", "unclean"),
-    "state": ("alive", "fenced", "parked", "stopped"),
+    "state": ("alive", "fenced", "parked", "stopping", "stopped"),
 }
 
 RANGES: Mapping[str, tuple[int, int]] = {

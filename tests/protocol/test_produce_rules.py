@@ -31,6 +31,8 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
         "replica_count": 3,
         "byte_size": 100,
         "max_message_bytes": 100,
+        "requests_before": 0,
+        "queued_max_requests": 3,
         "file_fault": None,
         **changes,
     }

@@ -1,0 +1,426 @@
+"""A `LocalCluster` that is checked after every call, and that writes down how it came so far.
+
+Requests and producers go by number and values by themselves, so a story is a few plain calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from sparklog.broker.broker import Broker
+from sparklog.broker.election import ElectionType
+from sparklog.broker.tick import StoppedError
+from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
+from sparklog.errors import FencedError, ProtocolError
+from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage.location import Location
+from sparklog.storage.roots import BrokerRoot, ClusterRoot
+from sparklog.testing import LocalCluster
+from sparklog.testing.local_producer import LocalProducer
+from tests.state_machine.invariants import Invariants
+
+TOPIC = "t"
+LAG_MS = 6_000
+SESSION_MS = 9_000
+TIMEOUT_MS = 30_000
+ERRORS = {
+    "NONE",
+    "NOT_LEADER_OR_FOLLOWER",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    "REQUEST_TIMED_OUT",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    # By a process that was paused before it had looked at anything.
+    "UNKNOWN_TOPIC_OR_PARTITION",
+}
+"""What a well-behaved client may be answered with here."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _step(method: _Method) -> _Method:
+    """Write the call down, make it, and check everything; tell the story where that fails."""
+
+    @functools.wraps(method)
+    def call(self: CheckedCluster, *args: Any, **options: Any) -> Any:
+        named = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        given = ", ".join([*map(repr, args), *named])
+        self.story.append(f"cluster.{method.__name__}({given})")
+        try:
+            result = method(self, *args, **options)
+            self.check()
+        except Exception as error:
+            self._on_failure(f"{self.script}# {type(error).__name__}: {error}")
+            raise
+        return result
+
+    return cast(_Method, call)
+
+
+class _Request(NamedTuple):
+    """A request, what it bears, and the root that it lies in: the broker, and which of its."""
+
+    pending: PendingProduce
+    partition: int
+    values: list[bytes]
+    producer: int | None
+    addressed: tuple[int, int]
+
+
+class CheckedCluster:
+    """A cluster of `brokers` brokers with one topic on all of them.
+
+    `on_failure` is called with the story, a script, before what is wrong is raised.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        partitions: int = 1,
+        min_isr: int = 1,
+        unclean: bool = False,
+        on_failure: Callable[[str], object] = print,
+    ) -> None:
+        self.story = [
+            "from tests.state_machine.checked_cluster import CheckedCluster",
+            "",
+            f"cluster = CheckedCluster({brokers}, {partitions}, {min_isr}, {unclean})",
+        ]
+        self._on_failure = on_failure
+        self.ids = tuple(range(brokers))
+        self.partitions = tuple(range(partitions))
+        self._folder = tempfile.TemporaryDirectory(prefix="sparklog-")
+        self.root = Path(self._folder.name)
+        for name in ("cluster", *(f"broker-{one}" for one in self.ids)):
+            shutil.copytree(_empty_roots() / name, self.root / name)
+        config = {
+            "replica.lag.time.max.ms": LAG_MS,
+            "broker.session.timeout.ms": SESSION_MS,
+            "unclean.leader.election.enable": unclean,
+            "min.insync.replicas": min_isr,
+        }
+        self._cluster = LocalCluster(self.root, brokers=self.ids, config=config)
+        assignment = {one: [*self.ids[one:], *self.ids[:one]] for one in self.partitions}
+        self._cluster.create_topic(TOPIC, assignment=assignment)
+        self._cluster.tick_until_idle()
+        self.paused: set[int] = set()
+        self.lost: set[int] = set()
+        self._losses = dict.fromkeys(self.ids, 0)
+        self.zombies: dict[int, Broker] = {}
+        self._producers: dict[int, LocalProducer] = {}
+        self.requests: list[_Request] = []
+        self._unanswered: set[int] = set()
+        self._unclean_was_asked = False
+        self._invariants = Invariants(self.root, self.ids, allows_unclean=unclean)
+        self._invariants.check()
+
+    @property
+    def script(self) -> str:
+        """The story so far, as a script that tells it again."""
+        return "\n".join([*self.story, ""])
+
+    def close(self) -> None:
+        """Let go of everything and remove the folder."""
+        self._cluster.close()
+        self._folder.cleanup()
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    def running(self) -> list[int]:
+        """The brokers that have not crashed, paused or not."""
+        return sorted(self._cluster._brokers)
+
+    def awake(self) -> list[int]:
+        """The brokers that run and are not paused."""
+        return [one for one in self.running() if one not in self.paused]
+
+    def crashed(self) -> list[int]:
+        """The brokers that nobody plays."""
+        return [one for one in self.ids if one not in self._cluster._brokers]
+
+    def sendable(self) -> list[int]:
+        """The requests whose batch files are still where they were put."""
+        producible = self.producible()
+        return [
+            number
+            for number, one in enumerate(self.requests)
+            if self._is_there(one) and one.partition in producible
+        ]
+
+    def producible(self) -> list[int]:
+        """The partitions whose inbox is there."""
+        return [one for one in self.partitions if self._leader(one) not in self.lost]
+
+    def _is_there(self, request: _Request) -> bool:
+        broker_id, losses = request.addressed
+        return self._losses[broker_id] == losses
+
+    def _leader(self, partition: int) -> int:
+        """Who leads, or whose inbox takes the file while nobody does."""
+        leader = self._invariants.leader(partition)
+        return self.ids[partition] if leader is None else leader
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    @_step
+    def produce(
+        self, partition: int, count: int, acks: Acks = "all", producer: int | None = None
+    ) -> None:
+        """Send a batch of `count` new values; `producer`, the number of an idempotent one."""
+        values = [f"{len(self.requests)}.{one}".encode() for one in range(count)]
+        if producer is not None and producer not in self._producers:
+            self._producers[producer] = self._cluster.idempotent_producer()
+        of = None if producer is None else self._producers[producer]
+        leader = self._leader(partition)
+        pending = self._cluster.produce(
+            TOPIC, partition, values, acks=acks, timeout_ms=TIMEOUT_MS, producer=of
+        )
+        self._sent(pending, partition, values, producer, leader)
+
+    @_step
+    def retry(self, number: int) -> None:
+        """Send the batch of request `number` once more, to whoever leads by now."""
+        request = self.requests[number]
+        leader = self._leader(request.partition)
+        again = self._cluster._send_again(request.pending)
+        self._sent(again, request.partition, request.values, request.producer, leader)
+
+    def _sent(
+        self,
+        pending: PendingProduce,
+        partition: int,
+        values: list[bytes],
+        producer: int | None,
+        leader: int,
+    ) -> None:
+        if pending.acks != 0:
+            self._unanswered.add(len(self.requests))
+        addressed = leader, self._losses[leader]
+        self.requests.append(_Request(pending, partition, values, producer, addressed))
+
+    @_step
+    def leader_tick(self, broker_id: int, stop_after: str | None = None) -> None:
+        """Let a broker play the leader; a paused one acts on what it had read."""
+        self._cluster.leader_tick(broker_id, stop_after)
+
+    @_step
+    def follower_tick(self, broker_id: int, stop_after: str | None = None) -> None:
+        """Let a broker play the follower; a paused one acts on what it had read."""
+        self._cluster.follower_tick(broker_id, stop_after)
+
+    @_step
+    def controller_tick(self, stop_after: str | None = None) -> None:
+        """Let the brokers watch and the controller act."""
+        self._cluster.controller_tick(stop_after)
+
+    @_step
+    def tick_until_idle(self) -> None:
+        """Let those who are awake tick until nothing is left to do."""
+        self._cluster.tick_until_idle()
+
+    @_step
+    def tick_during(
+        self, role: str, broker_id: int, before_rule: str, other_role: str, other_id: int
+    ) -> None:
+        """Let another tick happen within a tick, just before a rule runs in it (if it does)."""
+
+        def other() -> None:
+            if other_role == "controller_tick":
+                self._cluster.controller_tick()
+            else:
+                getattr(self._cluster, other_role)(other_id)
+
+        with _before_rule(before_rule, other):
+            getattr(self._cluster, role)(broker_id)
+
+    @_step
+    def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self._cluster.clock.advance(ms)
+
+    @_step
+    def crash(self, broker_id: int) -> None:
+        """Stop a broker's process."""
+        self._cluster.crash(broker_id)
+
+    @_step
+    def restart(self, broker_id: int) -> None:
+        """Start a broker's process again, on a new root where the old one is lost."""
+        self._cluster.restart(broker_id)
+        if broker_id in self.lost:
+            self.lost.discard(broker_id)
+            self._invariants.regain(broker_id)
+
+    @_step
+    def pause(self, broker_id: int) -> None:
+        """Let a broker's process sleep."""
+        self._cluster.pause(broker_id)
+        self.paused.add(broker_id)
+
+    @_step
+    def resume(self, broker_id: int) -> None:
+        """Let a broker's process go on."""
+        self.paused.discard(broker_id)
+        self._cluster.resume(broker_id)
+
+    @_step
+    def fence(self, broker_id: int) -> None:
+        """Let the session of a crashed or paused broker expire."""
+        self._cluster.fence(broker_id)
+
+    @_step
+    def replace_process(self, broker_id: int) -> None:
+        """Start a newer process of a broker; the older one sleeps and will act once more."""
+        self._cluster.pause(broker_id)
+        zombie = self._cluster._brokers[broker_id]
+        self._cluster.crash(broker_id)
+        self._cluster.restart(broker_id)
+        self.zombies[broker_id] = zombie
+
+    @_step
+    def zombie_tick(self, broker_id: int, role: str) -> None:
+        """Let the older process of a broker act on what it had read; it writes nothing."""
+        zombie = self.zombies.pop(broker_id)
+        with suppress(FencedError, StoppedError):
+            getattr(zombie, role)()
+
+    @_step
+    def lose_root(self, broker_id: int) -> None:
+        """Stop a broker's process and delete its tables."""
+        if broker_id in self._cluster._brokers:
+            self._cluster.crash(broker_id)
+        shutil.rmtree(self.root / f"broker-{broker_id}")
+        self.lost.add(broker_id)
+        self._losses[broker_id] += 1
+        self.zombies.pop(broker_id, None)
+        self._invariants.lose(broker_id)
+
+    @_step
+    def elect(self, election_type: ElectionType, partition: int) -> None:
+        """Elect by hand."""
+        self._unclean_was_asked = election_type == "unclean"
+        self._cluster.elect_leaders(election_type, [(TOPIC, partition)])
+
+    @_step
+    def consume(self, partition: int) -> None:
+        """Read what is committed; a consumer is shown what others were, or an error."""
+        try:
+            records = self._cluster.consume(TOPIC, partition)
+        except ProtocolError as error:
+            if not error.code.retriable:
+                raise
+            return
+        committed = self._invariants.committed(partition)
+        values = [record.value for record in records]
+        assert values == committed[: len(values)], f"{values} are shown, {committed} committed"
+        assert [record.offset for record in records] == list(range(len(records)))
+
+    @_step
+    def come_to_rest(self) -> None:
+        """Bring everybody back: all have the same in the end, and everybody was answered."""
+        self.zombies.clear()
+        for broker_id in sorted(self.paused & set(self.running())):
+            self._cluster.resume(broker_id)
+        self.paused.clear()
+        for broker_id in self.crashed():
+            self._cluster.restart(broker_id)
+            self._invariants.regain(broker_id)
+        self.lost.clear()
+        self._rest()
+        for partition in self.partitions:
+            self._elect_uncleanly_if_nobody_is_left(partition)
+        self._rest()
+        # A follower that has left the in-sync set joins by a report that it has yet to make.
+        self._cluster.clock.advance(LAG_MS // 3)
+        self._rest()
+        self._invariants.check_at_rest()
+        self._cluster.clock.advance(TIMEOUT_MS + 1)
+        self._rest()
+        self._invariants.check_at_rest()
+        for number in sorted(self._unanswered):
+            request = self.requests[number]
+            assert not self._is_there(request), f"request {number} is not answered"
+
+    def _rest(self) -> None:
+        self._cluster.tick_until_idle()
+        self.check()
+
+    def _elect_uncleanly_if_nobody_is_left(self, partition: int) -> None:
+        state = self._cluster.partition(TOPIC, partition)
+        if state.leader is None:
+            assert not state.isr, f"offline, although {state.isr} are in sync and alive"
+            self._unclean_was_asked = True
+            self._cluster.elect_leaders("unclean", [(TOPIC, partition)])
+            self.check()
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check the tables, and the answers that have come, against what was before."""
+        self.paused &= set(self.running())
+        self._invariants.check(unclean_was_asked=self._unclean_was_asked)
+        self._unclean_was_asked = False
+        for number in sorted(self._unanswered):
+            request = self.requests[number]
+            if not self._is_there(request):
+                continue
+            response = request.pending.response
+            if response is not None:
+                self._unanswered.discard(number)
+                self._check_answer(number, request, response)
+
+    def _check_answer(self, number: int, request: _Request, response: ProduceResponse) -> None:
+        assert response.error in ERRORS, f"request {number} is answered with {response}"
+        if response.error == "OUT_OF_ORDER_SEQUENCE_NUMBER":
+            assert request.producer is not None, "not an idempotent producer's"
+        if response.error != "NONE":
+            return
+        count = response.last_offset - response.base_offset + 1
+        assert count == len(request.values), f"request {number} is answered with {response}"
+        epoch = request.pending.batches[0].state.leader_epoch
+        if request.pending.acks == 1 or epoch < self._invariants.unclean_epoch(request.partition):
+            return
+        committed = self._invariants.committed(request.partition)
+        found = committed[response.base_offset : response.last_offset + 1]
+        assert found == request.values, (
+            f"9.1: request {number} is answered with {response}, but committed are {committed}"
+        )
+
+
+@functools.cache
+def _empty_roots() -> Path:
+    """The roots of a cluster and three brokers, just created: copying them is quicker."""
+    folder = Path(tempfile.mkdtemp(prefix="sparklog-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
+    for broker in range(3):
+        BrokerRoot.create(Location.of(str(folder / f"broker-{broker}")), cluster.cluster_id, broker)
+    return folder
+
+
+@contextmanager
+def _before_rule(name: str, action: Callable[[], None]) -> Iterator[None]:
+    """Let `action` happen once, just before the rule of this name runs next."""
+    run = DuckDBRules.run
+    waiting = [action]
+
+    def interposed(self: DuckDBRules, rule: str, **inputs: Any) -> list[dict[str, Any]]:
+        if rule == name and waiting:
+            waiting.pop()()
+        return run(self, rule, **inputs)
+
+    DuckDBRules.run = interposed  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        DuckDBRules.run = run  # type: ignore[method-assign]

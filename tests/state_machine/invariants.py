@@ -1,0 +1,321 @@
+"""What must hold after every step (section 9 of the protocol), read from the tables alone.
+
+The tables are followed by handles of their own, so that a look costs what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparklog.clients.connection import Connection
+from sparklog.errors import ProtocolError
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_STATE,
+    Batch,
+    TopicIdPartition,
+)
+from sparklog.storage.batch_files import read_records
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.metadata import PartitionState
+from sparklog.storage.record_log import RecordLog
+
+Row = dict[str, Any]
+
+
+class Written(NamedTuple):
+    """A record as it lies in a log: its offset is its place there."""
+
+    leader_epoch: int
+    value: bytes
+
+
+@dataclass
+class _Past:
+    """What a partition has shown so far, which nothing may take back."""
+
+    committed: list[Written] = field(default_factory=list)
+    unclean_epoch: int = -1
+    """The epoch of the last unclean election: what was committed before it may be gone."""
+    replicas: dict[int, Row] = field(default_factory=dict)
+    """The rows of `partition_state` as last seen, by broker."""
+    leaders: dict[int, tuple[int, int]] = field(default_factory=dict)
+    high_watermarks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    written: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """The value that was written at an offset in a leader epoch: there can be only one."""
+    visible: int = 0
+
+
+class _Root:
+    """The tables of one broker root."""
+
+    def __init__(self, location: Location) -> None:
+        self.log = RecordLog(location)
+        self.checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
+        self.epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+        self.records: dict[TopicIdPartition, list[Written]] = {}
+        self.rows: dict[TopicIdPartition, Row] = {}
+        self._seen: tuple[int, int, int] | None = None
+        self._values: dict[str, list[bytes]] = {}
+
+    def refresh(self) -> bool:
+        """Load what is new; say whether anything is."""
+        self.log.refresh()
+        self.checkpoint.refresh()
+        self.epochs.refresh()
+        versions = self.log.version, self.checkpoint.version, self.epochs.version
+        if versions == self._seen:
+            return False
+        self._seen = versions
+        self.rows = {
+            TopicIdPartition(row["topic_id"], row["partition"]): row
+            for row in self.checkpoint.rows().to_pylist()
+        }
+        self.records = {key: self._read(key) for key in self.log.partitions()}
+        return True
+
+    def history(self, key: TopicIdPartition) -> list[tuple[int, int]]:
+        """The leader epochs of a replica and their start offsets, sorted."""
+        rows = self.epochs.rows().to_pylist()
+        return sorted(
+            (row["epoch"], row["start_offset"])
+            for row in rows
+            if (row["topic_id"], row["partition"]) == key
+        )
+
+    def _read(self, key: TopicIdPartition) -> list[Written]:
+        batches = self.log.batches(key)
+        assert batches[0].base_offset == 0, f"9.5: {key} begins at {batches[0].base_offset}"
+        for one, following in pairwise(batches):
+            assert one.next_offset == following.base_offset, f"9.5: {one}, {following}"
+        return [
+            Written(batch.leader_epoch, value) for batch in batches for value in self._of(batch)
+        ]
+
+    def _of(self, batch: Batch) -> list[bytes]:
+        if batch.path not in self._values:
+            found = read_records(self.log.location, [batch], batch.base_offset, batch.next_offset)
+            self._values[batch.path] = [record.value or b"" for record in found]
+        return self._values[batch.path]
+
+
+class Invariants:
+    """Looks at a cluster in the folder `root` after each step and compares it with its past."""
+
+    def __init__(self, root: Path, brokers: Collection[int], *, allows_unclean: bool) -> None:
+        self._root = root
+        self._brokers = set(brokers)
+        self._allows_unclean = allows_unclean
+        self._connection = Connection(str(root / "cluster"))
+        self._partition_state = ControlTable(Location.of(str(root / "cluster")), PARTITION_STATE)
+        self._seen_version = -1
+        self._roots: dict[int, _Root] = {}
+        self._past: dict[int, _Past] = {}
+
+    def lose(self, broker_id: int) -> None:
+        """Look at a broker no more: its root is gone."""
+        self._brokers.discard(broker_id)
+        self._roots.pop(broker_id, None)
+        for past in self._past.values():
+            past.high_watermarks.pop(broker_id, None)
+
+    def regain(self, broker_id: int) -> None:
+        """Look at a broker again that has a new root."""
+        self._brokers.add(broker_id)
+
+    def leader(self, partition: int) -> int | None:
+        """Who leads."""
+        leader: int | None = next(iter(self._past[partition].replicas.values()))["leader"]
+        return leader
+
+    def unclean_epoch(self, partition: int) -> int:
+        """The epoch of the last unclean election, -1 if there was none."""
+        return self._past[partition].unclean_epoch
+
+    def committed(self, partition: int) -> list[bytes]:
+        """What the partition has committed, as far as anybody was told."""
+        return [record.value for record in self._past[partition].committed]
+
+    def high_watermarks(self, partition: int) -> dict[int, int]:
+        """The high watermarks of the replicas, by broker."""
+        return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}
+
+    def check(self, *, unclean_was_asked: bool = False) -> None:
+        """Compare what there is with what there was."""
+        self._follow_partition_state(unclean_was_asked=unclean_was_asked)
+        for broker_id in sorted(self._brokers):
+            if broker_id not in self._roots:
+                location = Location.of(str(self._root / f"broker-{broker_id}"))
+                self._roots[broker_id] = _Root(location)
+            root = self._roots[broker_id]
+            if root.refresh():
+                for partition, past in self._past.items():
+                    self._check_replica(broker_id, root, partition, past)
+        for partition, past in self._past.items():
+            self._check_in_sync(partition, past)
+            self._check_visible(partition, past)
+
+    def _key(self, past: _Past) -> TopicIdPartition:
+        row = next(iter(past.replicas.values()))
+        return TopicIdPartition(row["topic_id"], row["partition"])
+
+    # --- partition_state ------------------------------------------------------------------------
+
+    def _follow_partition_state(self, *, unclean_was_asked: bool) -> None:
+        self._partition_state.refresh()
+        for version in range(self._seen_version + 1, self._partition_state.version + 1):
+            by_partition: dict[int, dict[int, Row]] = {}
+            for row in self._partition_state.rows_at(version).to_pylist():
+                by_partition.setdefault(row["partition"], {})[row["broker_id"]] = row
+            for partition, rows in by_partition.items():
+                past = self._past.setdefault(partition, _Past())
+                self._check_transition(partition, past, rows, unclean_was_asked)
+                past.replicas = rows
+        self._seen_version = self._partition_state.version
+
+    def _check_transition(
+        self, partition: int, past: _Past, rows: dict[int, Row], unclean_was_asked: bool
+    ) -> None:
+        row, *others = rows.values()
+        for column in ("leader", "leader_broker_epoch", "leader_epoch", "partition_epoch"):
+            assert {one[column] for one in others} <= {row[column]}, f"{column} differs: {rows}"
+        leader, epoch = row["leader"], row["leader_epoch"]
+        is_first = not past.replicas
+        before = {} if is_first else next(iter(past.replicas.values()))
+        if leader is not None:
+            process = leader, row["leader_broker_epoch"]
+            known = past.leaders.setdefault(epoch, process)
+            assert known == process, f"9.4: {known} and {process} lead in epoch {epoch}"
+        if is_first:
+            return
+        assert epoch >= before["leader_epoch"], "the leader epoch went back"
+        changed = [rows[of] != past.replicas[of] for of in rows]
+        if any(changed):
+            assert row["partition_epoch"] > before["partition_epoch"], "the partition epoch stood"
+        if epoch == before["leader_epoch"]:
+            assert leader == before["leader"], "7.5: a leader without an election"
+            return
+        if leader is None:
+            return
+        was = past.replicas[leader]
+        if was["in_isr"] or was["in_elr"]:
+            return
+        assert self._allows_unclean or unclean_was_asked, (
+            f"7.5: broker {leader} leads {partition} in epoch {epoch}, though it was not in sync"
+        )
+        past.unclean_epoch = epoch
+        past.committed = []
+        past.visible = 0
+
+    # --- replicas -------------------------------------------------------------------------------
+
+    def _check_replica(self, broker_id: int, root: _Root, partition: int, past: _Past) -> None:
+        key = self._key(past)
+        records = root.records.get(key, [])
+        values = [record.value for record in records]
+        assert len(set(values)) == len(values), f"9.1: written twice by broker {broker_id}"
+        for offset, record in enumerate(records):
+            first = past.written.setdefault((record.leader_epoch, offset), record.value)
+            assert first == record.value, (
+                f"9.4: two records at offset {offset} in epoch {record.leader_epoch}: "
+                f"{first!r} and {record.value!r}"
+            )
+        epochs = [record.leader_epoch for record in records]
+        assert epochs == sorted(epochs), f"6.1: epochs of broker {broker_id} go back: {epochs}"
+        history = root.history(key)
+        for (epoch, start), (next_epoch, next_start) in pairwise(history):
+            assert epoch < next_epoch, f"9.6: {history}"
+            assert start < next_start, f"9.6: {history}"
+        row = root.rows.get(key)
+        if row is not None:
+            self._check_row(broker_id, partition, past, row, records)
+
+    def _check_row(
+        self, broker_id: int, partition: int, past: _Past, row: Row, records: list[Written]
+    ) -> None:
+        epoch, high_watermark = row["leader_epoch"], row["high_watermark"]
+        old_epoch, old = past.high_watermarks.get(broker_id, (-1, 0))
+        past.high_watermarks[broker_id] = epoch, high_watermark
+        of = f"the replica {partition} of broker {broker_id}"
+        if old_epoch >= past.unclean_epoch:
+            assert high_watermark >= old, f"9.3: {of} went from {old} to {high_watermark}"
+        if epoch < past.unclean_epoch:
+            return
+        assert high_watermark <= len(records), f"1.2: {of} is committed past its end"
+        shown = records[:high_watermark]
+        both = min(high_watermark, len(past.committed))
+        assert shown[:both] == past.committed[:both], (
+            f"9.2: {of} has {shown[:both]} committed, others had {past.committed[:both]}"
+        )
+        if high_watermark > len(past.committed):
+            past.committed = shown
+
+    def _check_in_sync(self, partition: int, past: _Past) -> None:
+        key = self._key(past)
+        for broker_id, replica in past.replicas.items():
+            if not replica["in_isr"] or broker_id not in self._roots:
+                continue
+            records = self._roots[broker_id].records.get(key, [])
+            found = records[: len(past.committed)]
+            assert found == past.committed, (
+                f"9.1, 9.2, 9.7: broker {broker_id} is in sync in {partition} and has {found}, "
+                f"but {past.committed} were committed"
+            )
+
+    def _check_visible(self, partition: int, past: _Past) -> None:
+        state = self._state(past)
+        if state.leader not in self._brokers:
+            return
+        try:
+            [visible] = self._connection.visible([state])
+        except ProtocolError as error:
+            if not error.code.retriable:
+                raise
+            return
+        assert visible.high_watermark >= past.visible, (
+            f"9.3: a consumer of {partition} sees {visible.high_watermark} after {past.visible}"
+        )
+        past.visible = visible.high_watermark
+        assert state.leader is not None
+        records = self._roots[state.leader].records.get(state.key, [])
+        shown = records[: visible.high_watermark]
+        assert shown == past.committed[: visible.high_watermark], (
+            f"9.3: a consumer of {partition} sees {shown}, committed were {past.committed}"
+        )
+
+    def _state(self, past: _Past) -> PartitionState:
+        return self._connection.metadata().partitions[self._key(past)]
+
+    # --- at rest --------------------------------------------------------------------------------
+
+    def check_at_rest(self) -> None:
+        """With every broker back and nothing left to do: everybody has the same, all committed."""
+        self.check()
+        for partition, past in self._past.items():
+            state, key = self._state(past), self._key(past)
+            brokers = sorted(past.replicas)
+            assert state.leader is not None, f"{partition} is offline: {past.replicas}"
+            leaders = self._roots[state.leader].records.get(key, [])
+            for broker_id in brokers:
+                root = self._roots[broker_id]
+                records = root.records.get(key, [])
+                assert records == leaders, f"broker {broker_id} has {records}, not {leaders}"
+                row = root.rows[key]
+                found = row["high_watermark"], row["log_end_offset"], row["leader_epoch"]
+                expected = len(records), len(records), state.leader_epoch
+                assert found == expected, f"broker {broker_id} reports {found}, not {expected}"
+                _check_history(root.history(key), records)
+            assert state.isr == brokers, f"in sync in {partition} are {state.isr} of {brokers}"
+
+
+def _check_history(history: list[tuple[int, int]], records: list[Written]) -> None:
+    """The leader-epoch history tells of every record in which epoch it was written (6.1)."""
+    for offset, record in enumerate(records):
+        epoch = max(epoch for epoch, start in history if start <= offset)
+        assert epoch == record.leader_epoch, f"6.1: offset {offset} by {history}: {record}"

@@ -1,0 +1,208 @@
+"""Whatever may happen to a cluster, in any order; Hypothesis shortens what goes wrong.
+
+One rule draws every step: of many rules Hypothesis leaves some out of a whole story, and a story
+without a leader's tick or without a restart tells nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
+
+LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
+FOLLOWER_POINTS = ("truncate", "copy", "log_commit", "checkpoint")
+CONTROLLER_POINTS = ("lease", "fence", "election")
+RULES = {
+    "leader_tick": ("follower_progress", "isr_shrink", "high_watermark", "isr_expand"),
+    "follower_tick": ("truncation_point", "fetch", "follower_high_watermark"),
+}
+"""Rules that run within a tick, between its looks at the tables."""
+
+WEIGHTS = {
+    "produce": 5,
+    "replicate": 4,
+    "leader_tick": 5,
+    "follower_tick": 5,
+    "controller_tick": 3,
+    "tick_until_idle": 2,
+    "tick_during": 3,
+    "retry": 3,
+    "consume": 1,
+    "advance": 3,
+    "restart": 5,
+    "resume": 3,
+    "fence": 3,
+    "elect": 2,
+    "crash": 2,
+    "pause": 2,
+    "replace_process": 1,
+    "zombie_tick": 3,
+    "lose_root": 1,
+}
+"""How often a step happens where it can, beside the others; the harmless ones come first."""
+
+_Drawn = TypeVar("_Drawn")
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """Plays a cluster; every step is checked by `CheckedCluster`."""
+
+    last_failure = ""
+    """The script of the last story that failed."""
+
+    cluster: CheckedCluster
+    _data: st.DataObject
+    _has_failed = False
+
+    @initialize(
+        brokers=st.sampled_from([2, 3, 3]),
+        partitions=st.sampled_from([1, 1, 2]),
+        min_isr=st.sampled_from([1, 2]),
+        unclean=st.sampled_from([False, False, True]),
+    )
+    def start(self, brokers: int, partitions: int, min_isr: int, unclean: bool) -> None:
+        self.cluster = CheckedCluster(brokers, partitions, min_isr, unclean, self._tell)
+        # So that there is something to lose.
+        for partition in self.cluster.partitions:
+            self.cluster.produce(partition, 2)
+        self.cluster.tick_until_idle()
+
+    def _tell(self, script: str) -> None:
+        self._has_failed = True
+        ClusterMachine.last_failure = script
+        hypothesis.note(script)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cluster"):
+            return
+        try:
+            if not self._has_failed:
+                self.cluster.come_to_rest()
+        finally:
+            self.cluster.close()
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Let something happen that can."""
+        self._data, who = data, self._who()
+        possible = [
+            kind for kind, weight in WEIGHTS.items() for _ in range(weight) if who.get(kind, True)
+        ]
+        happen: Callable[[], None] = getattr(self, f"_{self._one_of(possible)}")
+        happen()
+
+    def _who(self) -> dict[str, Sequence[int]]:
+        """Return to whom a step can happen; what is not named can happen always."""
+        cluster = self.cluster
+        return {
+            "produce": cluster.producible(),
+            "consume": cluster.producible(),
+            "retry": cluster.sendable(),
+            "leader_tick": cluster.running(),
+            "follower_tick": cluster.running(),
+            "replicate": cluster.awake(),
+            "tick_during": cluster.running()[1:],
+            "restart": cluster.crashed(),
+            "resume": sorted(cluster.paused),
+            "fence": sorted({*cluster.crashed(), *cluster.paused}),
+            "crash": cluster.running(),
+            "pause": cluster.awake(),
+            "replace_process": cluster.awake(),
+            "zombie_tick": sorted(cluster.zombies),
+            "lose_root": [] if cluster.lost else cluster.ids,
+        }
+
+    def _one_of(self, choices: Sequence[_Drawn]) -> _Drawn:
+        return self._data.draw(st.sampled_from(choices))
+
+    def _whom(self, kind: str) -> int:
+        return self._one_of(self._who()[kind])
+
+    def _stop(self, points: Sequence[str]) -> str | None:
+        """Rather no crash than one, and every point as likely as the others."""
+        return self._one_of([*[None] * 2 * len(points), *points])
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def _produce(self) -> None:
+        acks: Any = self._one_of(["all", "all", "all", 1, 1, 0])
+        count, producer = self._one_of([1, 2, 3]), self._one_of([None, 0, 1])
+        self.cluster.produce(self._whom("produce"), count, acks, producer=producer)
+
+    def _retry(self) -> None:
+        # Rather a late one: what is long answered is seldom asked for again.
+        self.cluster.retry(self._one_of(self._who()["retry"][-4:]))
+
+    def _consume(self) -> None:
+        self.cluster.consume(self._whom("consume"))
+
+    # --- ticks ----------------------------------------------------------------------------------
+
+    def _leader_tick(self) -> None:
+        self.cluster.leader_tick(self._whom("leader_tick"), stop_after=self._stop(LEADER_POINTS))
+
+    def _follower_tick(self) -> None:
+        broker = self._whom("follower_tick")
+        self.cluster.follower_tick(broker, stop_after=self._stop(FOLLOWER_POINTS))
+
+    def _controller_tick(self) -> None:
+        self.cluster.controller_tick(stop_after=self._stop(CONTROLLER_POINTS))
+
+    def _tick_until_idle(self) -> None:
+        self.cluster.tick_until_idle()
+
+    def _replicate(self) -> None:
+        """All leaders, one follower, all leaders: a round that is not whole, and its outcome."""
+        awake = self.cluster.awake()
+        for broker in awake:
+            self.cluster.leader_tick(broker)
+        self.cluster.follower_tick(self._one_of(awake))
+        for broker in awake:
+            self.cluster.leader_tick(broker)
+
+    def _tick_during(self) -> None:
+        role = self._one_of(sorted(RULES))
+        before_rule = self._one_of(RULES[role])
+        broker = self._whom("tick_during")
+        other = self._one_of([one for one in self.cluster.running() if one != broker])
+        other_role = self._one_of([*sorted(RULES), "controller_tick"])
+        self.cluster.tick_during(role, broker, before_rule, other_role, other)
+
+    # --- time and misfortune --------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        self.cluster.advance(self._one_of([1, LAG_MS // 3, LAG_MS + 1, SESSION_MS + 1, 300_001]))
+
+    def _crash(self) -> None:
+        self.cluster.crash(self._whom("crash"))
+
+    def _restart(self) -> None:
+        self.cluster.restart(self._whom("restart"))
+
+    def _pause(self) -> None:
+        self.cluster.pause(self._whom("pause"))
+
+    def _resume(self) -> None:
+        self.cluster.resume(self._whom("resume"))
+
+    def _fence(self) -> None:
+        self.cluster.fence(self._whom("fence"))
+
+    def _replace_process(self) -> None:
+        self.cluster.replace_process(self._whom("replace_process"))
+
+    def _zombie_tick(self) -> None:
+        self.cluster.zombie_tick(self._whom("zombie_tick"), self._one_of(sorted(RULES)))
+
+    def _lose_root(self) -> None:
+        self.cluster.lose_root(self._whom("lose_root"))
+
+    def _elect(self) -> None:
+        election_type: Any = self._one_of(["preferred", "preferred", "preferred", "unclean"])
+        self.cluster.elect(election_type, self._one_of(self.cluster.partitions))

@@ -1,0 +1,91 @@
+"""Stories that the state machine has found, each of which once broke a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.state_machine.checked_cluster import CheckedCluster
+
+Start = Callable[..., CheckedCluster]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[CheckedCluster] = []
+
+    def make(brokers: int, partitions: int, min_isr: int) -> CheckedCluster:
+        started.append(CheckedCluster(brokers, partitions, min_isr))
+        return started[-1]
+
+    yield make
+    for cluster in started:
+        cluster.close()
+
+
+def test_a_first_leader_that_lost_its_root_does_not_show_an_empty_partition(start: Start) -> None:
+    """It has no row, like the leader of a new topic, but others were shown records (2.6, 9.3)."""
+    cluster = start(2, 1, 2)
+    cluster.produce(0, 3)
+    cluster.tick_until_idle()
+    cluster.lose_root(0)
+    cluster.restart(0)
+    cluster.consume(0)
+    cluster.come_to_rest()
+
+
+def test_a_client_goes_on_after_a_leaders_root_was_lost(start: Start) -> None:
+    """The tables under the old names are new ones, once another has led and it leads again."""
+    cluster = start(2, 1, 1)
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    cluster.lose_root(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    cluster.elect("preferred", 0)
+    cluster.produce(0, 1)
+    cluster.consume(0)
+    cluster.come_to_rest()
+
+
+def test_a_client_is_refused_by_a_leader_that_lost_its_root_and_was_not_replaced_yet(
+    start: Start,
+) -> None:
+    """Between its registration and the controller's next tick it is still named as the leader."""
+    cluster = start(2, 1, 1)
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    cluster.lose_root(0)
+    cluster.restart(0)
+    cluster.produce(0, 1)
+    cluster.come_to_rest()
+
+
+def test_a_request_whose_leaders_root_was_lost_is_not_answered_and_sent_again(
+    start: Start,
+) -> None:
+    cluster = start(2, 1, 1)
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    cluster.produce(0, 1)
+    cluster.leader_tick(0)
+    cluster.lose_root(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    assert cluster.requests[1].pending.response is None
+    cluster.come_to_rest()
+
+
+def test_a_process_that_pauses_before_its_first_look_looks_when_it_wakes_up(start: Start) -> None:
+    cluster = start(2, 1, 1)
+    cluster.crash(0)
+    cluster.restart(0)
+    cluster.controller_tick()
+    cluster.produce(0, 1, 1)
+    cluster.pause(0)
+    cluster.leader_tick(0)
+    response = cluster.requests[0].pending.response
+    assert response is not None
+    assert response.error == "NONE"
+    cluster.come_to_rest()
