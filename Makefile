@@ -6,7 +6,7 @@ VENV_PYTHON := .venv/bin/python
 PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean lock setup setup-for-tests check-python
+.PHONY: help demo test lint explore clean lock setup setup-for-tests check-python
 
 help: ## Show this list
 	@echo "make TARGET, from a bare clone; Python 3.10 or newer is all it needs."
@@ -24,6 +24,9 @@ lint: setup-for-tests ## ruff and mypy, over everything
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
+
+explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
+	$(VENV_PYTHON) -m tests.model.explore --max-states 20000000
 
 clean: ## Remove what the set-up, the tests and the demo made
 	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo

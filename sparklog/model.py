@@ -312,7 +312,7 @@ BROKERS = _busy_table(
     roots=_STRING,
     rack=_STRING,
     log_table_id=_STRING,
-    log_version=_LONG,
+    log_version=_STRING,
     state=_STRING,
     registered_at_ms=_LONG,
     heartbeat=_LONG,
@@ -353,6 +353,14 @@ PRODUCER_IDS = _table(
     producer_id=_LONG,
     producer_epoch=_INT,
 )
+STREAM_WRITES = _busy_table(
+    "stream_writes",
+    query_id=_STRING,
+    topic_id=_STRING,
+    batch_id=_LONG,
+    files=_STRING,
+    is_done=_BOOL,
+)
 CONSUMER_GROUPS = _busy_table(
     "consumer_groups",
     group_id=_STRING,
@@ -392,6 +400,7 @@ CLUSTER_TABLES = (
     TOPICS,
     PARTITION_STATE,
     PRODUCER_IDS,
+    STREAM_WRITES,
     CONSUMER_GROUPS,
     CONSUMER_OFFSETS,
 )

@@ -6,6 +6,7 @@ a crash is in them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -171,8 +172,7 @@ class Broker:
 
     def _beat(self, state: BrokerState) -> None:
         # By its log's version a broker that comes back with an older copy is recognised (7.2).
-        version = sum(root.log.version for root in self._roots)
-        changes = {"log_version": version}
+        changes = {"log_version": json.dumps([root.log.version for root in self._roots])}
         heartbeat(self._registration, self.broker_id, self.broker_epoch, state, changes)
 
     def _load(self) -> Metadata:

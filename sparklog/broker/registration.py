@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow as pa
 from sparklog.clock import Clock
 from sparklog.errors import FencedError, ProtocolError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, PARTITION_STATE, BrokerState
+from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE, BrokerState
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import table_identity
 from sparklog.storage.location import Location
@@ -58,21 +58,22 @@ def register(
 
     The caller knows the broker's last process to be gone (`await_session`); if it is not, the
     new epoch fences it. A parked broker with the same roots resumes under the epoch it had. The
-    logs' ids and versions go along: a broker that has lost a root, or comes back with an older
-    copy of it, leaves the in-sync sets of what it had there before it counts as alive, and is not
-    eligible to lead.
+    logs' ids and versions go along, and again with every heartbeat: a broker that has lost a root,
+    or comes back with an older copy of it or of its log alone, leaves the in-sync sets of what it
+    had there before it counts as alive, and is not eligible to lead.
     """
     uris = json.dumps([root.uri for root in roots])
     identities = [table_identity(root.child("log")) for root in roots]
     identity = {
         "log_table_id": json.dumps([table_id for table_id, _ in identities]),
-        "log_version": sum(version for _, version in identities),
+        "log_version": json.dumps([version for _, version in identities]),
     }
+    described = [_described_log_version(root) for root in roots]
 
     def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, set[int]]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
-        lost = _lost_roots(mine, identity) if mine is not None else set()
+        lost = _lost_roots(mine, identity, described) if mine is not None else set()
         if mine is not None and not lost and mine["state"] == "parked" and mine["roots"] == uris:
             epoch = int(mine["broker_epoch"])
         else:
@@ -133,13 +134,21 @@ def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch:
         )
 
 
-def _lost_roots(before: Row, now: Row) -> set[int]:
-    """Return which roots are not what the broker registered with last, by their number."""
+def _described_log_version(root: Location) -> int:
+    """Return the newest version of a root's log that the checkpoint beside it speaks of."""
+    rows = ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
+    return max((row["log_version"] for row in rows), default=0)
+
+
+def _lost_roots(before: Row, now: Row, described: Sequence[int]) -> set[int]:
+    """Return which roots are not what the broker had last, by their number."""
     ids, ids_now = json.loads(before["log_table_id"]), json.loads(now["log_table_id"])
-    if now["log_version"] < before["log_version"]:
-        return set(range(len(ids)))
+    versions, versions_now = json.loads(before["log_version"]), json.loads(now["log_version"])
     return {
-        index for index, table_id in enumerate(ids) if table_id not in ids_now[index : index + 1]
+        index
+        for index, (table_id, version) in enumerate(zip(ids, versions, strict=True))
+        if ids_now[index : index + 1] != [table_id]
+        or versions_now[index] < max(version, described[index])
     }
 
 

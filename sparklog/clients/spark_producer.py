@@ -19,6 +19,7 @@ from sparklog.clients.produce import (
     RequestedBatch,
     acks_number,
 )
+from sparklog.clients.stream_writes import Files, SentFile, StreamWrite, StreamWrites
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, batch_id, new_batch_path
@@ -44,11 +45,11 @@ _OPTIONAL = {
 }
 
 
-class SentFile(NamedTuple):
-    """A batch file and the log in whose inbox it lies."""
+class MicroBatch(NamedTuple):
+    """Which micro-batch of which streaming query a DataFrame is."""
 
-    log: Location
-    file: BatchFile
+    query_id: str
+    batch_id: int
 
 
 class SparkProducer:
@@ -70,15 +71,23 @@ class SparkProducer:
         self._spark = spark
         self._partitioner = partitioner
         self._client = ProduceClient(connection, client_id=client_id)
+        self._stream_writes = StreamWrites(connection)
         self._copier = SparkCopier(spark)
 
     def send(
-        self, df: DataFrame, topic: str, acks: Acks = "all", timeout_ms: int = 30_000
+        self,
+        df: DataFrame,
+        topic: str,
+        acks: Acks = "all",
+        timeout_ms: int = 30_000,
+        micro_batch: tuple[str, int] | None = None,
     ) -> PendingSend:
         """Produce the rows of `df` to `topic` in one request.
 
         `df` has the column value (binary or string), and may have key, headers, partition and
         timestamp, as for Spark's Kafka sink. `timeout_ms` is how long a leader may take to answer.
+        `micro_batch`, (query id, batch id), makes `df` that micro-batch of a streaming query: it is
+        stored once however often it is sent, if it is sent again before the next one.
         Returns what is on its way; its `result` waits for the answers and retries. Raises
         `ProtocolError` (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE,
         INVALID_REQUIRED_ACKS) and `SparklogError` before anything is written.
@@ -87,6 +96,10 @@ class SparkProducer:
         records = _record_columns(df)
         metadata = self._connection.metadata()
         found = metadata.topic(topic)
+        once = None if micro_batch is None else MicroBatch(*micro_batch)
+        begun = once and self._stream_writes.find(once.query_id, found.topic_id, once.batch_id)
+        if once is not None and begun is not None:
+            return self._again(topic, acks, timeout_ms, begun, once)
         states = {number: metadata.partition(topic, number) for number in range(found.partitions)}
         logs = {
             number: self._connection.leader_location(state).child("log")
@@ -100,7 +113,24 @@ class SparkProducer:
             key = states[row["partition"]].key
             sent = SentFile(logs[row["partition"]], BatchFile(*row[2:]))
             files.setdefault(key, []).append(sent)
-        return PendingSend(self, topic, acks, timeout_ms, files, states)
+        if once is not None:
+            write = self._stream_writes.begin(once.query_id, found.topic_id, once.batch_id, files)
+            if write.files is not files:
+                return self._again(topic, acks, timeout_ms, write, once)
+        return PendingSend(self, topic, acks, timeout_ms, files, states, once)
+
+    def _again(
+        self, topic: str, acks: Acks, timeout_ms: int, write: StreamWrite, once: MicroBatch
+    ) -> PendingSend:
+        """Send the files of a micro-batch that was begun before, to whoever leads now."""
+        states = self.partitions(topic)
+        files = self.move(write.files, states)
+        return PendingSend(self, topic, acks, timeout_ms, files, states, once)
+
+    def finish(self, topic: str, once: MicroBatch) -> None:
+        """Note that a micro-batch is stored: another run of it has nothing to do."""
+        topic_id = self._connection.metadata().topic(topic).topic_id
+        self._stream_writes.finish(once.query_id, topic_id, once.batch_id)
 
     def submit(
         self,
@@ -126,18 +156,16 @@ class SparkProducer:
     def move(
         self, files: Mapping[TopicIdPartition, list[SentFile]], states: Mapping[int, PartitionState]
     ) -> dict[TopicIdPartition, list[SentFile]]:
-        """Bring files to the inboxes of the leaders that their partitions have now.
+        """Bring files, under new paths, to the inboxes of the leaders that lead now.
 
-        A copy keeps the batch's id, so a leader that has the batch already recognises it.
+        A copy keeps the batch's id, so a leader that has the batch already recognises it, also
+        where there is nothing left to copy: the machine on which it lay may be gone.
         """
         moved: dict[TopicIdPartition, list[SentFile]] = {}
         copies: list[Copy] = []
         for key, members in files.items():
             log = self._connection.leader_location(states[key.partition]).child("log")
             for sent in members:
-                if sent.log == log:
-                    moved.setdefault(key, []).append(sent)
-                    continue
                 file = sent.file._replace(path=new_batch_path(batch_id(sent.file.path)))
                 copies.append(
                     Copy(
@@ -150,9 +178,9 @@ class SparkProducer:
                     )
                 )
                 moved.setdefault(key, []).append(SentFile(log, file))
-        faults = [fault for fault in self._copier.copy(copies) if fault is not None]
-        if faults:
-            raise SparklogError(f"a batch could not be moved to its new leader: {faults[0]}")
+        for copy, fault in zip(copies, self._copier.copy(copies), strict=True):
+            if fault is not None:
+                _log.warning("batch not moved to its leader", path=copy.source_path, fault=fault)
         return moved
 
 
@@ -165,9 +193,11 @@ class PendingSend:
         topic: str,
         acks: Acks,
         timeout_ms: int,
-        files: dict[TopicIdPartition, list[SentFile]],
+        files: Files,
         states: Mapping[int, PartitionState],
+        once: MicroBatch | None = None,
     ) -> None:
+        self._once = once
         self._producer = producer
         self._topic = topic
         self._acks = acks
@@ -230,6 +260,8 @@ class PendingSend:
                     self.retry()
                 is_first = False
                 self._await(deadline)
+        if self._once is not None:
+            self._producer.finish(self._topic, self._once)
         return self.responses()
 
     def _await(self, deadline: float) -> None:

@@ -139,7 +139,9 @@ class MetadataReader:
         """Return the newest metadata."""
         cluster = self._cluster
         # Topics before partitions: a topic's row is written after them, and makes them visible.
-        for table in (cluster.brokers, cluster.topics, cluster.partition_state):
+        # Brokers last: one that lost its log registers first and raises the partition epochs then,
+        # so that whoever sees those does not believe what it reported before (5.2).
+        for table in (cluster.topics, cluster.partition_state, cluster.brokers):
             table.refresh()
         versions = (
             cluster.brokers.version,

@@ -36,6 +36,7 @@ class ClusterRoot:
         self.topics = ControlTable(location, model.TOPICS)
         self.partition_state = ControlTable(location, model.PARTITION_STATE)
         self.producer_ids = ControlTable(location, model.PRODUCER_IDS)
+        self.stream_writes = ControlTable(location, model.STREAM_WRITES)
         self.consumer_groups = ControlTable(location, model.CONSUMER_GROUPS)
         self.consumer_offsets = ControlTable(location, model.CONSUMER_OFFSETS)
 

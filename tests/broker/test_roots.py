@@ -19,13 +19,21 @@ from sparklog.storage.batch_files import BatchFileWriter, ProcessCopier, records
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster, ManualClock
-from tests.broker.states import check_at_rest, error_of_consume, log, rows, values
+from tests.broker.states import check_at_rest, error, error_of_consume, log, rows, values
 
 Start = Callable[..., LocalCluster]
 
 
 def folder(cluster: LocalCluster, broker: int) -> Path:
     return Path(cluster._root) / f"broker-{broker}"
+
+
+def restore_log(cluster: LocalCluster, broker: int) -> None:
+    """Put a broker's log back as it is in the copy of its root; the rest stays as it is."""
+    shutil.rmtree(folder(cluster, broker) / "log")
+    shutil.copytree(
+        folder(cluster, broker).with_name("copy") / "log", folder(cluster, broker) / "log"
+    )
 
 
 class TestALostRoot:
@@ -115,6 +123,50 @@ class TestALostRoot:
         assert error_of_consume(cluster) == "OFFSET_NOT_AVAILABLE"
         cluster.tick_until_idle()
         assert values(cluster.consume("t", 0)) == ["a"]
+
+    def test_is_not_in_sync_where_the_leader_looks_while_it_registers(self, start: Start) -> None:
+        """The leader has loaded the topics: what it reads next is newer, and last who lives."""
+        cluster = start(0, 1)
+        cluster.crash(1)
+        shutil.copytree(folder(cluster, 1), folder(cluster, 1).with_name("copy"))
+        cluster.fence(1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster.restart(1)
+        cluster.follower_tick(1)
+        topics = cluster._brokers[0]._reader._cluster.topics
+        refresh, waiting = topics.refresh, [1]
+
+        def between() -> bool:
+            if waiting and waiting.pop():
+                cluster.crash(1)
+                restore_log(cluster, 1)
+                cluster.restart(1)
+            return refresh()
+
+        topics.refresh = between  # type: ignore[method-assign]
+        cluster.leader_tick(0)
+        assert waiting == []
+        assert cluster.partition("t", 0).isr == [0]
+        check_at_rest(cluster, "a")
+
+    def test_of_what_came_after_the_last_heartbeat_is_noticed_by_the_checkpoint(
+        self, start: Start
+    ) -> None:
+        """The log comes back as it was at the heartbeat; the checkpoint beside it knows more."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        cluster._brokers[1].heartbeat()
+        shutil.copytree(folder(cluster, 1), folder(cluster, 1).with_name("copy"))
+        pending = cluster.produce("t", 0, [b"b"])
+        cluster.tick_until_idle()
+        assert error(pending) == "NONE"
+        cluster.crash(1)
+        restore_log(cluster, 1)
+        cluster.restart(1)
+        assert cluster.partition("t", 0).isr == [0]
+        check_at_rest(cluster, "a", "b")
 
     def test_of_a_parked_broker_is_no_resumption(self, start: Start) -> None:
         cluster = start(0, 1)

@@ -14,6 +14,11 @@ QUICK: Mapping[str, Setting] = {
     "lost tails": Setting(replicas=2, records=2, epochs=2, crashes=2, lost_tails=1),
     "unclean elections": Setting(replicas=2, records=1, epochs=3, crashes=1, fences=1, uncleans=1),
     "min ISR": Setting(replicas=2, records=1, epochs=3, min_isr=2, fences=1, crashes=1),
+    "eligible replicas": Setting(replicas=3, records=1, epochs=2, min_isr=2, fences=1),
+    "lost logs": Setting(
+        replicas=3, records=1, epochs=2, min_isr=2, pauses=0, crashes=1, lost_tails=1, fences=1
+    ),
+    "planned stops": Setting(replicas=2, records=1, epochs=3, stops=1),
     "retries": Setting(replicas=2, records=2, epochs=3, retries=True),
     "requests in inboxes": Setting(replicas=2, records=2, epochs=3, requests=True),
     "unknown outcomes": Setting(replicas=3, records=1, epochs=2, unknown_outcomes=True),
@@ -23,10 +28,14 @@ QUICK: Mapping[str, Setting] = {
 }
 
 FULL: Mapping[str, Setting] = {
-    "three, three, three": Setting(replicas=3, records=3, epochs=3, pauses=0),
     "three, three, three, a pause": Setting(replicas=3, records=3, epochs=3),
-    "three, two, three, a pause": Setting(replicas=3, records=2, epochs=3),
     "three, two, two, a crash": Setting(replicas=3, records=2, epochs=2, crashes=1),
+    "three, one, three, min ISR 2": Setting(
+        replicas=3, records=1, epochs=3, min_isr=2, crashes=1, fences=1
+    ),
+    "two, three, three, unclean elections": Setting(
+        replicas=2, records=3, epochs=3, crashes=1, fences=1, uncleans=1
+    ),
     "two, three, three, every fault": Setting(
         replicas=2,
         records=3,
@@ -35,12 +44,6 @@ FULL: Mapping[str, Setting] = {
         crashes=2,
         lost_tails=1,
         partial_fetches=True,
-    ),
-    "two, three, three, unclean elections": Setting(
-        replicas=2, records=3, epochs=3, crashes=1, fences=1, uncleans=1
-    ),
-    "three, one, three, min ISR 2": Setting(
-        replicas=3, records=1, epochs=3, min_isr=2, crashes=1, fences=1
     ),
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tests.model.decisions import (
     elected,
+    gets_leadership_back,
     isr_fence,
     recovered_epochs,
     recovered_high_watermark,
@@ -18,6 +19,7 @@ from tests.model.state import (
     NO_ROW,
     NOT_LEADING,
     WRITTEN,
+    Replica,
     Setting,
     State,
     members,
@@ -40,82 +42,74 @@ def controller_fences(setting: Setting, state: State) -> Iterator[Step]:
 
 
 def controller_acts(setting: Setting, state: State) -> Iterator[Step]:
-    """7.2, 7.5: take fenced and lost replicas out, and elect where the leader is not valid.
+    """7.2, 7.5: take fenced brokers out, and elect where the leader is not valid, or stopping.
 
     Any order of assignment is possible, so whoever could be the first to be found is elected:
-    this keeps brokers interchangeable.
+    this keeps brokers interchangeable. A broker that has crashed counts until it is fenced.
     """
-    found_lost = state.lost & state.alive  # it shows when the broker registers
-    unfit = state.fenced | found_lost
     leaving = isr_fence(
         tuple(
-            (bool(state.isr >> broker & 1), not unfit >> broker & 1)
+            (bool(state.isr >> broker & 1), not state.fenced >> broker & 1)
             for broker in range(setting.replicas)
         )
     )
-    isr = state.isr & ~leaving
-    elr = eligible_after(setting, state, isr) if leaving else state.elr & ~found_lost
-    lost = state.lost & (isr | elr | ~state.alive)
-    cleaned = state._replace(isr=isr, elr=elr, lost=lost)
-    if leaving:
-        cleaned = published(cleaned, NOBODY)
-    if _is_valid(state):
-        if cleaned != state:
-            yield ("ControllerTakesOut", *members(leaving)), cleaned
-        return
-    if state.leader_epoch + 1 >= setting.epochs:
-        return
-    found = False
+    cleaned = state._replace(isr=state.isr & ~leaving)
     for broker in range(setting.replicas):
-        after = _elects(setting, cleaned, broker, found_lost)
-        if after is not None:
-            found = True
-            yield after
-    if not found and state.leader >= 0:
-        offline = cleaned._replace(
-            leader=NOBODY, leader_broker_epoch=-1, leader_epoch=state.leader_epoch + 1
+        order = (broker, *(other for other in range(setting.replicas) if other != broker))
+        place, is_changed, is_unclean, isr = elected(
+            tuple(_standing(cleaned, other) for other in order),
+            order.index(state.leader) if state.leader >= 0 else NOBODY,
+            _is_valid(state),
+            state.spent.uncleans < setting.uncleans,
         )
-        yield ("ControllerFindsNoLeader",), published(offline, NOBODY)
+        if not is_changed:
+            after = cleaned._replace(elr=eligible_after(setting, state, cleaned.isr))
+            if after != state:
+                yield ("ControllerTakesOut", *members(leaving)), published(after, NOBODY)
+            return
+        if state.leader_epoch + 1 >= setting.epochs:
+            return
+        if place == NOBODY:
+            after = _leads(cleaned, NOBODY)
+            after = after._replace(elr=eligible_after(setting, state, after.isr))
+            yield ("ControllerFindsNoLeader",), published(after, NOBODY)
+            return
+        if place == 0:
+            isr = sum(1 << order[other] for other in members(isr))
+            yield _elects(setting, state, cleaned._replace(isr=isr), broker, is_unclean)
+
+
+def _standing(state: State, broker: int) -> tuple[bool, bool, bool, bool]:
+    return (
+        bool(state.isr >> broker & 1),
+        bool(state.elr >> broker & 1),
+        not state.fenced >> broker & 1,
+        bool(state.stopping >> broker & 1),
+    )
 
 
 def _is_valid(state: State) -> bool:
     leader = state.leader
     return (
         leader >= 0
-        and not (state.fenced | state.lost & state.alive) >> leader & 1
+        and not state.fenced >> leader & 1
         and state.replicas[leader].broker_epoch == state.leader_broker_epoch
     )
 
 
-def _elects(setting: Setting, state: State, broker: int, found_lost: int) -> Step | None:
-    """Elect this broker if it would be found under an order of assignment that it begins."""
-    order = (broker, *(other for other in range(setting.replicas) if other != broker))
-    standing = tuple(
-        (
-            bool((state.isr & ~found_lost) >> other & 1),
-            bool((state.elr & ~found_lost) >> other & 1),
-            not state.fenced >> other & 1,
-        )
-        for other in order
-    )
-    allows_unclean = state.spent.uncleans < setting.uncleans
-    if elected(standing, allows_unclean) != 0:
-        return None
-    in_isr, in_elr, _ = standing[0]
+def _elects(setting: Setting, before: State, state: State, broker: int, is_unclean: bool) -> Step:
+    was_in_sync = before.isr >> broker & 1
     after = _leads(state, broker)
-    if in_isr:
-        return ("ControllerElects", broker), published(after, NOBODY)
-    after = after._replace(isr=1 << broker, elr=eligible_after(setting, state, 1 << broker))
-    if in_elr:
-        return ("ControllerElectsEligible", broker), published(after, NOBODY)
+    after = after._replace(elr=eligible_after(setting, before, after.isr, is_unclean))
+    if not is_unclean:
+        action = "ControllerElects" if was_in_sync else "ControllerElectsEligible"
+        return (action, broker), published(after, NOBODY)
     log = state.replicas[broker].log
     agreed = next(
         (at for at, record in enumerate(state.shown) if log[at : at + 1] != (record,)),
         len(state.shown),
     )
     after = after._replace(
-        elr=0,
-        lost=after.lost & ~(1 << broker),
         shown=state.shown[:agreed],
         shown_since=after.leader_epoch,
         spent=state.spent._replace(uncleans=state.spent.uncleans + 1),
@@ -127,17 +121,42 @@ def _leads(state: State, broker: int) -> State:
     return state._replace(
         leader=broker,
         leader_epoch=state.leader_epoch + 1,
-        leader_broker_epoch=state.replicas[broker].broker_epoch,
+        leader_broker_epoch=state.replicas[broker].broker_epoch if broker >= 0 else -1,
     )
 
 
 def controller_elects_by_hand(setting: Setting, state: State) -> Iterator[Step]:
-    """7.6, 7.2: a preferred election or a planned stop moves leadership within the ISR."""
-    if state.leader_epoch + 1 >= setting.epochs or not _is_valid(state):
+    """7.6: a preferred election; whoever is in the ISR could be the preferred replica."""
+    if state.leader_epoch + 1 >= setting.epochs:
         return
-    for broker in members(state.isr & state.alive & ~state.fenced & ~state.lost):
-        if broker != state.leader:
+    for broker in members(state.isr):
+        in_isr, _, is_alive, is_stopping = _standing(state, broker)
+        if gets_leadership_back(in_isr, is_alive, is_stopping, state.leader == broker):
             yield ("ControllerElectsByHand", broker), published(_leads(state, broker), NOBODY)
+
+
+def broker_announces_stop(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """7.2: a planned stop hands leadership over first."""
+    if state.spent.stops < setting.stops and not state.stopping >> broker & 1:
+        spent = state.spent._replace(stops=state.spent.stops + 1)
+        yield (
+            ("BrokerAnnouncesStop", broker),
+            state._replace(stopping=state.stopping | 1 << broker, spent=spent),
+        )
+
+
+def broker_stops(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """7.2: the end of a planned stop: memory is gone, and no session has to expire."""
+    bit = 1 << broker
+    if state.stopping & bit:
+        stopped = state._replace(
+            stopping=state.stopping & ~bit, alive=state.alive & ~bit, fenced=state.fenced | bit
+        )
+        yield ("BrokerStops", broker), put(stopped, broker, _without_memory(state, broker))
+
+
+def _without_memory(state: State, broker: int) -> Replica:
+    return state.replicas[broker]._replace(high_watermark=0, leading=NOT_LEADING, tick=IDLE)
 
 
 def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
@@ -145,20 +164,16 @@ def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step
     if state.spent.crashes >= setting.crashes:
         return
     replica = state.replicas[broker]
-    spent = state.spent._replace(crashes=state.spent.crashes + 1)
-    alive = state.alive & ~(1 << broker)
-    zombie_row = NO_ROW
+    stopped = _without_memory(state, broker)
     if setting.mutation.zombie_rewrites_its_row and replica.tick.step == WRITTEN:
-        zombie_row = checkpointed(setting, replica).row
-    stopped = replica._replace(
-        high_watermark=0, leading=NOT_LEADING, tick=IDLE, zombie_row=zombie_row
-    )
-    crashed = state._replace(alive=alive, spent=spent)
+        stopped = stopped._replace(zombie_row=checkpointed(setting, replica).row)
+    spent = state.spent._replace(crashes=state.spent.crashes + 1)
+    bit = 1 << broker
+    crashed = state._replace(alive=state.alive & ~bit, stopping=state.stopping & ~bit, spent=spent)
     yield ("BrokerCrashes", broker), put(crashed, broker, stopped)
     if spent.lost_tails < setting.lost_tails:
         lossy = crashed._replace(
-            spent=spent._replace(lost_tails=spent.lost_tails + 1),
-            lost=state.lost | 1 << broker,
+            spent=spent._replace(lost_tails=spent.lost_tails + 1), lost=state.lost | bit
         )
         for end in range(len(replica.log)):
             cut = stopped._replace(log=replica.log[:end])
@@ -168,33 +183,54 @@ def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step
 def broker_restarts(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """7.0, 7.2: a higher broker epoch, and its state from the tables. No session is waited for.
 
-    An older process that still runs is fenced by the broker epoch at each write, so stopping it
-    at the restart loses no run.
+    A broker that lost its log registers as one that is not alive, and leaves all sets before it
+    counts as alive. An older process that still runs is fenced by the broker epoch at each write,
+    so stopping it at the restart loses no run.
     """
-    replica = state.replicas[broker]
+    replica, bit = state.replicas[broker], 1 << broker
+    if state.registering & bit:
+        yield _leaves_all_sets(setting, state, broker)
+        return
+    registered = replica._replace(broker_epoch=replica.broker_epoch + 1)
+    if setting.mutation.lost_tail_goes_unnoticed:
+        state = state._replace(lost=state.lost & ~bit)
+    if state.lost & bit:
+        found_out = state._replace(fenced=state.fenced | bit, registering=state.registering | bit)
+        yield ("BrokerRegistersWithLostLog", broker), put(found_out, broker, registered)
+    else:
+        yield ("BrokerRestarts", broker), _started(setting, state, broker, registered)
+
+
+def _leaves_all_sets(setting: Setting, state: State, broker: int) -> Step:
+    """7.2, 7.5, 5.2: whatever a leader was about to do by an earlier report fails (5.3)."""
+    bit = 1 << broker
+    elr = state.elr if setting.mutation.lost_log_stays_eligible else state.elr & ~bit
+    left = state._replace(
+        isr=state.isr & ~bit,
+        elr=elr,
+        lost=state.lost & ~bit,
+        registering=state.registering & ~bit,
+    )
+    was_member = (state.isr | state.elr) & bit
+    if was_member or not setting.mutation.lost_log_leaves_partition_epoch:
+        left = published(left, NOBODY)
+    return (
+        ("BrokerLeavesAllSets", broker),
+        _started(setting, left, broker, state.replicas[broker]),
+    )
+
+
+def _started(setting: Setting, state: State, broker: int, replica: Replica) -> State:
     epochs = recovered_epochs(replica.kept_entries, replica.log)
     if setting.mutation.unites_histories_on_start:
         epochs = united_epochs(replica.kept_entries, replica.log)
     known = replica.row.high_watermark if replica.row.leader_epoch >= 0 else -1
-    restarted = replica._replace(
-        entries=epochs,
-        high_watermark=recovered_high_watermark(known, len(replica.log)),
-        broker_epoch=replica.broker_epoch + 1,
-    )
+    mark = recovered_high_watermark(known, len(replica.log))
     bit = 1 << broker
-    state = put(state, broker, restarted)
-    for other, leader in enumerate(state.replicas):
-        if leader.leading.epoch >= 0 and leader.leading.ends[broker] >= 0:
-            leading = leader.leading._replace(outdated=leader.leading.outdated | bit)
-            state = put(state, other, leader._replace(leading=leading))
-    in_question = state.isr | state.elr
-    yield (
-        ("BrokerRestarts", broker),
-        state._replace(
-            alive=state.alive | bit,
-            fenced=state.fenced & ~bit,
-            lost=state.lost if in_question & bit else state.lost & ~bit,
-        ),
+    return put(
+        state._replace(alive=state.alive | bit, fenced=state.fenced & ~bit),
+        broker,
+        replica._replace(entries=epochs, high_watermark=mark),
     )
 
 

@@ -129,9 +129,9 @@ def fetched_end(position: int, last_epoch: int, leader_epoch: int, leader_log: L
 
 
 @Decision
-def follower_high_watermark(leader_high_watermark: int, log_end_offset: int) -> int:
-    """2.5."""
-    return min(leader_high_watermark, log_end_offset)
+def follower_high_watermark(current: int, leader_high_watermark: int, log_end_offset: int) -> int:
+    """2.5, and 9.3 for who reads here (2.7): it rises only; a truncation has lowered it before."""
+    return max(current, min(leader_high_watermark, log_end_offset))
 
 
 @Decision
@@ -205,18 +205,58 @@ def isr_fence(replicas: tuple[tuple[bool, bool], ...]) -> int:
 
 
 @Decision
-def elected(replicas: tuple[tuple[bool, bool, bool], ...], allows_unclean: bool) -> int:
-    """7.5 over (in ISR, eligible, alive) in the order of assignment: who leads, or -1."""
-    for place, (in_isr, _, is_alive) in enumerate(replicas):
-        if in_isr and is_alive:
-            return place
-    for place, (_, in_elr, is_alive) in enumerate(replicas):
+def elected(
+    replicas: tuple[tuple[bool, bool, bool, bool], ...],
+    leader: int,
+    leader_is_valid: bool,
+    allows_unclean: bool,
+) -> tuple[int, bool, bool, int]:
+    """7.2, 7.5 over (in ISR, eligible, alive, stopping) in the order of assignment.
+
+    Returns (the leader's place or -1, whether there was an election, whether it was an unclean
+    one, the mask of the ISR afterwards). A valid leader is replaced only if it is stopping.
+    """
+    isr = sum(1 << place for place, standing in enumerate(replicas) if standing[0])
+    in_sync = [place for place, (in_isr, _, alive, _) in enumerate(replicas) if in_isr and alive]
+    staying = [place for place in in_sync if not replicas[place][3]]
+    if leader_is_valid:
+        if replicas[leader][3] and staying:
+            return staying[0], True, False, isr
+        return leader, False, False, isr
+    for place in (*staying, *in_sync):
+        return place, True, False, isr
+    for place, (_, in_elr, is_alive, _) in enumerate(replicas):
         if in_elr and is_alive:
-            return place
-    for place, (_, _, is_alive) in enumerate(replicas):
+            return place, True, False, 1 << place
+    for place, (_, _, is_alive, _) in enumerate(replicas):
         if is_alive and allows_unclean:
-            return place
-    return NOTHING
+            return place, True, True, 1 << place
+    return NOTHING, leader != NOTHING, False, isr
+
+
+@Decision
+def eligible_replicas(
+    replicas: tuple[tuple[bool, bool, bool], ...], is_unclean: bool, min_isr: int
+) -> int:
+    """7.5, KIP-966 over (was in ISR, in ISR, was eligible): the mask of who is eligible now.
+
+    While the ISR is below min ISR nothing more is committed, so who leaves it, or was eligible,
+    has all that was. An unclean election makes another log the truth.
+    """
+    isr_size = sum(in_isr for _, in_isr, _ in replicas)
+    if is_unclean or isr_size >= min(min_isr, len(replicas)):
+        return 0
+    return sum(
+        1 << place
+        for place, (was_in_isr, in_isr, was_eligible) in enumerate(replicas)
+        if (was_in_isr or was_eligible) and not in_isr
+    )
+
+
+@Decision
+def gets_leadership_back(in_isr: bool, is_alive: bool, is_stopping: bool, leads: bool) -> bool:
+    """7.6: whether a preferred replica may be elected by hand."""
+    return in_isr and is_alive and not is_stopping and not leads
 
 
 # -- Clients ---------------------------------------------------------------------------------------
@@ -259,12 +299,20 @@ def completed(
 
 @Decision
 def visible_end(
-    leader: int, leader_epoch: int, row_leader_epoch: int, mark: int, epoch_start: int
+    leader: int,
+    leader_epoch: int,
+    is_as_elected: bool,
+    row_leader_epoch: int,
+    mark: int,
+    epoch_start: int,
 ) -> int:
-    """2.6, KIP-207: up to where a consumer sees, or -1 for "not available"."""
+    """2.6, KIP-207: up to where a consumer sees, or -1 for "not available".
+
+    A topic's first leader has nothing to show yet, unless it has been started anew since.
+    """
     if leader < 0:
         return UNAVAILABLE
-    if row_leader_epoch < 0 and leader_epoch == 0:
+    if row_leader_epoch < 0 and leader_epoch == 0 and is_as_elected:
         return 0
     if row_leader_epoch != leader_epoch or mark < epoch_start:
         return UNAVAILABLE
@@ -285,6 +333,8 @@ DECISIONS = (
     isr_expand,
     isr_fence,
     elected,
+    eligible_replicas,
+    gets_leadership_back,
     request_error,
     duplicate_offset,
     completed,

@@ -28,7 +28,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go, as JSON")
-    parser.add_argument("--max-states", type=int, help="give up a configuration beyond this many")
+    parser.add_argument(
+        "--max-states",
+        type=int,
+        help="give up a configuration beyond this many; 8 GB hold 20 million",
+    )
     asked = parser.parse_args()
     unknown = [name for name in asked.names if name not in every]
     if unknown:
@@ -68,12 +72,17 @@ def _summary(found: Exploration) -> str:
     )
 
 
-def _result(setting: Setting, found: Exploration) -> dict[str, Any]:
+def bounds_of(setting: Setting) -> dict[str, Any]:
+    """A setting as it is written down: all but the mistake that is built in."""
     bounds = dataclasses.asdict(setting)
     del bounds["mutation"]
+    return bounds
+
+
+def _result(setting: Setting, found: Exploration) -> dict[str, Any]:
     assert setting.mutation == Mutation()
     return {
-        "bounds": bounds,
+        "bounds": bounds_of(setting),
         "states": found.states,
         "transitions": found.transitions,
         "depth": found.depth,

@@ -3,7 +3,18 @@
     reads partition_state -> reads the leader's row -> reads partition_state again
         -> truncates, or copies and commits -> writes its row
 
-Its leader's log is read at the version that the row names, so it does not matter when.
+Its leader's log is read at the version that the row names, so it does not matter when. Nor does it
+matter how long the three reads take, which are one step here:
+
+- While the state is still the one read first, a tick that is at its second read is one that begins
+  just now. If it has moved, the row read is one of a deposed leader. A tick may begin as such, but
+  commits no copy (`_may_copy`).
+- The third read forbids a copy, and nothing else: had it come with the second, the copy would be
+  allowed, and a tick may always copy nothing (its reads of the files may fail, too).
+
+Where nothing crashes or stops, it does not matter either when after these reads the own log is
+written: nobody sees it until the row is there or the broker leads, which is after the tick. Then a
+truncation is part of the first step, and copy, commit and row are the second one.
 """
 
 from __future__ import annotations
@@ -27,8 +38,6 @@ from tests.model.state import (
     CHECKED,
     IDLE,
     NOT_LEADING,
-    READ_ROW,
-    READ_STATE,
     WRITTEN,
     Replica,
     Row,
@@ -38,21 +47,44 @@ from tests.model.state import (
 )
 
 
-def follower_reads_state(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.4: who leads, in which epoch. The tick goes on in steps while pauses are left."""
+def follower_reads(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """6.4: who leads in which epoch, that broker's row, and again whether the epoch is the same.
+
+    The tick goes on in steps while pauses are left; else the rest of it happens at once.
+    """
     replica = state.replicas[broker]
-    if (
-        replica.tick is not IDLE
-        or replica.leading is not NOT_LEADING
-        or state.leader in {-1, broker}
-    ):
+    if replica.tick is not IDLE or replica.leading is not NOT_LEADING:
         return
-    tick = Tick(READ_STATE, state.leader, state.leader_epoch, (), (), 0)
-    begun = put(state, broker, replica._replace(tick=tick))
-    under_way = sum(other.tick is not IDLE for other in state.replicas)
-    if under_way < setting.pauses:
-        yield ("FollowerReadsState", broker), begun
-    yield from _whole_tick(setting, begun, broker, ())
+    is_paused = sum(other.tick is not IDLE for other in state.replicas) < setting.pauses
+    for leader, epoch in _read_before(state, broker) if is_paused else _current(state, broker):
+        step = _reads_row(setting, state, broker, leader, epoch)
+        if step is None:
+            continue
+        _, begun = step
+        if setting.writes_are_one_step:
+            begun = _with_truncation(setting, begun, broker)
+        if begun == state:
+            continue
+        if is_paused:
+            yield ("FollowerReads", broker), begun
+        if epoch == state.leader_epoch:
+            yield from _whole_tick(setting, begun, broker, ())
+
+
+def _current(state: State, broker: int) -> Iterator[tuple[int, int]]:
+    if state.leader not in {-1, broker}:
+        yield state.leader, state.leader_epoch
+
+
+def _read_before(state: State, broker: int) -> Iterator[tuple[int, int]]:
+    """What a tick may have read before the state moved, and what it reads now."""
+    replica = state.replicas[broker]
+    newest = max(replica.row.leader_epoch, replica.entries[-1][0] if replica.entries else 0)
+    for leader, other in enumerate(state.replicas):
+        row = other.row
+        if row.leads and leader != broker and newest <= row.leader_epoch < state.leader_epoch:
+            yield leader, row.leader_epoch
+    yield from _current(state, broker)
 
 
 def _whole_tick(
@@ -60,40 +92,44 @@ def _whole_tick(
 ) -> Iterator[Step]:
     """The rest of a tick, without a pause."""
     if state.replicas[broker].tick is IDLE:
-        if done[-1] not in {"DropsTick", "DropsDivergedFetch"} or len(done) > 1:
-            yield ("FollowerTicks", broker, " ".join(done)), state
+        yield ("FollowerTicks", broker, " ".join(done)), state
         return
-    for label, after in follower_continues(setting, state, broker):
-        name = str(label[0]).removeprefix("Follower")
+    is_written = state.replicas[broker].tick.step == WRITTEN
+    following = follower_continues if is_written else follower_truncates_or_commits
+    for (action, *_), after in following(setting, state, broker):
+        name = str(action).removeprefix("Follower")
         yield from _whole_tick(setting, after, broker, (*done, name))
 
 
 def follower_continues(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """The next step of the tick under way."""
-    step = state.replicas[broker].tick.step
-    if step == READ_STATE:
-        yield follower_reads_leader_row(setting, state, broker)
-    elif step == READ_ROW:
-        yield follower_rereads_state(setting, state, broker)
-    elif step == CHECKED:
-        yield from follower_truncates_or_commits(setting, state, broker)
-    elif step == WRITTEN:
+    if state.replicas[broker].tick.step == WRITTEN:
         yield follower_checkpoints(setting, state, broker)
+    elif setting.writes_are_one_step:
+        yield from _whole_tick(setting, state, broker, ())
+    else:
+        yield from follower_truncates_or_commits(setting, state, broker)
 
 
-def follower_reads_leader_row(setting: Setting, state: State, broker: int) -> Step:
-    """6.4: the tick goes on only under the epoch that the row bears; 6.3: check, then plan."""
+def _with_truncation(setting: Setting, state: State, broker: int) -> State:
     replica = state.replicas[broker]
-    tick = replica.tick
-    row = state.replicas[tick.leader].row
-    mutation = setting.mutation
-    if row.leader_epoch != tick.epoch and (begins(replica) or not mutation.fetches_by_offset_alone):
-        return ("FollowerDropsTick", broker), put(state, broker, replica._replace(tick=IDLE))
-    read = Tick(READ_ROW, -1, tick.epoch, row.log, row.entries, row.high_watermark)
+    if replica.tick.step == CHECKED and agreed(setting, replica)[0] != NOTHING:
+        [(_, state)] = follower_truncates_or_commits(setting, state, broker)
+    return state
+
+
+def _reads_row(setting: Setting, state: State, broker: int, leader: int, epoch: int) -> Step | None:
+    """6.4: the tick goes on only under the epoch that the row bears; 6.3: check, then plan."""
+    mutation, row = setting.mutation, state.replicas[leader].row
+    tick = Tick(CHECKED, -1, epoch, row.log, row.entries, row.high_watermark)
+    replica = state.replicas[broker]._replace(tick=tick)
+    if row.leader_epoch != epoch and (begins(replica) or not mutation.fetches_by_offset_alone):
+        return None
     if mutation.reads_the_log_as_it_is or mutation.fetches_by_offset_alone:
-        leader = state.replicas[tick.leader]
-        read = read._replace(leader=tick.leader, log=leader.log, entries=leader.entries)
-    return planned(setting, state, broker, replica._replace(tick=read), "FollowerReadsLeaderRow")
+        read = state.replicas[leader]
+        tick = tick._replace(leader=leader, log=read.log, entries=read.entries)
+        replica = replica._replace(tick=tick)
+    return planned(setting, state, broker, replica, "FollowerReads")
 
 
 def planned(setting: Setting, state: State, broker: int, replica: Replica, action: str) -> Step:
@@ -104,11 +140,23 @@ def planned(setting: Setting, state: State, broker: int, replica: Replica, actio
     if waits or (point == NOTHING and end == DIVERGED):
         action = "FollowerDropsTick" if waits else "FollowerDropsDivergedFetch"
         return (action, broker), put(state, broker, replica._replace(tick=IDLE))
-    if point == NOTHING and end <= len(replica.log):
+    has_copies = end > len(replica.log) and _may_copy(setting, state, tick)
+    if point == NOTHING and not has_copies:
         replica = replica._replace(tick=written(tick))
         if checkpointed(setting, replica).row == replica.row:
             replica = replica._replace(tick=IDLE)
     return (action, broker), put(state, broker, replica)
+
+
+def _may_copy(setting: Setting, state: State, tick: Tick) -> bool:
+    """6.4: before a commit the state is read again, and the copies are dropped if it moved."""
+    mutation = setting.mutation
+    return (
+        state.leader_epoch == tick.epoch
+        or mutation.reads_the_log_as_it_is
+        or mutation.fetches_without_leader_epoch
+        or mutation.fetches_by_offset_alone
+    )
 
 
 def written(tick: Tick) -> Tick:
@@ -155,21 +203,6 @@ def fetch_end(setting: Setting, replica: Replica) -> int:
     return fetched_end(len(replica.log), last_epoch, tick.epoch, tick.log)
 
 
-def follower_rereads_state(setting: Setting, state: State, broker: int) -> Step:
-    """6.4: before a commit; the tick is dropped if the epoch moved."""
-    replica = state.replicas[broker]
-    mutation = setting.mutation
-    is_unfenced = (
-        mutation.reads_the_log_as_it_is
-        or mutation.fetches_without_leader_epoch
-        or mutation.fetches_by_offset_alone
-    )
-    if state.leader_epoch != replica.tick.epoch and not is_unfenced:
-        return ("FollowerDropsTick", broker), put(state, broker, replica._replace(tick=IDLE))
-    checked = replica.tick._replace(step=CHECKED)
-    return ("FollowerRereadsState", broker), put(state, broker, replica._replace(tick=checked))
-
-
 def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """6.5: a truncation is a commit of its own, the copy follows after another look."""
     replica = state.replicas[broker]
@@ -177,12 +210,8 @@ def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -
     point, _ = agreed(setting, replica)
     if point != NOTHING:
         log, entries = truncated(replica.log, replica.entries, point)
-        cut = replica._replace(
-            log=log,
-            entries=entries,
-            high_watermark=min(replica.high_watermark, len(log)),
-            tick=tick._replace(step=READ_ROW),
-        )
+        mark = min(replica.high_watermark, len(log))
+        cut = replica._replace(log=log, entries=entries, high_watermark=mark)
         yield planned(setting, state, broker, cut, "FollowerTruncates")
         return
     source: Log = tick.log
@@ -195,6 +224,8 @@ def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -
         log, entries = copied(replica.log, replica.entries, source, to)
         committed = replica._replace(log=log, entries=entries, tick=written(tick))
         yield ("FollowerCommits", broker), put(state, broker, committed)
+    nothing = replica._replace(tick=written(tick))
+    yield ("FollowerCopiesNothing", broker), put(state, broker, nothing)
 
 
 def copied(log: Log, entries: Entries, source: Log, to: int) -> tuple[Log, Entries]:
@@ -214,10 +245,10 @@ def follower_checkpoints(setting: Setting, state: State, broker: int) -> Step:
 
 def checkpointed(setting: Setting, replica: Replica) -> Replica:
     """2.5: the row of a follower, and its memory of the high watermark."""
-    tick = replica.tick
-    mark = follower_high_watermark(tick.high_watermark, len(replica.log))
-    if setting.follower_high_watermark_only_rises:
-        mark = max(mark, min(replica.high_watermark, len(replica.log)))
+    tick, end = replica.tick, len(replica.log)
+    mark = follower_high_watermark(replica.high_watermark, tick.high_watermark, end)
+    if setting.mutation.follower_high_watermark_falls:
+        mark = min(tick.high_watermark, end)
     keeps_log = setting.mutation.fetches_without_leader_epoch
     row = Row(
         tick.epoch,

@@ -54,15 +54,22 @@ def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
         if row.leads and row.leader_epoch >= state.shown_since and row.high_watermark:
             visible = row.log[: row.high_watermark]
             end = visible_end(
-                0, row.leader_epoch, row.leader_epoch, row.high_watermark, _start(row)
+                0, row.leader_epoch, True, row.leader_epoch, row.high_watermark, _start(row)
             )
             if end != UNAVAILABLE and state.shown[: len(visible)] != visible:
                 return False
     if not state.shown or state.leader < 0:
         return True
-    row = state.replicas[state.leader].row
-    reported = row.leader_epoch if row.leads else -1
-    end = visible_end(state.leader, state.leader_epoch, reported, row.high_watermark, _start(row))
+    leader = state.replicas[state.leader]
+    row = leader.row
+    end = visible_end(
+        state.leader,
+        state.leader_epoch,
+        leader.broker_epoch == state.leader_broker_epoch,
+        row.leader_epoch if row.leads else -1,
+        row.high_watermark,
+        _start(row),
+    )
     return end == UNAVAILABLE or end >= len(state.shown)
 
 
@@ -99,8 +106,6 @@ def offsets_are_dense(setting: Setting, state: State) -> bool:
         log = replica.log
         if len(log) > 1 and any(a[0] > b[0] for a, b in itertools.pairwise(log)):
             return False
-        if replica.row.leads and len(replica.row.log) != replica.row.log_end_offset:
-            return False
     return True
 
 
@@ -127,13 +132,16 @@ def epoch_histories_tell_the_log(setting: Setting, state: State) -> bool:
 
 
 def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> bool:
-    """9.7, 1.2: of ISR members as the leader knows them, and in each replica."""
+    """9.7, 1.2: of ISR members as the leader knows them, and in each replica.
+
+    A deposed leader may take for in sync who has lost its log and joined its successor since.
+    """
     for replica in state.replicas:
         mark = replica.high_watermark
         if mark > len(replica.log):
             return False
         leading = replica.leading
-        if mark and leading.epoch >= 0:
+        if mark and leading.epoch == state.leader_epoch:
             for broker in members(leading.isr & state.isr & ~state.lost):
                 if 0 <= leading.ends[broker] < mark:
                     return False
@@ -169,17 +177,25 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def follower_readers_never_go_back(setting: Setting, before: State, after: State) -> bool:
-    """9.3, 2.7: nor does whoever reads from a follower, through clean elections.
-
-    Unless `follower_readers` is set, only within one leader epoch: see docs/protocol.md on 2.5.
-    """
+    """9.3, 2.7: nor does whoever reads from a follower, through clean elections."""
     for old, new in zip(before.replicas, after.replicas, strict=True):
         if (
             new.row is not old.row
             and new.row.high_watermark < old.row.high_watermark
-            and (setting.follower_readers or new.row.leader_epoch == old.row.leader_epoch)
             and not after.spent.uncleans
             and not after.spent.lost_tails
         ):
             return False
     return True
+
+
+def what_was_shown_stays(setting: Setting, before: State, after: State) -> bool:
+    """9.1, 9.3: a row that shows more shows it after what was shown before."""
+    return after.shown[: len(before.shown)] == before.shown or (
+        after.shown_since > before.shown_since
+    )
+
+
+Relation = Callable[[Setting, State, State], bool]
+
+TRANSITION_INVARIANTS: tuple[Relation, ...] = (follower_readers_never_go_back, what_was_shown_stays)

@@ -12,6 +12,7 @@ from tests.model.decisions import (
     believed_log_end_offset,
     completed,
     duplicate_offset,
+    eligible_replicas,
     epoch_entries,
     fetched_end,
     high_watermark,
@@ -62,11 +63,16 @@ def epoch_start(replica: Replica) -> int:
     )
 
 
-def eligible_after(setting: Setting, state: State, isr: int) -> int:
-    """7.5: who is eligible after a change of the ISR: below min ISR those who left it, too."""
-    if SIZE[isr] >= min(setting.min_isr, setting.replicas):
-        return 0
-    return (state.elr | (state.isr & ~isr)) & ~state.lost & ~isr
+def eligible_after(setting: Setting, before: State, isr: int, is_unclean: bool = False) -> int:
+    """7.5: who may lead although it is not in sync, after a change of the ISR."""
+    standing = tuple(
+        (bool(before.isr >> broker & 1), bool(isr >> broker & 1), bool(before.elr >> broker & 1))
+        for broker in range(setting.replicas)
+    )
+    eligible = eligible_replicas(standing, is_unclean, setting.min_isr)
+    if setting.mutation.eligible_replicas_stay:
+        eligible |= before.elr & ~isr
+    return eligible
 
 
 def leader_advances_high_watermark(
@@ -119,7 +125,7 @@ def leader_becomes(setting: Setting, state: State, broker: int) -> Iterator[Step
     entries = replica.entries
     if not setting.mutation.enters_epoch_after_append:
         entries = epoch_entries(entries, state.leader_epoch, len(replica.log))
-    leading = Leading(state.leader_epoch, state.isr, 0, 1, (-1,) * setting.replicas, 0)
+    leading = Leading(state.leader_epoch, state.isr, 0, 1, (-1,) * setting.replicas)
     began = replica._replace(entries=entries, kept_entries=entries, leading=leading)
     for after in leader_advances_high_watermark(setting, state, broker, began):
         yield ("LeaderBecomes", broker), put(state, broker, after)
@@ -138,7 +144,11 @@ def leader_enters_epoch(setting: Setting, state: State, broker: int) -> Iterator
 
 
 def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """5.3: partition_state has moved: take up its ISR, or stop leading."""
+    """5.3: partition_state has moved: take up its ISR, or stop leading.
+
+    Who is registered is read after it, and every report is judged by that: one that was taken
+    before tells nothing under the new partition epoch (5.2).
+    """
     replica = state.replicas[broker]
     leading = replica.leading
     if leading is NOT_LEADING or leading.is_current:
@@ -148,7 +158,10 @@ def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[
         and state.leader_epoch == leading.epoch
         and state.leader_broker_epoch == replica.broker_epoch
     ):
-        leading = leading._replace(isr=state.isr, proposed_isr=0, is_current=1)
+        ends = (-1,) * setting.replicas
+        if setting.mutation.reads_registrations_first:
+            ends = leading.ends
+        leading = Leading(leading.epoch, state.isr, 0, 1, ends)
         read = replica._replace(leading=leading)
         for after in leader_advances_high_watermark(setting, state, broker, read):
             yield ("LeaderReadsState", broker), put(state, broker, after)
@@ -175,13 +188,21 @@ def leader_appends(setting: Setting, state: State, broker: int) -> Iterator[Step
             inbox = list(state.inbox)
             inbox[record] = (inbox[record][0], -1)
             after = state._replace(inbox=tuple(inbox))
-        else:
-            after = state._replace(issued=max(state.issued, record + 1))
+        elif not setting.retries:
+            after = state._replace(issued=state.issued + 1)
+        elif record == state.issued:
+            after = state._replace(issued=record + 1)
         for advanced in leader_advances_high_watermark(setting, after, broker, appended):
             yield ("LeaderAppends", broker, record), put(after, broker, advanced)
 
 
 def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
+    """What may be appended next, by the record's name.
+
+    One that nobody sends again is known by where its leader appended it: in one epoch there is one
+    leader, which appends once at an offset. So it needs no other name, and what differs only in the
+    order in which two leaders appended is one state.
+    """
     epoch = state.replicas[broker].leading.epoch
     if setting.requests:
         for record, (named, at) in enumerate(state.inbox):
@@ -198,7 +219,7 @@ def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
                 yield record
         return
     if state.issued < setting.records:
-        yield state.issued
+        yield state.issued if setting.retries else len(state.replicas[broker].log)
     if setting.retries:
         yield from range(state.issued)
 
@@ -221,11 +242,10 @@ def leader_takes_reports(setting: Setting, state: State, broker: int) -> Iterato
         if follower == broker:
             continue
         end = _believed(setting, replica, other)
-        outdated = leading.outdated & ~(1 << follower)
-        if end == leading.ends[follower] and outdated == leading.outdated:
+        if end == leading.ends[follower]:
             continue
         ends = (*leading.ends[:follower], end, *leading.ends[follower + 1 :])
-        told = replica._replace(leading=leading._replace(ends=ends, outdated=outdated))
+        told = replica._replace(leading=leading._replace(ends=ends))
         for advanced in leader_advances_high_watermark(setting, state, broker, told):
             yield ("LeaderTakesReports", broker, follower), put(state, broker, advanced)
 
@@ -265,15 +285,16 @@ def leader_shrinks_isr(setting: Setting, state: State, broker: int) -> Iterator[
 
 
 def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """5.2: who has reported in this epoch, under its registration, and has caught up joins."""
+    """5.2: who has reported in this epoch, under its registration, and has caught up joins.
+
+    What it reported may be old by now, as may its registration: the compare-and-set fails if it
+    has lost its log since.
+    """
     replica = state.replicas[broker]
     leading = replica.leading
     if not leading.is_current or not setting.isr_changes:
         return
-    outdated = leading.outdated
     ends = leading.ends
-    if setting.mutation.joins_under_an_old_registration:
-        outdated = 0
     if setting.mutation.joins_without_a_report:
         ends = tuple(other.row.log_end_offset for other in state.replicas)
     followers = tuple(other for other in range(setting.replicas) if other != broker)
@@ -284,7 +305,7 @@ def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[
             (
                 bool(leading.isr >> other & 1),
                 not state.fenced >> other & 1,
-                -1 if outdated >> other & 1 else ends[other],
+                ends[other],
             )
             for other in followers
         ),

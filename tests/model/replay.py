@@ -160,6 +160,7 @@ def _truncation_point(cases: Sequence[Case]) -> Question:
             "leader_epoch": epoch,
             "log_start_offset": 0,
             "log_end_offset": own_end,
+            "leader_log_start_offset": 0,
             "leader_log_end_offset": leader_end,
         }
         for number, ((epoch, _, own_end, _, leader_end), _) in enumerate(cases)
@@ -212,8 +213,8 @@ def _fetched_end(cases: Sequence[Case]) -> Question:
 
 def _follower_high_watermark(cases: Sequence[Case]) -> Question:
     followed = [
-        _at(number) | {"leader_high_watermark": mark, "log_end_offset": end}
-        for number, ((mark, end), _) in enumerate(cases)
+        _at(number) | {"high_watermark": own, "leader_high_watermark": mark, "log_end_offset": end}
+        for number, ((own, mark, end), _) in enumerate(cases)
     ]
     return Question(
         "follower_high_watermark", {"followed": followed}, _one("high_watermark"), _decided(cases)
@@ -346,15 +347,71 @@ def _elected(cases: Sequence[Case]) -> Question:
             "in_isr": in_isr,
             "in_elr": in_elr,
             "is_alive": is_alive,
-            "leader": None,
-            "leader_is_valid": False,
+            "is_stopping": is_stopping,
+            "leader": _known(leader),
+            "leader_is_valid": is_valid,
             "leader_epoch": 0,
             "allows": "unclean" if allows_unclean else "clean",
         }
-        for number, ((standing, allows_unclean), _) in enumerate(cases)
-        for place, (in_isr, in_elr, is_alive) in enumerate(standing)
+        for number, ((standing, leader, is_valid, allows_unclean), _) in enumerate(cases)
+        for place, (in_isr, in_elr, is_alive, is_stopping) in enumerate(standing)
     ]
-    return Question("leader_election", {"replicas": replicas}, _one("leader"), _decided(cases))
+
+    def read(rows: Rows) -> dict[int, Hashable]:
+        found: dict[int, Hashable] = {}
+        isr: dict[int, int] = {}
+        for row in rows:
+            number = row["partition"]
+            isr[number] = isr.get(number, 0) | row["in_isr"] << row["broker_id"]
+            leader = -1 if row["leader"] is None else row["leader"]
+            assert row["leader_epoch"] == int(row["is_changed"])
+            found[number] = (leader, row["is_changed"], row["is_unclean"], isr[number])
+        return found
+
+    return Question("leader_election", {"replicas": replicas}, read, _decided(cases))
+
+
+def _eligible_replicas(cases: Sequence[Case]) -> Question:
+    replicas = [
+        _at(number)
+        | {
+            "broker_id": broker,
+            "was_in_isr": was_in_isr,
+            "in_isr": in_isr,
+            "in_elr": in_elr,
+            "is_unclean": is_unclean,
+            "min_isr": min_isr,
+        }
+        for number, ((standing, is_unclean, min_isr), _) in enumerate(cases)
+        for broker, (was_in_isr, in_isr, in_elr) in enumerate(standing)
+    ]
+
+    def read(rows: Rows) -> dict[int, Hashable]:
+        return _sets("broker_id")([row for row in rows if row["in_elr"]])
+
+    expected = _expected_sets([_brokers(mask) for _, mask in cases])
+    return Question("eligible_replicas", {"replicas": replicas}, read, expected)
+
+
+def _gets_leadership_back(cases: Sequence[Case]) -> Question:
+    replicas = [
+        _at(number)
+        | {
+            "broker_id": 0,
+            "replica_index": 0,
+            "in_isr": in_isr,
+            "is_alive": is_alive,
+            "is_stopping": is_stopping,
+            "leader": 0 if leads else 1,
+        }
+        for number, ((in_isr, is_alive, is_stopping, leads), _) in enumerate(cases)
+    ]
+    return Question(
+        "preferred_election",
+        {"replicas": replicas},
+        _one("leader"),
+        {number: 0 for number, (_, is_given_back) in enumerate(cases) if is_given_back},
+    )
 
 
 def _request_error(cases: Sequence[Case]) -> Question:
@@ -377,6 +434,8 @@ def _request_error(cases: Sequence[Case]) -> Question:
             "replica_count": replicas,
             "byte_size": 1,
             "max_message_bytes": PLENTY,
+            "requests_before": 0,
+            "queued_max_requests": 1,
             "file_fault": None,
         }
         for number, ((named, epoch, acks, isr_size, min_isr, replicas), _) in enumerate(cases)
@@ -439,12 +498,13 @@ def _visible_end(cases: Sequence[Case]) -> Question:
         | {
             "leader": _known(leader),
             "leader_epoch": epoch,
+            "is_as_elected": is_as_elected,
             "reported_leader_epoch": _known(row_epoch),
             "high_watermark": mark,
             "log_start_offset": 0,
             "epoch_start_offset": start,
         }
-        for number, ((leader, epoch, row_epoch, mark, start), _) in enumerate(cases)
+        for number, ((leader, epoch, is_as_elected, row_epoch, mark, start), _) in enumerate(cases)
     ]
     return Question(
         "visible_offsets",
@@ -470,6 +530,8 @@ QUESTIONS: Mapping[str, Callable[[Sequence[Case]], Question]] = {
     "isr_expand": _isr_expand,
     "isr_fence": _isr_fence,
     "elected": _elected,
+    "eligible_replicas": _eligible_replicas,
+    "gets_leadership_back": _gets_leadership_back,
     "request_error": _request_error,
     "duplicate_offset": _duplicate_offset,
     "completed": _completed,

@@ -7,7 +7,7 @@ that states are cheap to compare and to hash. A broker's id is its place in `rep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise, permutations, product
 from typing import NamedTuple
 
@@ -42,8 +42,20 @@ class Mutation:
     commits_a_path_twice: bool = False
     # Against the fencing of a broker's root by its broker epoch.
     zombie_rewrites_its_row: bool = False
-    # A reading of 5.2: the registration is checked when the row is read, not when the ISR changes.
-    joins_under_an_old_registration: bool = False
+    # 5.2 and 7.2 by the letter: a broker that lost its log leaves the sets that it is in, and
+    # elsewhere the partition epoch does not tell that what it reported before is void.
+    lost_log_leaves_partition_epoch: bool = False
+    # The registrations, and with them who is believed, are as of before the partition state.
+    reads_registrations_first: bool = False
+    # Against 7.2: the version that was registered is older than what was acknowledged since.
+    lost_tail_goes_unnoticed: bool = False
+    # Against 7.5: a broker that lost its log stays eligible.
+    lost_log_stays_eligible: bool = False
+    # Against 7.5: reaching min ISR clears nobody.
+    eligible_replicas_stay: bool = False
+    # 2.5 by the letter: a follower's high watermark is what its leader's is, also where that is
+    # a new leader's that has yet to learn how far the old one had got.
+    follower_high_watermark_falls: bool = False
     # A reading of 7.0: checkpoint and log are united as they are.
     unites_histories_on_start: bool = False
 
@@ -61,15 +73,21 @@ class Setting:
     fences: int = 0
     lost_tails: int = 0
     uncleans: int = 0
+    stops: int = 0  # planned ones
     isr_changes: bool = True  # by the leader; the controller's always happen
     retries: bool = False  # a record may be sent again when its leader's epoch has passed
     requests: bool = False  # requests lie in an inbox, where they may be found late
     partial_fetches: bool = False
     unknown_outcomes: bool = False  # of an ISR change: it landed or not, and the leader cannot tell
     slow_high_watermark: bool = False  # replicas about to join hold it back, too
-    follower_high_watermark_only_rises: bool = False  # a repair of 2.5
-    follower_readers: bool = False  # check 9.3 for consumers that read from followers, too
+    reduces: bool = True  # leave out states between two steps that nobody can tell apart
     mutation: Mutation = field(default_factory=Mutation)
+
+    @cached_property
+    def writes_are_one_step(self) -> bool:
+        """Whether a follower tick can be seen, from its first write to its last, by nobody."""
+        is_never_cut_off = self.crashes == self.stops == 0
+        return self.reduces and is_never_cut_off and self.mutation == Mutation()
 
 
 class Row(NamedTuple):
@@ -92,14 +110,13 @@ class Leading(NamedTuple):
     proposed_isr: int
     is_current: int  # partition_state has not moved since it was read
     ends: tuple[int, ...]  # the remote log end offsets
-    outdated: int  # the followers that registered anew since they reported
 
 
 class Tick(NamedTuple):
     """A follower tick under way, with what it has loaded; `step` is 0 for none."""
 
     step: int
-    leader: int
+    leader: int  # mutations only: whose log is read as it is
     epoch: int
     log: Log
     entries: Entries
@@ -127,6 +144,7 @@ class Spent(NamedTuple):
     fences: int
     lost_tails: int
     uncleans: int
+    stops: int
 
 
 class State(NamedTuple):
@@ -139,7 +157,9 @@ class State(NamedTuple):
     elr: int
     alive: int
     fenced: int
-    lost: int  # brokers whose log is shorter than it was, until the controller has acted on it
+    stopping: int
+    lost: int  # brokers whose log is shorter than it was, until they have left all sets for it
+    registering: int  # of those the ones that have registered, and not left yet
     issued: int
     spent: Spent
     shown: Log
@@ -148,10 +168,10 @@ class State(NamedTuple):
     replicas: tuple[Replica, ...]
 
 
-NOT_LEADING = Leading(-1, 0, 0, 0, (), 0)
+NOT_LEADING = Leading(-1, 0, 0, 0, ())
 IDLE = Tick(0, -1, -1, (), (), 0)
 NO_ROW = Row(-1, -1, 0, 0, 0, (), ())
-READ_STATE, READ_ROW, CHECKED, WRITTEN = 1, 2, 3, 4
+CHECKED, WRITTEN = 1, 2
 
 
 def initial_state(setting: Setting) -> State:
@@ -166,9 +186,11 @@ def initial_state(setting: Setting) -> State:
         elr=0,
         alive=everyone,
         fenced=0,
+        stopping=0,
         lost=0,
+        registering=0,
         issued=0,
-        spent=Spent(0, 0, 0, 0),
+        spent=Spent(0, 0, 0, 0, 0),
         shown=(),
         shown_since=0,
         inbox=(),
@@ -183,6 +205,51 @@ def members(mask: int) -> tuple[int, ...]:
 
 _MEMBERS = tuple(tuple(b for b in range(5) if mask >> b & 1) for mask in range(32))
 SIZE = tuple(len(brokers) for brokers in _MEMBERS)
+
+
+# -- What is the same to come ----------------------------------------------------------------------
+
+
+def forgotten(setting: Setting, state: State) -> State:
+    """The state without what nobody reads any more, so that what differs only in it is one state.
+
+    A row under an earlier epoch is read by a leader that still takes itself for that of the epoch,
+    and, if it is a leader's, by a tick that begins under the old state. Its own broker reads the
+    epochs and the high watermark in it; that it no longer knows the end may make it write the row
+    once more. A checkpointed history is read after a crash.
+    """
+    replicas = state.replicas
+    for broker, replica in enumerate(replicas):
+        row = replica.row
+        if row.leader_epoch < state.leader_epoch and (
+            row.log_end_offset or row.leads or row.log or row.entries
+        ):
+            epoch = row.leader_epoch
+            if row.leads:
+                is_read = setting.pauses and any(
+                    other.row.leader_epoch <= epoch
+                    for at, other in enumerate(replicas)
+                    if at != broker
+                )
+            else:
+                is_read = any(other.leading.epoch == epoch for other in replicas)
+            if not is_read:
+                row = Row(epoch, row.broker_epoch, 0, row.high_watermark, 0, (), ())
+                state = _with(state, broker, replica._replace(row=row))
+        if (
+            replica.kept_entries
+            and state.alive >> broker & 1
+            and state.spent.crashes == setting.crashes
+            and state.spent.stops == setting.stops
+        ):
+            state = _with(state, broker, state.replicas[broker]._replace(kept_entries=()))
+    return state
+
+
+def _with(state: State, broker: int, replica: Replica) -> State:
+    replicas = state.replicas
+    others = (*replicas[:broker], replica, *replicas[broker + 1 :])
+    return State._make((*state[:-1], others))
 
 
 # -- Symmetry --------------------------------------------------------------------------------------
@@ -228,6 +295,8 @@ def _nameless(state: State, broker: int) -> tuple[object, ...]:
         | (state.alive >> broker & 1) << 3
         | (state.fenced >> broker & 1) << 4
         | (state.lost >> broker & 1) << 5
+        | (state.registering >> broker & 1) << 6
+        | (state.stopping >> broker & 1) << 7
     )
     return (
         standing,
@@ -264,7 +333,6 @@ def renamed(state: State, order: tuple[int, ...]) -> State:
                     masks[leading.proposed_isr],
                     leading.is_current,
                     tuple([ends[old] for old in order]),
-                    masks[leading.outdated],
                 )
             )
         if tick.leader >= 0:
@@ -287,7 +355,9 @@ def renamed(state: State, order: tuple[int, ...]) -> State:
         masks[state.elr],
         masks[state.alive],
         masks[state.fenced],
+        masks[state.stopping],
         masks[state.lost],
+        masks[state.registering],
         state.issued,
         state.spent,
         state.shown,

@@ -31,13 +31,11 @@ def _lines(story: tuple[Step, ...]) -> Iterator[str]:
 
 
 def _changes(before: State | None, after: State) -> Iterator[str]:
-    if before is not None and (before.leader, before.leader_epoch, before.isr) != (
-        after.leader,
-        after.leader_epoch,
-        after.isr,
-    ):
+    if before is not None and _published(before) != _published(after):
         leader = "none" if after.leader < 0 else str(after.leader)
-        yield f"leader {leader}, epoch {after.leader_epoch}, ISR {list(members(after.isr))}"
+        eligible = f", eligible {list(members(after.elr))}" if after.elr else ""
+        isr = list(members(after.isr))
+        yield f"leader {leader}, epoch {after.leader_epoch}, ISR {isr}{eligible}"
     for broker, replica in enumerate(after.replicas):
         old = before.replicas[broker] if before is not None else None
         if old is None or old.log != replica.log:
@@ -52,6 +50,10 @@ def _changes(before: State | None, after: State) -> Iterator[str]:
                 f"row {broker}: leader epoch {row.leader_epoch}, broker epoch {row.broker_epoch}, "
                 f"end {row.log_end_offset}, high watermark {row.high_watermark}"
             )
+
+
+def _published(state: State) -> tuple[int, ...]:
+    return state.leader, state.leader_epoch, state.isr, state.elr
 
 
 def _log(log: Log) -> str:

@@ -4,12 +4,14 @@ taken on the way is the one that the shipped SQL takes, on both engines.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparklog.protocol.rules import DuckDBRules, SparkRules
-from tests.model.configurations import QUICK
+from tests.model.configurations import FULL, QUICK
+from tests.model.explore import RESULTS, bounds_of
 from tests.model.explorer import explore
 from tests.model.replay import QUESTIONS, Case, collected_cases, differences, forget_cases
 from tests.model.story import told
@@ -29,8 +31,20 @@ def cases() -> dict[str, list[Case]]:
         found = explore(setting)
         assert found.violation is None, f"{name}\n{told(found.violation)}"
         assert found.is_complete
-        print(f"{name}: {found}")
+        recorded = json.loads(RESULTS.read_text(encoding="utf-8"))[name]
+        counts = {"states": found.states, "transitions": found.transitions, "depth": found.depth}
+        assert counts.items() <= recorded.items(), f"{name}: run `make explore` again"
     return collected_cases()
+
+
+def test_the_results_written_down_are_of_these_bounds_and_clean() -> None:
+    """explored.json is written by `make explore`; after another change it is to be run again."""
+    every = {**QUICK, **FULL}
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert results.keys() >= QUICK.keys()
+    for name, result in results.items():
+        assert result["bounds"] == bounds_of(every[name]), name
+        assert result["broken"] is None, name
 
 
 def test_every_reachable_state_holds_the_invariants(cases: dict[str, list[Case]]) -> None:

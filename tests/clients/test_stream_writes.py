@@ -1,0 +1,135 @@
+"""A streaming query's micro-batch that runs again is stored once (3.6, 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklog.clients.connection import Connection
+from sparklog.clients.spark_producer import SparkProducer
+from sparklog.clients.stream_writes import Files, SentFile, StreamWrites
+from sparklog.errors import ProtocolError
+from sparklog.model import TopicIdPartition
+from sparklog.storage.batch_files import BatchFile
+from sparklog.storage.location import Location
+from sparklog.testing import LocalCluster
+from tests.clients.conftest import RunningCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class KilledError(Exception):
+    """The driver's end, as far as Spark can tell."""
+
+
+def files(name: str) -> Files:
+    file = BatchFile(f"_inbox/{name}.parquet", 10, "sum", 3, 1, 2)
+    return {TopicIdPartition("id", 1): [SentFile(Location.of("/b/log"), file)]}
+
+
+class TestTheLatestMicroBatch:
+    @pytest.fixture
+    def connection(self, tmp_path: Path) -> Iterator[Connection]:
+        cluster = LocalCluster(tmp_path, brokers=[0])
+        yield Connection(str(tmp_path / "cluster"))
+        cluster.close()
+
+    def test_is_found_by_whoever_runs_it_again(self, connection: Connection) -> None:
+        writes = StreamWrites(connection)
+        assert writes.find("q", "id", 0) is None
+        assert writes.begin("q", "id", 0, files("a")) == (False, files("a"))
+        again = StreamWrites(Connection(connection.cluster))
+        assert again.find("q", "id", 0) == (False, files("a"))
+        again.finish("q", "id", 0)
+        assert writes.find("q", "id", 0) == (True, {})
+
+    def test_is_that_of_the_run_which_was_faster(self, connection: Connection) -> None:
+        """Two drivers encode the same micro-batch: one of them sends the other's files."""
+        StreamWrites(connection).begin("q", "id", 4, files("a"))
+        found = StreamWrites(Connection(connection.cluster)).begin("q", "id", 4, files("b"))
+        assert found == (False, files("a"))
+
+    def test_takes_the_place_of_the_one_before_it(self, connection: Connection) -> None:
+        writes = StreamWrites(connection)
+        for batch_id in (0, 1, 5):
+            writes.begin("q", "id", batch_id, files(str(batch_id)))
+        assert connection.root.stream_writes.rows().num_rows == 1
+        assert writes.find("q", "id", 6) is None
+
+    def test_is_known_for_each_query_and_topic(self, connection: Connection) -> None:
+        writes = StreamWrites(connection)
+        writes.begin("q", "id", 1, files("a"))
+        assert writes.find("other", "id", 1) is None
+        assert writes.find("q", "other", 1) is None
+
+    def test_refuses_an_older_run_that_is_still_about(self, connection: Connection) -> None:
+        writes = StreamWrites(connection)
+        writes.begin("q", "id", 7, files("a"))
+        said = "INVALID_PRODUCER_EPOCH: micro-batch 6 of query q is written after its micro-batch 7"
+        with pytest.raises(ProtocolError, match=said):
+            writes.find("q", "id", 6)
+        with pytest.raises(ProtocolError, match=said):
+            writes.begin("q", "id", 6, files("b"))
+
+
+class TestAQueryThatIsKilled:
+    def stream(self, spark: SparkSession, folder: Path, rows: int) -> DataFrame:
+        """A stream of text lines; each file is one micro-batch."""
+        for number in range(rows // 100):
+            source = folder / "source"
+            source.mkdir(exist_ok=True)
+            lines = "\n".join(str(number * 100 + line) for line in range(100))
+            (source / f"{number}.txt").write_text(lines, encoding="utf-8")
+        return spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "source"))
+
+    def test_between_the_commit_and_its_checkpoint_writes_nothing_twice(
+        self, spark: SparkSession, running_cluster: RunningCluster, tmp_path: Path
+    ) -> None:
+        """Each run cuts its micro-batch otherwise; Spark knows of none that was interrupted."""
+        from pyspark.errors import StreamingQueryException
+
+        running_cluster.create_topic("stream", partitions=2, min_insync_replicas=2)
+        connection = running_cluster.connection
+        lines = self.stream(spark, tmp_path, rows=300)
+        interruptions = [("sent", 0), ("answered", 0), ("answered", 1), ("sent", 2)]
+        runs: list[int] = []
+
+        def write(df: DataFrame, batch_id: int) -> None:
+            runs.append(batch_id)
+            cut = df.repartition(1 + len(runs) % 3)
+            producer = SparkProducer(connection, spark)
+            pending = producer.send(cut, "stream", micro_batch=("query", batch_id))
+            for moment in ("sent", "answered"):
+                if (moment, batch_id) in interruptions:
+                    interruptions.remove((moment, batch_id))
+                    raise KilledError(f"{moment}, then killed")
+                pending.result()
+
+        def run() -> str:
+            query = (
+                lines.writeStream.foreachBatch(write)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            with suppress(StreamingQueryException):
+                query.awaitTermination()
+            return str(query.exception())
+
+        while interruptions:
+            left = len(interruptions)
+            assert "then killed" in run()
+            assert len(interruptions) == left - 1
+        assert run() == "None"
+        assert (interruptions, runs) == ([], [0, 0, 0, 1, 1, 2, 2])
+        stored = running_cluster.committed("stream")
+        values = [int(record["value"]) for records in stored.values() for record in records]
+        assert sorted(values) == list(range(300))
+        assert StreamWrites(connection).find(
+            "query", connection.metadata().topic("stream").topic_id, 2
+        ) == (True, {})
