@@ -1,0 +1,138 @@
+"""Producing DataFrames: what is taken, where it goes, and what a retry does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.clients.connection import Connection
+from sparklog.clients.partitioner import keyed_partitions
+from sparklog.clients.spark_producer import PendingSend, SparkProducer
+from sparklog.errors import ProtocolError, SparklogError
+from sparklog.testing import LocalCluster
+from tests.clients.conftest import RunningCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def errors(pending: PendingSend) -> set[str]:
+    return {response.error for response in pending.responses().values()}
+
+
+class TestColumns:
+    def test_all_that_spark_s_kafka_sink_takes_come_back(
+        self, spark: SparkSession, running_cluster: RunningCluster
+    ) -> None:
+        running_cluster.create_topic("columns", partitions=2)
+        rows = spark.sql(
+            "select cast('k' as binary) key, cast('v' as binary) value, 1 partition, "
+            "array(named_struct('key', 'h', 'value', cast('x' as binary))) headers, "
+            "timestamp_millis(1234) timestamp"
+        )
+        SparkProducer(running_cluster.connection, spark).send(rows, "columns").result()
+        [stored] = running_cluster.committed("columns")[1]
+        assert (stored["key"], stored["value"]) == (b"k", b"v")
+        assert stored["headers"] == [{"key": "h", "value": b"x"}]
+        assert stored["timestamp"].timestamp() == 1.234
+
+    @pytest.mark.parametrize(
+        ("query", "said"),
+        [
+            ("select 'v' value, 1 offset", "has the unknown column 'offset'"),
+            ("select 'k' key", "has no column 'value'"),
+        ],
+    )
+    def test_others_are_refused_before_anything_is_written(
+        self, spark: SparkSession, running_cluster: RunningCluster, query: str, said: str
+    ) -> None:
+        producer = SparkProducer(running_cluster.connection, spark)
+        with pytest.raises(SparklogError, match=said):
+            producer.send(spark.sql(query), "columns")
+
+    def test_acks_and_topic_are_checked_first(
+        self, spark: SparkSession, running_cluster: RunningCluster
+    ) -> None:
+        producer = SparkProducer(running_cluster.connection, spark)
+        rows = spark.sql("select 'v' value")
+        with pytest.raises(ProtocolError, match="INVALID_REQUIRED_ACKS"):
+            producer.send(rows, "nowhere", acks=2)  # type: ignore[arg-type]
+        with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            producer.send(rows, "nowhere")
+
+
+def test_keys_go_where_kafka_puts_them_and_records_without_one_are_spread(
+    spark: SparkSession, running_cluster: RunningCluster
+) -> None:
+    running_cluster.create_topic("keys", partitions=3)
+    rows = spark.range(3000).selectExpr(
+        "if(id % 2 = 0, cast(id as string), null) key", "cast(id as string) value"
+    )
+    sent = SparkProducer(running_cluster.connection, spark).send(rows, "keys").result()
+    stored = running_cluster.committed("keys")
+    assert sum(one.last_offset - one.base_offset + 1 for one in sent.values()) == 3000
+    for partition, records in stored.items():
+        keys = [record["key"] for record in records if record["key"] is not None]
+        assert set(keyed_partitions(pa.array(keys, pa.binary()), 3)) == {partition}
+    assert sum(len(records) for records in stored.values()) == 3000
+
+
+class TestARetry:
+    @pytest.fixture
+    def cluster(self, spark: SparkSession, tmp_path: Path) -> Iterator[LocalCluster]:
+        made = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
+        made.create_topic("t", assignment={0: [0, 1]})
+        made.tick_until_idle()
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def pending(self, spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> PendingSend:
+        """Appended by broker 0 and copied by broker 1, but not answered."""
+        producer = SparkProducer(Connection(str(tmp_path / "cluster")), spark)
+        sent = producer.send(spark.sql("select 'v' value"), "t")
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        assert not sent.is_done
+        return sent
+
+    def stored(self, cluster: LocalCluster, broker: int) -> list[Any]:
+        return [record.value for record in cluster.log(broker, "t", 0)]
+
+    def test_is_known_to_a_new_leader_though_the_old_ones_disk_is_gone(
+        self, cluster: LocalCluster, pending: PendingSend, tmp_path: Path
+    ) -> None:
+        """There is nothing left to copy, and nothing has to be."""
+        cluster.crash(0)
+        shutil.rmtree(tmp_path / "broker-0")
+        cluster.fence(0)
+        pending.retry()
+        cluster.tick_until_idle()
+        assert errors(pending) == {"NONE"}
+        assert self.stored(cluster, 1) == [b"v"]
+
+    def test_is_stored_again_where_the_first_was_truncated(
+        self, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
+    ) -> None:
+        """Its path is spent (3.7), so the retry comes under another."""
+        producer = SparkProducer(Connection(str(tmp_path / "cluster")), spark)
+        sent = producer.send(spark.sql("select 'v' value"), "t")
+        cluster.leader_tick(0)
+        cluster.crash(0)
+        cluster.fence(0)
+        cluster.leader_tick(1)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert self.stored(cluster, 0) == []
+        cluster.elect_leaders("preferred", [("t", 0)])
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 0
+        sent.retry()
+        cluster.tick_until_idle()
+        assert errors(sent) == {"NONE"}
+        assert self.stored(cluster, 0) == self.stored(cluster, 1) == [b"v"]
