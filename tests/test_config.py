@@ -39,6 +39,10 @@ KAFKA_DEFAULTS = {
     "broker.session.timeout.ms": 9_000,
     "broker.heartbeat.interval.ms": 2_000,
     "broker.rack": None,
+    "auto.leader.rebalance.enable": True,
+    "leader.imbalance.check.interval.seconds": 300,
+    "leader.imbalance.per.broker.percentage": 10,
+    "queued.max.requests": 500,
 }
 """Kafka 4's own, from its broker configuration reference."""
 

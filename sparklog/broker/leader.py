@@ -328,6 +328,11 @@ class Leader:
                     # Whoever has left joins again by a report that it makes after that.
                     progress = leadership.progress[broker_id]._replace(previous_report_ms=None)
                     leadership.progress[broker_id] = progress
+                for broker_id in isr - set(leadership.state.isr):
+                    # As for the members on becoming leader: it may join below the log's end, and
+                    # has replica.lag.time.max.ms to get there (5.1).
+                    progress = leadership.progress[broker_id]._replace(last_caught_up_ms=now_ms)
+                    leadership.progress[broker_id] = progress
                 leadership.state = _with_isr(leadership.state, isr)
                 _log.info(
                     rule.replace("_", " "),

@@ -1,7 +1,7 @@
 -- What a leader answers instead of appending. A request names the leader epoch that it addresses;
 -- it is refused under another one, or when it may have waited longer than its timeout unseen (3.1);
--- when queued.max.requests others came before it in this tick; for acks=all under min ISR (3.3); and
--- where a batch of it is not what it claims (3.5). One bad batch refuses its partition of its
+-- when queued.max.requests others came before it in this tick; for acks=all under min ISR (3.3);
+-- and where a batch of it is not what it claims (3.5). One bad batch refuses its partition of its
 -- request, and nothing else. A batch that is in the log already is not refused for what only
 -- concerns appending (3.6).
 -- `error` is null where the batch is to be appended.

@@ -325,6 +325,29 @@ def test_a_followers_high_watermark_does_not_fall_after_a_clean_election(start: 
     check_at_rest(cluster, "a")
 
 
+def test_a_follower_that_joins_below_the_logs_end_is_not_thrown_out_at_once(start: Start) -> None:
+    """It has replica.lag.time.max.ms to get to the end, though it never was there before (5.1)."""
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    for broker in (1, 0):
+        cluster.crash(broker)
+        cluster.fence(broker)
+    cluster.tick_until_idle()
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    cluster.restart(1)
+    seen = []
+    for _ in range(3):
+        # Broker 0 lags, so the high watermark stays behind; broker 1 copies all there is.
+        cluster.follower_tick(1)
+        for _ in range(2):
+            cluster.produce("t", 0, [b"b"], acks=1)
+            cluster.leader_tick(2)
+            seen.append(cluster.partition("t", 0).isr)
+    assert seen == [[0, 1, 2]] * 6
+
+
 class TestALogThatBeginsLater:
     """Retention has cut the leader's log while a follower was away (6.7)."""
 

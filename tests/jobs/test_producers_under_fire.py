@@ -1,0 +1,257 @@
+"""Eight producers, plain and Spark's, at once while the leaders of three broker processes fail."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection, Visible
+from sparklog.clients.produce import ProduceResponse
+from sparklog.clients.spark_consumer import SparkConsumer
+from sparklog.clients.spark_producer import SparkProducer
+from sparklog.errors import ProtocolError
+from sparklog.storage.batch_files import read_records
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+from sparklog.storage.roots import ClusterRoot
+from sparklog.testing.history import History
+from sparklog.testing.history_check import check
+from tests.jobs.processes import Cluster, Process, wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOPIC = "t"
+PARTITIONS = (0, 1, 2)
+IDS = (0, 1, 2)
+PLAIN = [f"plain-{number}" for number in range(4)]
+SPARK = [f"spark-{number}" for number in range(4)]
+RECORDS_OF_A_FRAME = 20
+
+
+class Fire:
+    """The cluster under fire: its processes, who leads, and what is committed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        ClusterRoot.create(Location.of(str(cluster.folder / "cluster")))
+        self.brokers = {one: cluster.run(broker_id=one) for one in IDS}
+        self.connection = cluster.connect()
+        wait_for(lambda: self._alive() == list(IDS), "third live broker", self.brokers[0])
+        assignment = {one: [(one + after) % 3 for after in IDS] for one in PARTITIONS}
+        configs = {"min.insync.replicas": 2}
+        Admin(self.connection).create_topic(TOPIC, assignment=assignment, configs=configs)
+        self.failovers = 0
+
+    def _alive(self) -> list[int]:
+        brokers = self.connection.metadata().brokers.values()
+        return sorted(one.broker_id for one in brokers if one.is_alive)
+
+    def leader(self, partition: int) -> int:
+        """Return who leads a partition."""
+        leader = self.connection.metadata().partition(TOPIC, partition).leader
+        assert leader is not None
+        return leader
+
+    def kill_leader(self, partition: int) -> None:
+        """End the process of a leader, without a warning, until another one leads and takes."""
+        leader = self.leader(partition)
+        self.brokers[leader].kill()
+        self._await_takeover(partition, leader)
+        self.brokers[leader] = self._cluster.run(broker_id=leader)
+        self._await_return()
+
+    def pause_leader(self, partition: int) -> None:
+        """Stop the process of a leader until another one leads, and let it go on as if it led."""
+        leader = self.leader(partition)
+        self.brokers[leader].send(signal.SIGSTOP)
+        self._await_takeover(partition, leader)
+        self.brokers[leader].send(signal.SIGCONT)
+        self._await_return()
+
+    def _await_takeover(self, partition: int, leader: int) -> None:
+        def look() -> bool:
+            state = self.connection.metadata().partition(TOPIC, partition)
+            return state.leader not in (leader, None)
+
+        wait_for(look, "new leader")
+        self.await_progress()
+        self.failovers += 1
+
+    def _await_return(self) -> None:
+        def look() -> bool:
+            metadata = self.connection.metadata()
+            states = [metadata.partition(TOPIC, one) for one in PARTITIONS]
+            return all(sorted(state.isr) == list(IDS) for state in states)
+
+        wait_for(look, "full in-sync sets")
+        self.await_progress()
+
+    def await_progress(self) -> None:
+        """Wait until every partition has taken more records, and shown them."""
+        before = [self._visible(one).high_watermark for one in PARTITIONS]
+
+        def look() -> bool:
+            now = [self._visible(one).high_watermark for one in PARTITIONS]
+            return all(new > old for new, old in zip(now, before, strict=True))
+
+        wait_for(look, "further record in every partition")
+
+    def read(self, history: History) -> None:
+        """Record a pass over every partition: what a consumer may see by now."""
+        for partition in PARTITIONS:
+            visible = self._visible(partition)
+            log = RecordLog(visible.location)
+            log.refresh(visible.log_version)
+            batches = log.batches(visible.state.key)
+            records = read_records(log.location, batches, 0, visible.high_watermark)
+            history.record_read(TOPIC, partition, [(one.offset, one.value) for one in records])
+
+    def _visible(self, partition: int) -> Visible:
+        """Return what may be seen of a partition, as soon as its leader may show it."""
+
+        def look() -> Visible | None:
+            state = self.connection.metadata().partition(TOPIC, partition)
+            try:
+                return self.connection.visible([state])[0]
+            except ProtocolError as error:
+                if not error.retriable:
+                    raise
+                return None
+
+        found = wait_for(look, f"leader that shows partition {partition}")
+        assert found is not None
+        return found
+
+
+class SparkSending:
+    """One thread's worth of Spark: small DataFrames, one after the other, all recorded."""
+
+    def __init__(self, spark: SparkSession, connection: Connection, name: str) -> None:
+        self._spark = spark
+        self._name = name
+        self._producer = SparkProducer(connection, spark, client_id=name)
+        self._rows = 0
+
+    def run(self, history: History, stopping: threading.Event) -> None:
+        """Send until it is asked to stop; each frame is answered before the next one is sent."""
+        while not stopping.is_set():
+            self._send(history)
+
+    def _send(self, history: History) -> None:
+        rows = [
+            (f"{self._name}-{number}".encode(), number % len(PARTITIONS))
+            for number in range(self._rows, self._rows + RECORDS_OF_A_FRAME)
+        ]
+        self._rows += len(rows)
+        numbers: dict[int, list[int]] = {partition: [] for partition in PARTITIONS}
+        for value, partition in rows:
+            number = history.record_sent(self._name, TOPIC, value, partition)
+            numbers[partition].append(number)
+        frame = self._spark.createDataFrame(rows, "value binary, partition int")
+        failure = "NONE"
+        answers: Mapping[int, ProduceResponse] = {}
+        try:
+            pending = self._producer.send(frame, TOPIC)
+            try:
+                answers = pending.result()
+            except ProtocolError as error:
+                failure, answers = error.code.name, pending.responses()
+        except ProtocolError as error:
+            # Nobody led a partition: nothing was sent.
+            failure = error.code.name
+        for partition, of in numbers.items():
+            answer = answers.get(partition)
+            for index, number in enumerate(of):
+                if answer is not None and answer.error == "NONE":
+                    offset = answer.base_offset + index
+                    history.record_answer(self._name, number, "NONE", partition, offset)
+                else:
+                    history.record_answer(self._name, number, failure)
+
+
+@contextmanager
+def spark_producers(spark: SparkSession, cluster: Cluster, history: History) -> Iterator[None]:
+    """Threads of this process that produce DataFrames until the block ends."""
+    stopping = threading.Event()
+    sending = [SparkSending(spark, cluster.connect(), name) for name in SPARK]
+    with ThreadPoolExecutor(len(sending)) as pool:
+        running = [pool.submit(one.run, history, stopping) for one in sending]
+        try:
+            yield
+        finally:
+            stopping.set()
+        for one in running:
+            one.result()
+
+
+def plain_producers(cluster: Cluster) -> dict[str, Process]:
+    """Processes that produce single records with keys until they are told to end."""
+    return {
+        name: cluster.start(
+            [
+                *(sys.executable, "-m", "tests.jobs.recorded_producer"),
+                *(cluster.folder / "cluster", TOPIC, name, cluster.folder / f"{name}.jsonl"),
+            ]
+        )
+        for name in PLAIN
+    }
+
+
+def _has_delivered(process: Process) -> bool:
+    return "delivered" in process.stdout
+
+
+def test_eight_producers_at_once_lose_double_reorder_and_invent_nothing_while_leaders_fail(
+    spark: SparkSession, cluster: Cluster
+) -> None:
+    fire = Fire(cluster)
+    history = History()
+    with spark_producers(spark, cluster, history):
+        processes = plain_producers(cluster)
+        for process in processes.values():
+            wait_for(partial(_has_delivered, process), "first answer", process)
+        fire.await_progress()
+        fire.kill_leader(0)
+        fire.read(history)
+        fire.kill_leader(1)
+        fire.read(history)
+        fire.pause_leader(2)
+        fire.read(history)
+        for process in processes.values():
+            process.send(signal.SIGTERM)
+    for name, process in processes.items():
+        assert process.exit_code() == 0, process.stderr
+        assert "Traceback" not in process.stderr
+        history.merge(History.load(cluster.folder / f"{name}.jsonl"))
+    fire.read(history)
+    everything = SparkConsumer(fire.connection, spark).read(TOPIC)
+    rows = everything.select("partition", "offset", "value").collect()
+    for partition in PARTITIONS:
+        of = [(row["offset"], bytes(row["value"])) for row in rows if row["partition"] == partition]
+        history.record_read(TOPIC, partition, of)
+
+    counts = f"{history.summary()}; {fire.failovers} failovers; {_by_producer(history)}"
+    print(counts)
+    broken = check(history)
+    assert not broken, f"{len(broken)} violations, first {broken[:5]}; {counts}"
+    acknowledged = Counter(one.producer for one in history.answers if one.is_acknowledgement)
+    assert min(acknowledged[name] for name in PLAIN + SPARK) >= RECORDS_OF_A_FRAME, counts
+    assert fire.failovers == 3, counts
+    for process in fire.brokers.values():
+        assert process.popen.poll() is None, process.stderr
+        assert "Traceback" not in process.stderr
+
+
+def _by_producer(history: History) -> str:
+    sent = Counter(record.producer for record in history.sent)
+    acknowledged = Counter(one.producer for one in history.answers if one.is_acknowledgement)
+    return ", ".join(f"{name}: {acknowledged[name]} of {sent[name]}" for name in sorted(sent))
