@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from sparklog.clients.partitioner import DefaultPartitioner, Partitioner
 from sparklog.clients.sender import Sender
 from sparklog.clock import SystemClock
 from sparklog.config import ProducerConfig, parse
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, SparklogError
+from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.metadata import TopicInfo
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ class Producer:
         the record's `RecordMetadata`, or the `ProtocolError` that it failed with.
 
         Raises UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE (max.request.size), REQUEST_TIMED_OUT
-        where buffer.memory stays full for max.block.ms, and `SparklogError` after `close`.
+        where buffer.memory stays full for max.block.ms, and `SparklogError` after `close` and for
+        what is no record.
         """
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        stamp = wall_ms if timestamp_ms is None else timestamp_ms
+        _check_types(value, key, headers, stamp)
         found = self._topic(topic)
         if partition is not None and not 0 <= partition < found.partitions:
             raise ProtocolError(
@@ -81,9 +86,9 @@ class Producer:
                 "MESSAGE_TOO_LARGE",
                 f"a record of {size} bytes is larger than max.request.size={limit}: raise it",
             )
-        now_ms = self._clock.monotonic_ms()
-        stamp = self._clock.now_ms() if timestamp_ms is None else timestamp_ms
         future: Future[RecordMetadata] = Future()
+        # On its way it cannot be taken back.
+        future.set_running_or_notify_cancel()
         self._sender.take(
             found,
             ProducerRecord(
@@ -122,3 +127,23 @@ class Producer:
         if topic not in self._topics:
             self._topics[topic] = self._connection.metadata().topic(topic)
         return self._topics[topic]
+
+
+def _check_types(
+    value: object, key: object, headers: Iterable[tuple[object, object]] | None, stamp: object
+) -> None:
+    """Refuse what no record can hold, here and not in the thread that would meet it later."""
+    wrong = [
+        f"its {name} is {type(one).__name__}"
+        for name, one in (("value", value), ("key", key))
+        if not (one is None or isinstance(one, bytes))
+    ]
+    for name, one in headers or ():
+        if not isinstance(name, str) or not (one is None or isinstance(one, bytes)):
+            wrong.append(f"its header {name!r} is {type(one).__name__}")
+    if wrong:
+        raise SparklogError(f"a record is made of bytes or None, but {wrong[0]}: serialize it")
+    if not isinstance(stamp, int) or not MIN_TIMESTAMP_MS <= stamp <= MAX_TIMESTAMP_MS:
+        raise SparklogError(
+            f"the timestamp {stamp!r} is none: give ms since 1970, of the years 1 to 9999"
+        )

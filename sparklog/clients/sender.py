@@ -180,7 +180,13 @@ class Sender:
                 self._partitioners[topic.topic_id] = self._make_partitioner(topic.partitions)
             by_topic[topic.topic_id].append(record)
         for topic_id, records in by_topic.items():
-            self._accumulator.add(topic_id, records, self._partitioners[topic_id])
+            try:
+                self._accumulator.add(topic_id, records, self._partitioners[topic_id])
+            except Exception as error:  # noqa: BLE001 - a partitioner may be anybody's
+                refusal = SparklogError(f"the partitioner failed: {error}")
+                for record in records:
+                    self._tell(record, refusal, None)
+                self._let_go(records)
 
     def _send_due(self) -> None:
         """Write the batches that are due, and name all of them in one request a leader."""
@@ -313,7 +319,7 @@ class Sender:
         self._let_go(batch.records)
 
     def _tell(
-        self, record: ProducerRecord, error: ProtocolError | None, where: RecordMetadata | None
+        self, record: ProducerRecord, error: SparklogError | None, where: RecordMetadata | None
     ) -> None:
         if error is not None:
             record.future.set_exception(error)

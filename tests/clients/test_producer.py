@@ -13,6 +13,7 @@ import pytest
 
 from sparklog.clients.accumulator import RecordMetadata
 from sparklog.clients.connection import Connection
+from sparklog.clients.partitioner import DefaultPartitioner
 from sparklog.clients.producer import Producer
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 from sparklog.testing import LocalCluster
@@ -75,6 +76,7 @@ class TestDelivery:
     ) -> None:
         running_cluster.create_topic("callbacks")
         told: list[Any] = []
+        assert not producer.send("callbacks", b"").cancel(), "it is on its way"
 
         def bad(*_: object) -> None:
             raise ZeroDivisionError("a fault of the user's")
@@ -84,7 +86,7 @@ class TestDelivery:
         producer.flush(30_000)
         [(error, where)] = told
         assert error is None
-        assert (where.partition, where.offset) == (0, 1)
+        assert (where.partition, where.offset) == (0, 2)
 
     def test_without_acks_nothing_is_awaited(self, running_cluster: RunningCluster) -> None:
         running_cluster.create_topic("unasked")
@@ -138,6 +140,41 @@ class TestWhatIsRefused:
         assert running_cluster.committed("refusals") == {0: [], 1: []}
         with pytest.raises(SparklogError, match="the producer is closed"):
             producer.send("refusals", b"")
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"value": "text"}, "its value is str: serialize it"),
+            ({"value": b"", "key": 7}, "its key is int"),
+            ({"value": b"", "headers": [("h", "text")]}, "its header 'h' is str"),
+            ({"value": b"", "timestamp_ms": 1 << 60}, "the timestamp 1152921504606846976 is none"),
+        ],
+    )
+    def test_what_no_record_can_hold_and_the_next_one_goes_on(
+        self, running_cluster: RunningCluster, given: dict[str, Any], said: str
+    ) -> None:
+        topic = f"types-{len(said)}"
+        running_cluster.create_topic(topic)
+        with Producer(running_cluster.connection) as producer:
+            with pytest.raises(SparklogError, match=said):
+                producer.send(topic, **given)
+            assert producer.send(topic, b"fine").result(30).offset == 0
+
+    def test_a_partitioner_that_fails_fails_its_records_and_nothing_else(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        running_cluster.create_topic("picky", partitions=2)
+
+        class Picky(DefaultPartitioner):
+            def partition(self, keys: Any, *rest: Any) -> Any:
+                if b"bad" in keys.to_pylist():
+                    raise ZeroDivisionError("a fault of the user's")
+                return super().partition(keys, *rest)
+
+        with Producer(running_cluster.connection, partitioner=Picky) as producer:
+            with pytest.raises(SparklogError, match="the partitioner failed: a fault"):
+                producer.send("picky", b"v", key=b"bad").result(30)
+            assert producer.send("picky", b"v", key=b"good").result(30).offset == 0
 
     @pytest.mark.parametrize(
         ("config", "said"),
