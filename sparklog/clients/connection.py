@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sparklog.errors import ProtocolError, StorageError
@@ -91,7 +91,17 @@ class Connection:
         """
         states = {state.key: state for state in partitions}
         locations = {key: self.leader_location(state) for key, state in states.items()}
-        rows = {key: self._leader_row(locations[key], key) for key in states}
+        of_root = {
+            location: {
+                TopicIdPartition(row["topic_id"], row["partition"]): row
+                for row in self.table(location, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
+            }
+            for location in dict.fromkeys(locations.values())
+        }
+        rows = {key: of_root[locations[key]].get(key, {}) for key in states}
+        starts = self._epoch_starts(
+            {(locations[key], row["epochs_version"]) for key, row in rows.items() if row}
+        )
         judged = self.rules.run(
             "visible_offsets",
             partitions=[
@@ -104,7 +114,7 @@ class Connection:
                     "reported_leader_epoch": rows[key].get("leader_epoch"),
                     "high_watermark": rows[key].get("high_watermark"),
                     "log_start_offset": rows[key].get("log_start_offset"),
-                    "epoch_start_offset": self._epoch_start(locations[key], state, rows[key]),
+                    "epoch_start_offset": starts.get((locations[key], key, state.leader_epoch)),
                 }
                 for key, state in states.items()
             ],
@@ -156,20 +166,19 @@ class Connection:
         is_same_process = leader.broker_epoch == state.leader_broker_epoch
         return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
 
-    def _leader_row(self, location: Location, key: TopicIdPartition) -> Mapping[str, Any]:
-        for row in self.table(location, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist():
-            if (row["topic_id"], row["partition"]) == key:
-                return dict(row)
-        return {}
+    def _epoch_starts(
+        self, histories: Iterable[tuple[Location, int]]
+    ) -> dict[tuple[Location, TopicIdPartition, int], int]:
+        """Return where each leader epoch starts, by root, partition and epoch.
 
-    def _epoch_start(
-        self, location: Location, state: PartitionState, row: Mapping[str, Any]
-    ) -> int | None:
-        if not row:
-            return None
-        epochs = self.table(location, LEADER_EPOCH_CHECKPOINT)
-        for entry in epochs.rows_at(row["epochs_version"]).to_pylist():
-            of = (entry["topic_id"], entry["partition"], entry["epoch"])
-            if of == (state.topic_id, state.partition, state.leader_epoch):
-                return int(entry["start_offset"])
-        return None
+        `histories` are roots and the versions of their leader-epoch checkpoints to be read.
+        """
+        return {
+            (
+                location,
+                TopicIdPartition(entry["topic_id"], entry["partition"]),
+                entry["epoch"],
+            ): entry["start_offset"]
+            for location, version in histories
+            for entry in self.table(location, LEADER_EPOCH_CHECKPOINT).rows_at(version).to_pylist()
+        }

@@ -7,11 +7,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from deltalake.exceptions import DeltaError
-
+from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
-from sparklog.errors import ProtocolError, StorageError, error_code
+from sparklog.errors import ProtocolError, error_code
 from sparklog.logger import get_logger
 from sparklog.model import ALL, PRODUCE_REQUESTS, PRODUCE_RESPONSES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
@@ -68,7 +67,7 @@ class Responses:
         """Read the answers that have arrived; from a root that is away, none do."""
         try:
             self._read()
-        except (DeltaError, OSError, StorageError) as error:
+        except UNREADABLE as error:
             _log.info("responses not readable", error=one_line(error))
 
     def _read(self) -> None:

@@ -78,6 +78,7 @@ class Sender:
         self._accumulator = Accumulator(config.batch_size, config.linger_ms)
         self._in_flight: list[_InFlight] = []
         self._leaders_checked = 0.0
+        self._next_look = 0.0
         self._changed = threading.Condition()
         self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
         self._outstanding: set[Future[RecordMetadata]] = set()
@@ -175,12 +176,14 @@ class Sender:
         with self._changed:
             arrived, self._arrived = self._arrived, []
         by_topic: dict[str, list[ProducerRecord]] = defaultdict(list)
+        partitions: dict[str, int] = {}
         for topic, record in arrived:
-            if topic.topic_id not in self._partitioners:
-                self._partitioners[topic.topic_id] = self._make_partitioner(topic.partitions)
+            partitions[topic.topic_id] = topic.partitions
             by_topic[topic.topic_id].append(record)
         for topic_id, records in by_topic.items():
             try:
+                if topic_id not in self._partitioners:
+                    self._partitioners[topic_id] = self._make_partitioner(partitions[topic_id])
                 self._accumulator.add(topic_id, records, self._partitioners[topic_id])
             except Exception as error:  # noqa: BLE001 - a partitioner may be anybody's
                 refusal = SparklogError(f"the partitioner failed: {error}")
@@ -242,6 +245,10 @@ class Sender:
         return RequestedBatch(state, file, *stamp)
 
     def _take_answers(self) -> None:
+        # However many records arrive meanwhile: each look reads the leaders' tables.
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _POLL_SECONDS
         metadata = self._leaders_if_due()
         for one in list(self._in_flight):
             answers = one.pending.poll()

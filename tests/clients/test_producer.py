@@ -171,6 +171,14 @@ class TestWhatIsRefused:
                     raise ZeroDivisionError("a fault of the user's")
                 return super().partition(keys, *rest)
 
+        def none(partitions: int) -> Any:
+            raise ZeroDivisionError(f"none for {partitions}")
+
+        with (
+            Producer(running_cluster.connection, partitioner=none) as producer,
+            pytest.raises(SparklogError, match="the partitioner failed: none for 2"),
+        ):
+            producer.send("picky", b"v").result(30)
         with Producer(running_cluster.connection, partitioner=Picky) as producer:
             with pytest.raises(SparklogError, match="the partitioner failed: a fault"):
                 producer.send("picky", b"v", key=b"bad").result(30)
