@@ -89,6 +89,18 @@ class Settings(_Keys):
         alias="replica.fetch.response.max.bytes",
         description="Bytes a follower copies of all partitions in one tick, one batch at least.",
     )
+    replica_fetch_min_bytes: int = Field(
+        1,
+        ge=0,
+        alias="replica.fetch.min.bytes",
+        description="Bytes that a follower waits for before it copies from a leader.",
+    )
+    replica_fetch_wait_max_ms: int = Field(
+        500,
+        ge=0,
+        alias="replica.fetch.wait.max.ms",
+        description="How long it waits for them.",
+    )
     min_insync_replicas: int = Field(
         1,
         ge=1,
@@ -161,6 +173,16 @@ class Settings(_Keys):
         alias="rules.engine",
         description="What runs the protocol's rules: DuckDB in the driver, or Spark.",
     )
+
+    @model_validator(mode="after")
+    def _fetch_within_lag(self) -> Settings:
+        waits = self.replica_fetch_min_bytes > 1
+        if waits and self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
+            raise ValueError(
+                "replica.fetch.wait.max.ms must be at most replica.lag.time.max.ms: "
+                "followers that wait would leave the in-sync set"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heartbeat_within_session(self) -> Settings:

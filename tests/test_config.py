@@ -31,6 +31,8 @@ KAFKA_DEFAULTS = {
     "replica.lag.time.max.ms": 30_000,
     "replica.fetch.max.bytes": 1_048_576,
     "replica.fetch.response.max.bytes": 10_485_760,
+    "replica.fetch.min.bytes": 1,
+    "replica.fetch.wait.max.ms": 500,
     "min.insync.replicas": 1,
     "message.max.bytes": 1_048_588,
     "unclean.leader.election.enable": False,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparklog.broker.inbox import Inbox
-from sparklog.broker.purgatory import DELAYED_PRODUCE, Operation
+from sparklog.broker.purgatory import Operation
 from sparklog.config import Settings
 from sparklog.errors import ERROR_CODES
 from sparklog.model import (
@@ -43,6 +43,14 @@ class Offsets(NamedTuple):
     last_offset: int
 
 
+class Taken(NamedTuple):
+    """What became of a tick's requests: answers that are due at once, operations that wait."""
+
+    answers: list[Answer]
+    delayed: list[Operation]
+    appended: set[TopicIdPartition]
+
+
 class Appends:
     """The produce requests of one broker root, from the inbox to the answer."""
 
@@ -57,15 +65,12 @@ class Appends:
         self._answered = dict.fromkeys(earlier, looked_at_ms)
         self._told = self._told_before()
 
-    def append(self, now_ms: int, standing: Standing) -> tuple[list[Answer], list[Operation]]:
-        """Take every waiting request: refuse, or append with all others in one commit.
-
-        Returns the answers that are due at once and the operations that wait.
-        """
+    def append(self, now_ms: int, standing: Standing) -> Taken:
+        """Take every waiting request: refuse, or append with all others in one commit."""
         rows = [row for row in self.inbox.load(now_ms) if _group(row) not in self._told]
         if not rows:
             self.inbox.take()
-            return [], []
+            return Taken([], [], set())
         queue: dict[str, int] = {}
         for row in rows:
             row["requests_before"] = queue.setdefault(row["request_id"], len(queue))
@@ -88,7 +93,9 @@ class Appends:
                 errors[row["position"]] = errors[row["repeats"]]
                 if row["repeats"] in appended:
                     appended[row["position"]] = appended[row["repeats"]]
-        return self._results(rows, errors, appended, now_ms, standing)
+        answers, delayed = self._results(rows, errors, appended, now_ms, standing)
+        grown = {TopicIdPartition(row["topic_id"], row["partition"]) for row in fresh}
+        return Taken(answers, delayed, grown)
 
     def respond(self, answers: Sequence[Answer], now_ms: int) -> bool:
         """Append answers to `produce_responses`; say whether there were any."""
@@ -283,7 +290,7 @@ class Appends:
             operations.append(
                 {
                     "operation_id": "/".join(map(str, of)),
-                    "kind": DELAYED_PRODUCE,
+                    "kind": "DelayedProduce",
                     "request_id": row["request_id"],
                     "topic_id": row["topic_id"],
                     "topic": identity[of]["topic"],

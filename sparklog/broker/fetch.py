@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from sparklog.broker.delayed_fetch import Fetch, delayed_fetches
 from sparklog.broker.leader_roots import UNREADABLE, LeaderRoot, LeaderRoots
+from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import TickReport
 from sparklog.config import Settings
@@ -17,6 +20,10 @@ from sparklog.storage.batch_files import Copy, rewrite_slice
 from sparklog.storage.metadata import PartitionState
 
 _log = get_logger(__name__)
+
+
+_Work: TypeAlias = list[tuple[Batch, bool]]
+"""The batches to be fetched from a root, each with whether it has to be cut."""
 
 
 class Copier(Protocol):
@@ -49,36 +56,31 @@ class Fetcher:
         self,
         replicas: Replicas,
         roots: LeaderRoots,
+        purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
         copier: Copier,
     ) -> None:
+        self._purgatory = purgatory
         self._replicas = replicas
         self._roots = roots
         self._rules = rules
         self._settings = settings
         self._copier = copier
 
-    def fetch(self, followed: list[Followed], report: TickReport) -> list[Batch]:
+    def fetch(self, followed: list[Followed], now_ms: int, report: TickReport) -> list[Batch]:
         """Join the positions with the leaders' batches and copy what the join gives.
 
         Returns the batches that arrived, to be committed.
         """
-        of_log: dict[tuple[LeaderRoot, int], list[Followed]] = defaultdict(list)
-        for one in followed:
-            if one.row["log_end_offset"] > self._replicas.log_end_offset(one.key):
-                of_log[one.root, one.row["log_version"]].append(one)
+        works = self._works(followed)
+        waiting = self._waiting(followed, works, now_ms)
         copies: list[Copy] = []
         copied: list[Batch] = []
         sliced: list[Batch] = []
-        for (root, version), members in of_log.items():
-            try:
-                work = self._work_list(root, version, members)
-            except UNREADABLE as error:
-                self._roots.let_go(root, error)
-                continue
-            stopped: set[TopicIdPartition] = set()
-            for batch, straddles in work:
+        stopped: set[TopicIdPartition] = set()
+        for root, work in works.items():
+            for batch, straddles in work if root.fetch_id not in waiting else ():
                 key = batch.topic_id_partition
                 if straddles:
                     part = self._slice(root, batch, self._replicas.log_end_offset(key))
@@ -95,9 +97,21 @@ class Fetcher:
         report.bytes_copied += sum(copy.size_bytes for copy in copies)
         return sliced + self._intact(copied, faults)
 
-    def _work_list(
-        self, root: LeaderRoot, version: int, members: list[Followed]
-    ) -> list[tuple[Batch, bool]]:
+    def _works(self, followed: list[Followed]) -> dict[LeaderRoot, _Work]:
+        """Return what is to be fetched from each leader's root that has anything."""
+        of_log: dict[tuple[LeaderRoot, int], list[Followed]] = defaultdict(list)
+        for one in followed:
+            if one.row["log_end_offset"] > self._replicas.log_end_offset(one.key):
+                of_log[one.root, one.row["log_version"]].append(one)
+        works: dict[LeaderRoot, _Work] = defaultdict(list)
+        for (root, version), members in of_log.items():
+            try:
+                works[root] += self._work(root, version, members)
+            except UNREADABLE as error:
+                self._roots.let_go(root, error)
+        return works
+
+    def _work(self, root: LeaderRoot, version: int, members: list[Followed]) -> _Work:
         """Return the leader's batches that are to be fetched, and which have to be cut."""
         root.log.refresh(version)
         work = self._rules.run(
@@ -112,6 +126,20 @@ class Fetcher:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             found.append((root.log.batches(key, row["base_offset"])[0], row["straddles"]))
         return found
+
+    def _waiting(
+        self, followed: list[Followed], works: Mapping[LeaderRoot, _Work], now_ms: int
+    ) -> Collection[str]:
+        """Return which fetches wait for more, by the ids of their roots (4.1)."""
+        fetches = {}
+        for root, work in works.items():
+            bytes_of: dict[TopicIdPartition, int] = defaultdict(int)
+            for batch, _ in work:
+                bytes_of[batch.topic_id_partition] += batch.size_bytes
+            states = [one.state for one in followed if one.root is root]
+            positions = {state.key: self._replicas.log_end_offset(state.key) for state in states}
+            fetches[root.fetch_id] = Fetch(states, positions, bytes_of)
+        return delayed_fetches(self._purgatory, fetches, self._settings, now_ms)
 
     def _copy(self, root: LeaderRoot, batch: Batch) -> Copy:
         return Copy(

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoot, LeaderRoots
+from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
@@ -39,6 +40,7 @@ class Follower:
         broker_id: int,
         reader: MetadataReader,
         replicas: Replicas,
+        purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
         copier: Copier,
@@ -46,12 +48,13 @@ class Follower:
         self._broker_id = broker_id
         self._reader = reader
         self._replicas = replicas
+        self._purgatory = purgatory
         self._root = replicas.root
         self._rules = rules
         self._settings = settings
         self._copier = copier
         self._leader_roots = LeaderRoots(reader)
-        self._fetcher = Fetcher(replicas, self._leader_roots, rules, settings, copier)
+        self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
         self._seen: _News = {}
 
     def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> TickReport:
@@ -60,18 +63,19 @@ class Follower:
         before, jobs_before = self._root.commits(), self._copier.jobs
         followed = self._followed(metadata)
         news = {one.key: tuple(map(one.row.get, _NEWS)) for one in followed}
-        if not followed or not self._is_due(followed, news, now_ms):
+        if not self._is_due(followed, news, now_ms):
             return report
         # A tick that fails from here on is done again.
         self._seen = {}
         agreed = self._agree(followed)
         effects.done("truncate")
-        copied = self._fetcher.fetch(agreed, report)
+        copied = self._fetcher.fetch(agreed, now_ms, report)
         effects.done("copy")
         self._commit(copied)
         effects.done("log_commit")
         self._report(agreed, now_ms)
         report.changed = self._replicas.write_checkpoint()
+        self._purgatory.write()
         effects.done("checkpoint")
         report.commits = self._root.commits() - before
         report.spark_jobs = self._copier.jobs - jobs_before
@@ -117,17 +121,27 @@ class Follower:
     def _is_due(self, followed: list[Followed], news: _News, now_ms: int) -> bool:
         """Say whether there is anything to do.
 
-        A leader has news or records, an own log has yet to agree with its leader's (6.3), or the
-        own rows must be renewed (5.1).
+        A leader has news or records, an own log has yet to agree with its leader's (6.3), the own
+        rows must be renewed (5.1), a fetch has waited long enough (4.2), or waits for nothing.
         """
+        waiting = self._purgatory.watched("DelayedFetch")
+        if not followed:
+            return bool(waiting)
         renewal_ms = self._settings.replica_lag_time_max_ms // 3
-        return news != self._seen or any(
-            one.key not in self._replicas
-            or self._replicas[one.key].role != "follower"
-            or self._replicas[one.key].leader_epoch != one.state.leader_epoch
-            or one.row["log_end_offset"] > self._replicas.log_end_offset(one.key)
-            or now_ms - self._replicas[one.key].reported_at_ms >= renewal_ms
-            for one in followed
+        return (
+            news != self._seen
+            or any(key not in news or now_ms >= waiting[key] for key in waiting)
+            or any(
+                one.key not in self._replicas
+                or self._replicas[one.key].role != "follower"
+                or self._replicas[one.key].leader_epoch != one.state.leader_epoch
+                or (
+                    one.key not in waiting
+                    and one.row["log_end_offset"] > self._replicas.log_end_offset(one.key)
+                )
+                or now_ms - self._replicas[one.key].reported_at_ms >= renewal_ms
+                for one in followed
+            )
         )
 
     def _agree(self, followed: list[Followed]) -> list[Followed]:

@@ -33,10 +33,14 @@ class LeaderProcess(NamedTuple):
 
 
 class LeaderRoot:
-    """The tables of a leader's root, as a follower reads them."""
+    """The tables of a leader's root, as a follower reads them.
 
-    def __init__(self, location: Location) -> None:
+    `fetch_id` names the fetches from it.
+    """
+
+    def __init__(self, of: LeaderProcess, location: Location) -> None:
         self.location = location
+        self.fetch_id = "/".join(("fetch", *map(str, of)))
         self.log = RecordLog(location)
         self._checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
         self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
@@ -68,7 +72,7 @@ class LeaderRoots:
     def open(self, of: LeaderProcess) -> LeaderRoot:
         """Return a leader's root; one of `UNREADABLE` where it is not there."""
         if of not in self._open:
-            self._open[of] = LeaderRoot(self._reader.location(of.broker_id, of.root))
+            self._open[of] = LeaderRoot(of, self._reader.location(of.broker_id, of.root))
         return self._open[of]
 
     def let_go(self, root: LeaderRoot, error: Exception) -> None:

@@ -1,19 +1,55 @@
-"""The purgatory: produce requests that wait for the high watermark, as a table (rules 4.1-4.4)."""
+"""The purgatory: operations that wait for something to happen to their partition (rules 4.1-4.4).
+
+A delayed operation is a row of `delayed_operations`, so it survives its process, and people can
+ask what waits. It is watched under its partition and tried again when a trigger fires there; what
+a trigger is, and for whom, `Trigger` says.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from enum import Enum
+from typing import Any, Literal
 
 from sparklog.broker.replicas import overwrite
-from sparklog.model import DELAYED_OPERATIONS
+from sparklog.model import DELAYED_OPERATIONS, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.roots import BrokerRoot
 
-DELAYED_PRODUCE = "DelayedProduce"
+Kind = Literal["DelayedProduce", "DelayedFetch"]
 
 Operation = dict[str, Any]
 """One row of `delayed_operations`: one partition of one request."""
+
+Standing = Callable[[Operation], dict[str, Any]]
+"""How things stand for an operation: the columns that its kind's rule takes beside its own."""
+
+_COMPLETED_BY: dict[Kind, str] = {
+    "DelayedProduce": "completed_operations",
+    "DelayedFetch": "completed_fetches",
+}
+
+
+class Trigger(Enum):
+    """What lets something that waits go on, by its number in rule 4.3 (4.4 for the last).
+
+    Nothing is sent: a broker sees a trigger as a difference between two looks at the tables, so
+    none is lost on the way, and whoever was away finds it on its next look.
+    """
+
+    HIGH_WATERMARK_MOVED = "A.1, B.1"
+    """Fetches of consumers, who see it in the leader's checkpoint; produces."""
+    LEADER_APPENDED = "A.2"
+    """Fetches of followers, who see it in the leader's checkpoint."""
+    FOLLOWER_REPORTED = "B.2"
+    """Produces."""
+    ISR_CHANGED = "C.1"
+    """The high watermark."""
+    LOG_END_OFFSET_CHANGED = "C.2"
+    """The high watermark: the leader's own log has grown, or a follower's by its report."""
+    LEADERSHIP_CHANGED = "4.4"
+    """Whatever waits on the old leader."""
 
 
 class Purgatory:
@@ -22,41 +58,67 @@ class Purgatory:
     def __init__(self, root: BrokerRoot, rules: Rules) -> None:
         self._root = root
         self._rules = rules
-        rows = root.delayed_operations.rows().to_pylist()
-        self._operations: dict[str, Operation] = {row["operation_id"]: row for row in rows}
+        self._operations: dict[str, Operation] = {}
+        self._watched: dict[tuple[Kind, TopicIdPartition], set[str]] = defaultdict(set)
+        for row in root.delayed_operations.rows().to_pylist():
+            self._watch(row)
         self._written = set(self._operations)
 
-    def __len__(self) -> int:
-        return len(self._operations)
+    def waiting(self, kind: Kind) -> list[Operation]:
+        """Return the operations of a kind that wait."""
+        return [one for one in self._operations.values() if one["kind"] == kind]
 
-    def next_deadline_ms(self) -> int | None:
-        """Return when the next operation expires, on the broker's own clock."""
-        return min((one["deadline_ms"] for one in self._operations.values()), default=None)
-
-    def watch(self, operations: Iterable[Operation]) -> None:
-        """Delay operations; one that waits already, as a retry does, goes on waiting once."""
-        for operation in operations:
-            self._operations.setdefault(operation["operation_id"], operation)
-
-    def complete(
-        self, now_ms: int, standing: Callable[[Operation], dict[str, Any]]
-    ) -> list[tuple[Operation, str]]:
-        """Take out what is complete or expired, each with the name of its error.
-
-        `standing` says of an operation's partition: is_leader, high_watermark, isr_size,
-        min_isr, replica_count.
+    def watched(self, kind: Kind) -> dict[TopicIdPartition, int]:
+        """Return the partitions under which operations of a kind wait, and when the first of each
+        expires, on the broker's own clock.
         """
-        if not self._operations:
+        return {
+            key: min(self._operations[one]["deadline_ms"] for one in ids)
+            for (of_kind, key), ids in self._watched.items()
+            if of_kind == kind
+        }
+
+    def try_complete_else_watch(
+        self, operations: Iterable[Operation], standing: Standing
+    ) -> list[tuple[Operation, str]]:
+        """Try operations of one kind; watch those that are not complete under their partitions.
+
+        One that waits already, as a retry's does, goes on waiting once. Returns what is complete,
+        each with the name of its error. What happens to a partition afterwards is for
+        `check_and_complete`, which the same tick calls when it has looked at the followers: that
+        is the second attempt of rule 4.1, and nothing can come between watching and looking.
+        """
+        fresh = [one for one in operations if one["operation_id"] not in self._operations]
+        complete = dict(self._completed(fresh, standing))
+        for operation in fresh:
+            if operation["operation_id"] not in complete:
+                self._watch(operation)
+        return [
+            (one, complete[one["operation_id"]]) for one in fresh if one["operation_id"] in complete
+        ]
+
+    def check_and_complete(
+        self, kind: Kind, keys: Iterable[TopicIdPartition], standing: Standing
+    ) -> list[tuple[Operation, str]]:
+        """Try again what is watched under `keys`, at which a trigger has fired (rule 4.3).
+
+        Takes out what is complete, and returns it with the name of its error.
+        """
+        ids = {one for key in keys for one in self._watched.get((kind, key), ())}
+        tried = [self._operations[one] for one in sorted(ids)]
+        return [(self._forget(one), error) for one, error in self._completed(tried, standing)]
+
+    def expire(self, kind: Kind, now_ms: int) -> list[tuple[Operation, str]]:
+        """Take out what has waited too long, with the name of its error (rule 4.2)."""
+        if not self.has_expired(kind, now_ms):
             return []
-        rows = [one | standing(one) | {"now_ms": now_ms} for one in self._operations.values()]
-        completed = self._rules.run("completed_operations", operations=rows)
+        rows = [one | {"now_ms": now_ms} for one in self.waiting(kind)]
         expired = self._rules.run("expired_operations", operations=rows)
-        results = []
-        for row in (*completed, *expired):
-            operation = self._operations.pop(row["operation_id"], None)
-            if operation is not None:
-                results.append((operation, row["error"]))
-        return results
+        return [(self._forget(row["operation_id"]), row["error"]) for row in expired]
+
+    def has_expired(self, kind: Kind, now_ms: int) -> bool:
+        """Say whether anything of a kind is to expire."""
+        return any(now_ms >= deadline_ms for deadline_ms in self.watched(kind).values())
 
     def write(self) -> bool:
         """Write the table if it has changed; say whether it had."""
@@ -66,3 +128,27 @@ class Purgatory:
         overwrite(self._root.delayed_operations, rows, self._root.fence)
         self._written = set(self._operations)
         return True
+
+    def _completed(self, operations: list[Operation], standing: Standing) -> list[tuple[str, str]]:
+        if not operations:
+            return []
+        rule = _COMPLETED_BY[operations[0]["kind"]]
+        rows = [one | standing(one) for one in operations]
+        completed = self._rules.run(rule, operations=rows)
+        return [(row["operation_id"], row["error"]) for row in completed]
+
+    def _watch(self, operation: Operation) -> None:
+        self._operations[operation["operation_id"]] = operation
+        self._watched[_watched_under(operation)].add(operation["operation_id"])
+
+    def _forget(self, operation_id: str) -> Operation:
+        operation = self._operations.pop(operation_id)
+        watched = self._watched[_watched_under(operation)]
+        watched.discard(operation_id)
+        if not watched:
+            del self._watched[_watched_under(operation)]
+        return operation
+
+
+def _watched_under(operation: Operation) -> tuple[Kind, TopicIdPartition]:
+    return operation["kind"], TopicIdPartition(operation["topic_id"], operation["partition"])

@@ -286,3 +286,31 @@ def test_the_state_a_broker_starts_with(
     [found] = rules.run("recovered_replicas", replicas=[row])
     offsets = (found["log_start_offset"], found["log_end_offset"], found["high_watermark"])
     assert offsets == expected
+
+
+def completed_fetches(rules: Rules, *rows: tuple[str, int, bool, int]) -> dict[str, str]:
+    operations = [
+        {
+            "operation_id": f"{request}/{partition}",
+            "request_id": request,
+            "min_bytes": 10,
+            "is_leader": is_leader,
+            "available_bytes": available,
+        }
+        for request, partition, is_leader, available in rows
+    ]
+    found = rules.run("completed_fetches", operations=operations)
+    return {row["operation_id"]: row["error"] for row in found}
+
+
+def test_a_fetch_is_complete_when_there_is_enough_in_all_its_partitions(rules: Rules) -> None:
+    """Rule 4.3, A.2: those that have nothing go on with the others."""
+    assert completed_fetches(rules, ("a", 0, True, 9), ("b", 0, True, 9)) == {}
+    both = {"a/0": "NONE", "a/1": "NONE"}
+    assert completed_fetches(rules, ("a", 0, True, 10), ("a", 1, True, 0)) == both
+
+
+def test_a_fetch_goes_on_without_partitions_that_another_leads(rules: Rules) -> None:
+    """Rule 4.4: what the old leader has is not worth waiting for, and does not count."""
+    lost = {"a/0": "NOT_LEADER_OR_FOLLOWER"}
+    assert completed_fetches(rules, ("a", 0, False, 9), ("a", 1, True, 9)) == lost
