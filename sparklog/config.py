@@ -119,6 +119,18 @@ class Settings(_Keys):
         alias="queued.max.requests",
         description="Produce requests that a leader takes in one tick; more are to be sent again.",
     )
+    producer_id_expiration_ms: int = Field(
+        86_400_000,
+        gt=0,
+        alias="producer.id.expiration.ms",
+        description="An idempotent producer silent for longer is forgotten in a partition.",
+    )
+    quota_window_num: int = Field(
+        11, gt=0, alias="quota.window.num", description="Windows over which a rate is measured."
+    )
+    quota_window_size_seconds: int = Field(
+        1, gt=0, alias="quota.window.size.seconds", description="The length of such a window."
+    )
     unclean_leader_election_enable: bool = Field(
         False,
         alias="unclean.leader.election.enable",
@@ -196,6 +208,7 @@ class TopicConfig(_Keys):
 
     min_insync_replicas: int | None = Field(None, ge=1, alias="min.insync.replicas")
     max_message_bytes: int | None = Field(None, gt=0, alias="max.message.bytes")
+    producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")
     unclean_leader_election_enable: bool | None = Field(
         None, alias="unclean.leader.election.enable"
     )

@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sparklog.broker.byte_rates import ByteRates
 from sparklog.broker.inbox import Inbox
 from sparklog.broker.purgatory import Operation
+from sparklog.broker.sequences import Offsets, Sequences, group
 from sparklog.config import Settings
 from sparklog.errors import ERROR_CODES
 from sparklog.model import (
@@ -36,13 +38,6 @@ class Standing(NamedTuple):
     log_end_offsets: Mapping[TopicIdPartition, int]
 
 
-class Offsets(NamedTuple):
-    """Where a batch lies in the log."""
-
-    base_offset: int
-    last_offset: int
-
-
 class Taken(NamedTuple):
     """What became of a tick's requests: answers that are due at once, operations that wait."""
 
@@ -61,13 +56,16 @@ class Appends:
         self._rules = rules
         self._settings = settings
         self.inbox = Inbox(root, looked_at_ms)
+        self._sequences = Sequences(root.log, rules, settings)
+        window_s = settings.quota_window_num * settings.quota_window_size_seconds
+        self._byte_rates = ByteRates(window_s * 1000)
         earlier = root.produce_responses.new_files(-1)
         self._answered = dict.fromkeys(earlier, looked_at_ms)
         self._told = self._told_before()
 
     def append(self, now_ms: int, standing: Standing) -> Taken:
         """Take every waiting request: refuse, or append with all others in one commit."""
-        rows = [row for row in self.inbox.load(now_ms) if _group(row) not in self._told]
+        rows = [row for row in self.inbox.load(now_ms) if group(row) not in self._told]
         if not rows:
             self.inbox.take()
             return Taken([], [], set())
@@ -76,16 +74,17 @@ class Appends:
             row["requests_before"] = queue.setdefault(row["request_id"], len(queue))
             row["queued_max_requests"] = self._settings.queued_max_requests
         first = [row for row in rows if row["repeats"] is None]
-        duplicates = self._duplicates(first)
-        checked = self._check(first, standing, duplicates)
+        remembered = self._sequences.remembered(first, now_ms)
+        duplicates = self._sequences.duplicates(first, remembered)
+        checked = self._check(first, now_ms, standing, duplicates)
         errors = {row["position"]: row["error"] for row in checked}
-        errors |= self._check_sequences(first, errors, duplicates)
+        errors |= self._sequences.refused(first, errors, duplicates, remembered)
         fresh = [
             row
             for row in first
             if errors[row["position"]] is None and row["position"] not in duplicates
         ]
-        appended = self._commit(fresh, standing)
+        appended = self._commit(fresh, now_ms, standing)
         appended |= duplicates
         self.inbox.take()
         for row in rows:
@@ -121,60 +120,17 @@ class Appends:
         """
         if not self._root.produce_requests.new_files(-1):
             return set()
-        return {_group(row) for row in self._root.produce_responses.rows().to_pylist()}
-
-    def _duplicates(self, rows: list[dict[str, Any]]) -> dict[int, Offsets]:
-        """Return where the batches of the requests lie that are in the log already."""
-        live = self._root.log.find(row["batch_id"] for row in rows)
-        batches = [_appended_row(batch) for batch in live] + self._producer_batches(rows)
-        found = self._rules.run("duplicate_batches", requests=rows, batches=batches)
-        return {row["position"]: Offsets(row["base_offset"], row["last_offset"]) for row in found}
-
-    def _producer_batches(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the remembered batches of the idempotent producers among the requests (3.6)."""
-        producers = {
-            (TopicIdPartition(row["topic_id"], row["partition"]), row["producer_id"])
-            for row in rows
-            if row["producer_id"] >= 0
-        }
-        return [
-            _appended_row(batch)
-            for partition, producer_id in producers
-            for batch in self._root.log.producer_batches(partition, producer_id)
-        ]
-
-    def _check_sequences(
-        self,
-        rows: list[dict[str, Any]],
-        errors: Mapping[int, str | None],
-        duplicates: Mapping[int, Offsets],
-    ) -> dict[int, str]:
-        """Return why batches of idempotent producers are refused, by position (3.6)."""
-        sequenced = [
-            row | {"refusal": errors[row["position"]]}
-            for row in rows
-            if row["producer_id"] >= 0 and row["position"] not in duplicates
-        ]
-        if not sequenced:
-            return {}
-        refused = self._rules.run(
-            "producer_sequences", requests=sequenced, batches=self._producer_batches(sequenced)
-        )
-        of_position = {row["position"]: _group(row) for row in rows}
-        # One bad batch refuses its partition of its request, whichever rule found it.
-        groups = {of_position[row["position"]]: row["error"] for row in refused}
-        return {
-            position: groups[group] for position, group in of_position.items() if group in groups
-        }
+        return {group(row) for row in self._root.produce_responses.rows().to_pylist()}
 
     def _check(
         self,
         rows: list[dict[str, Any]],
+        now_ms: int,
         standing: Standing,
         duplicates: Mapping[int, Offsets],
     ) -> list[dict[str, Any]]:
         for row in rows:
-            row.update(self._partition_columns(row, standing))
+            row.update(self._partition_columns(row, now_ms, standing))
             row["is_duplicate"] = row["position"] in duplicates
         readable = [
             row
@@ -202,7 +158,9 @@ class Appends:
             row["file_fault"] = row["claim_fault"] or used_fault or fault
         return self._rules.run("request_errors", requests=rows)
 
-    def _partition_columns(self, row: dict[str, Any], standing: Standing) -> dict[str, Any]:
+    def _partition_columns(
+        self, row: dict[str, Any], now_ms: int, standing: Standing
+    ) -> dict[str, Any]:
         key = TopicIdPartition(row["topic_id"], row["partition"])
         state = standing.led.get(key)
         topic = standing.metadata.topics.get(row["topic_id"])
@@ -219,10 +177,15 @@ class Appends:
             or self._settings.min_insync_replicas,
             "max_message_bytes": (config and config.max_message_bytes)
             or self._settings.message_max_bytes,
+            "recent_bytes": self._byte_rates.recent_bytes(row["topic_id"], now_ms),
+            "window_ms": self._byte_rates.window_ms,
+            "byte_rate": config.producer_byte_rate if config else None,
             "file_fault": None,
         }
 
-    def _commit(self, fresh: list[dict[str, Any]], standing: Standing) -> dict[int, Offsets]:
+    def _commit(
+        self, fresh: list[dict[str, Any]], now_ms: int, standing: Standing
+    ) -> dict[int, Offsets]:
         """Give offsets to what is to be appended and commit all of it at once."""
         if not fresh:
             return {}
@@ -251,7 +214,10 @@ class Appends:
             )
             for row in fresh
         ]
-        self._root.log.commit(sorted(batches, key=lambda batch: batch.base_offset))
+        in_order = sorted(batches, key=lambda batch: batch.base_offset)
+        self._root.log.commit(in_order, now_ms=now_ms)
+        for batch in batches:
+            self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
         return {
             row["position"]: Offsets(batch.base_offset, batch.next_offset - 1)
             for row, batch in zip(fresh, batches, strict=True)
@@ -304,19 +270,6 @@ class Appends:
                 }
             )
         return answers, operations
-
-
-def _group(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["request_id"], row["topic_id"], row["partition"]
-
-
-def _appended_row(batch: Batch) -> dict[str, Any]:
-    last_sequence = (batch.base_sequence + batch.last_offset_delta) % (1 << 31)
-    return batch._asdict() | {
-        "batch_id": batch.batch_id,
-        "last_sequence": last_sequence,
-        "last_offset": batch.next_offset - 1,
-    }
 
 
 def answer(

@@ -67,11 +67,11 @@ class Follower:
             return report
         # A tick that fails from here on is done again.
         self._seen = {}
-        agreed = self._agree(followed)
+        agreed = self._agree(followed, now_ms)
         effects.done("truncate")
         copied = self._fetcher.fetch(agreed, now_ms, report)
         effects.done("copy")
-        self._commit(copied)
+        self._commit(copied, now_ms)
         effects.done("log_commit")
         self._report(agreed, now_ms)
         report.changed = self._replicas.write_checkpoint()
@@ -144,7 +144,7 @@ class Follower:
             )
         )
 
-    def _agree(self, followed: list[Followed]) -> list[Followed]:
+    def _agree(self, followed: list[Followed], now_ms: int) -> list[Followed]:
         """Find where each log agrees with its leader's and cut it there (6.3, 6.5)."""
         for one in followed:
             self._replicas.put(one.key, one.state.topic, role="follower")
@@ -178,7 +178,7 @@ class Follower:
             elif row["truncate_to"] is not None:
                 points[key] = row["truncate_to"]
         if points:
-            waiting |= self._truncate(points)
+            waiting |= self._truncate(points, now_ms)
         if restarts:
             self._restart(restarts)
         agreed = [one for one in followed if one.key not in waiting]
@@ -204,7 +204,7 @@ class Follower:
             rows += [row for row in entries if (row["topic_id"], row["partition"]) in keys]
         return rows
 
-    def _truncate(self, points: dict[TopicIdPartition, int]) -> set[TopicIdPartition]:
+    def _truncate(self, points: dict[TopicIdPartition, int], now_ms: int) -> set[TopicIdPartition]:
         """Drop what lies at or after each point: records first, the rest follows (6.5).
 
         Returns the partitions that cannot be cut, since an own batch cannot be read.
@@ -228,7 +228,7 @@ class Follower:
             removed += batches
             self._announce_truncation(key, offset)
         if removed:
-            log.commit(kept, removed)
+            log.commit(kept, removed, now_ms)
         cut = {key: offset for key, offset in points.items() if key not in unreadable}
         for key, offset in cut.items():
             replica = self._replicas[key]
@@ -276,7 +276,7 @@ class Follower:
             to_offset=offset,
         )
 
-    def _commit(self, batches: list[Batch]) -> None:
+    def _commit(self, batches: list[Batch], now_ms: int) -> None:
         """Commit what was copied, unless a leader moved meanwhile; then its new epochs (6.1)."""
         if not batches:
             return
@@ -290,7 +290,8 @@ class Follower:
         batches = [batch for batch in batches if batch.topic_id_partition not in moved]
         if not batches:
             return
-        self._root.log.commit(sorted(batches, key=lambda batch: batch.base_offset))
+        in_order = sorted(batches, key=lambda batch: batch.base_offset)
+        self._root.log.commit(in_order, now_ms=now_ms)
         entries: dict[int, dict[TopicIdPartition, EpochEntry]] = defaultdict(dict)
         for batch in sorted(batches, key=lambda batch: batch.base_offset):
             key = batch.topic_id_partition

@@ -1,6 +1,7 @@
 -- What a leader answers instead of appending. A request names the leader epoch that it addresses;
 -- it is refused under another one, or when it may have waited longer than its timeout unseen (3.1);
--- when queued.max.requests others came before it in this tick; for acks=all under min ISR (3.3);
+-- when queued.max.requests others came before it in this tick; when its topic's producers have
+-- lately been faster than producer_byte_rate, in bytes a second; for acks=all under min ISR (3.3);
 -- and where a batch of it is not what it claims (3.5). One bad batch refuses its partition of its
 -- request, and nothing else. A batch that is in the log already is not refused for what only
 -- concerns appending (3.6).
@@ -8,8 +9,9 @@
 -- takes requests: position int, request_id string, topic_id string, partition int, acks int,
 --   is_topic_known boolean, is_internal boolean, is_leader boolean, named_leader_epoch int,
 --   leader_epoch int?, waited_ms bigint, timeout_ms bigint, is_duplicate boolean,
---   requests_before int, queued_max_requests int, isr_size int?, min_isr int, replica_count int?,
---   byte_size bigint, max_message_bytes bigint, file_fault string?
+--   requests_before int, queued_max_requests int, recent_bytes bigint, window_ms bigint,
+--   byte_rate bigint?, isr_size int?, min_isr int, replica_count int?, byte_size bigint,
+--   max_message_bytes bigint, file_fault string?
 -- gives: position int, error string?
 with judged as (
     select
@@ -26,7 +28,9 @@ with judged as (
             when named_leader_epoch < leader_epoch then 'FENCED_LEADER_EPOCH'
             when named_leader_epoch > leader_epoch then 'UNKNOWN_LEADER_EPOCH'
             when waited_ms > timeout_ms then 'REQUEST_TIMED_OUT'
-            when requests_before >= queued_max_requests then 'THROTTLING_QUOTA_EXCEEDED'
+            when requests_before >= queued_max_requests
+                or cast(recent_bytes as double) * 1000 / window_ms > byte_rate
+                then 'THROTTLING_QUOTA_EXCEEDED'
             when acks = -1 and isr_size < least(min_isr, replica_count) then 'NOT_ENOUGH_REPLICAS'
             when byte_size > max_message_bytes then 'MESSAGE_TOO_LARGE'
             when file_fault is not null then 'CORRUPT_MESSAGE'

@@ -22,8 +22,11 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 """The times that Delta's statistics can name, in ms since 1970: the years 1 to 9999."""
 
 
-def live_batches(table: DeltaTable) -> Iterator[Batch]:
-    """Yield the batches that a version of the table consists of, in no order."""
+def live_batches(table: DeltaTable) -> Iterator[tuple[Batch, int]]:
+    """Yield the batches that a version of the table consists of, in no order.
+
+    Each with the time that its writer gave it, in ms since 1970.
+    """
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return iter(())
@@ -36,7 +39,8 @@ def live_batches(table: DeltaTable) -> Iterator[Batch]:
         "min_timestamp_ms": _milliseconds(actions["min.timestamp"]),
         "max_timestamp_ms": _milliseconds(actions["max.timestamp"]),
     }
-    return map(Batch._make, zip(*(columns[name] for name in Batch._fields), strict=True))
+    batches = map(Batch._make, zip(*(columns[name] for name in Batch._fields), strict=True))
+    return zip(batches, actions["modification_time"].to_pylist(), strict=True)
 
 
 def batch_of(file: AddedFile) -> Batch:

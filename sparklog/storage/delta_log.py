@@ -14,10 +14,14 @@ from sparklog.storage.location import Location, one_line
 
 
 class AddedFile(NamedTuple):
-    """A file that a commit added: its path in the table, size, partition values, statistics."""
+    """A file that a commit added: its path in the table, size, partition values, statistics.
+
+    `modified_at_ms` is what the writer gave as the file's time, in ms since 1970.
+    """
 
     path: str
     size_bytes: int
+    modified_at_ms: int
     partition_values: dict[str, str | None]
     statistics: dict[str, Any]
 
@@ -65,7 +69,8 @@ def read_commit(table: Location, version: int) -> Commit | None:
         if add := action.get("add"):
             statistics = json.loads(add.get("stats") or "{}")
             values = add["partitionValues"]
-            commit.added.append(AddedFile(unquote(add["path"]), add["size"], values, statistics))
+            path, size, modified_at_ms = unquote(add["path"]), add["size"], add["modificationTime"]
+            commit.added.append(AddedFile(path, size, modified_at_ms, values, statistics))
         elif remove := action.get("remove"):
             commit.removed.append(unquote(remove["path"]))
         elif transaction := action.get("txn"):

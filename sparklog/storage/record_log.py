@@ -58,6 +58,7 @@ class RecordLog:
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
         self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
+        self._appended_at_ms: dict[str, int] = {}
         self._removed: set[str] = set()
         self._version = -1
         self._held_at: int | None = None
@@ -88,7 +89,7 @@ class RecordLog:
             for path in commit.removed:
                 self._forget(path)
             for file in commit.added:
-                self._remember(batch_of(file))
+                self._remember(batch_of(file), file.modified_at_ms)
             self._version = commit.version
         if to_version is not None:
             if self._version < to_version:
@@ -131,13 +132,23 @@ class RecordLog:
         """Return the last batches of an idempotent producer, as many as are remembered (3.6)."""
         return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
 
+    def appended_at_ms(self, batch: Batch) -> int:
+        """Return when an idempotent producer's batch was committed here, on the broker's clock."""
+        return self._appended_at_ms[batch.path]
+
     def was_committed(self, path: str) -> bool:
         """Say whether `path` is part of the log, or has been since its owner opened it (3.7)."""
         return path in self._live or path in self._removed
 
-    def commit(self, added: Sequence[Batch] = (), removed: Sequence[Batch] = ()) -> None:
+    def commit(
+        self,
+        added: Sequence[Batch] = (),
+        removed: Sequence[Batch] = (),
+        now_ms: int | None = None,
+    ) -> None:
         """Add and remove batches, of any replicas, as the version after the loaded one.
 
+        `now_ms` is the time on the broker's clock, the system's where it is left out.
         Raises `FencedError` where another process has taken the broker over, and
         `CommitConflictError` where the table moved; nothing is written then. delta-rs would
         take a path twice, drop an unknown one, leave a gap or write a number that nobody can
@@ -145,9 +156,11 @@ class RecordLog:
         fault.
         """
         self._check(added, removed)
-        now_ms = time.time_ns() // 1_000_000
+        system_ms = time.time_ns() // 1_000_000
+        now_ms = system_ms if now_ms is None else now_ms
         actions: list[AddAction | RemoveAction] = [add_action(batch, now_ms) for batch in added]
-        actions += [remove_action(batch, now_ms) for batch in removed]
+        # Delta's own clean-up goes by the system's clock.
+        actions += [remove_action(batch, system_ms) for batch in removed]
         if self._table.version() != self._version:
             self._table.update_incremental()
         if self._table.version() != self._version:
@@ -175,7 +188,7 @@ class RecordLog:
         for batch in removed:
             self._forget(batch.path)
         for batch in added:
-            self._remember(batch)
+            self._remember(batch, now_ms)
         self._version += 1
         self._held_at = self._version
 
@@ -212,26 +225,29 @@ class RecordLog:
         self._live.clear()
         self._by_batch_id.clear()
         self._by_producer.clear()
+        self._appended_at_ms.clear()
         self._load(table)
 
     def _load(self, table: DeltaTable) -> None:
-        for batch in live_batches(table):
+        for batch, modified_at_ms in live_batches(table):
             self._live[batch.path] = batch
             self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
             if batch.producer_id >= 0:
                 self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
+                self._appended_at_ms[batch.path] = modified_at_ms
         for batches in (*self._slices.values(), *self._by_producer.values()):
             batches.sort(key=_base_offset)
         self._version = table.version()
 
-    def _remember(self, batch: Batch) -> None:
+    def _remember(self, batch: Batch, appended_at_ms: int) -> None:
         self._live[batch.path] = batch
         self._by_batch_id[batch.batch_id] = batch
         bisect.insort(self._slices[batch.topic_id_partition], batch, key=_base_offset)
         if batch.producer_id >= 0:
             of_producer = self._by_producer[batch.topic_id_partition, batch.producer_id]
             bisect.insort(of_producer, batch, key=_base_offset)
+            self._appended_at_ms[batch.path] = appended_at_ms
 
     def _forget(self, path: str) -> None:
         if self.fence is not None:
@@ -244,6 +260,7 @@ class RecordLog:
         batches.pop(bisect.bisect_left(batches, batch.base_offset, key=_base_offset))
         if batch.producer_id >= 0:
             self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
+            del self._appended_at_ms[path]
         if self._by_batch_id.get(batch.batch_id) == batch:
             del self._by_batch_id[batch.batch_id]
 

@@ -436,6 +436,9 @@ def _request_error(cases: Sequence[Case]) -> Question:
             "max_message_bytes": PLENTY,
             "requests_before": 0,
             "queued_max_requests": 1,
+            "recent_bytes": 0,
+            "window_ms": 1000,
+            "byte_rate": None,
             "file_fault": None,
         }
         for number, ((named, epoch, acks, isr_size, min_isr, replicas), _) in enumerate(cases)

@@ -33,6 +33,9 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
         "max_message_bytes": 100,
         "requests_before": 0,
         "queued_max_requests": 3,
+        "recent_bytes": 0,
+        "window_ms": 2000,
+        "byte_rate": None,
         "file_fault": None,
         **changes,
     }
@@ -160,6 +163,22 @@ def test_base_offsets_go_on_from_the_log_end_in_order_of_arrival(rules: Rules) -
     found = rules.run("assigned_offsets", batches=batches)
     offsets = {row["position"]: row["base_offset"] for row in found}
     assert offsets == {0: 10, 1: 100, 2: 12, 3: 0, 4: 15}
+
+
+@pytest.mark.parametrize(
+    ("byte_rate", "recent_bytes", "error"),
+    [
+        (None, 2**62, None),
+        (100, 200, None),
+        (100, 201, "THROTTLING_QUOTA_EXCEEDED"),
+        (2**62, 2**62, None),
+    ],
+)
+def test_a_topic_may_bound_how_fast_it_is_written(
+    rules: Rules, byte_rate: int | None, recent_bytes: int, error: str | None
+) -> None:
+    """In bytes a second over the window, which is of 2 s here; no number is too large."""
+    assert errors(rules, request(byte_rate=byte_rate, recent_bytes=recent_bytes)) == [error]
 
 
 def appended(request_id: str, acks: int, base: int, last: int, **changes: Any) -> dict[str, Any]:

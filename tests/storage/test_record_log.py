@@ -125,6 +125,18 @@ class TestIndex:
         assert log.producer_batches(P0, 3) == batches[-REMEMBERED_BATCHES - 1 : -1]
         assert log.producer_batches(P0, 4) == []
 
+    def test_when_a_producers_batch_was_committed_is_known_to_all_who_read(
+        self, root: Location, log: RecordLog
+    ) -> None:
+        """On the broker's clock, whatever the records say of their time."""
+        reader = RecordLog(root)
+        first, second = chain(0, 1, 1, producer_id=3)
+        log.commit([first], now_ms=5)
+        log.commit([second], now_ms=7)
+        reader.refresh()
+        for one in (log, reader, RecordLog(root)):
+            assert [one.appended_at_ms(batch) for batch in (first, second)] == [5, 7]
+
 
 class TestRemoval:
     def test_truncation_removes_batches_and_adds_the_remainder_of_one(
