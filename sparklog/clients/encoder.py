@@ -48,34 +48,43 @@ class _Open:
             self.buffered_bytes = 0
 
 
-def encode(
-    batches: Iterator[pa.RecordBatch],
-    logs: Mapping[int, Location],
-    partitioner: Partitioner,
-) -> Iterator[EncodedFile]:
-    """Write the records of `batches` to the inboxes of their partitions' leaders.
+class Encoder:
+    """Writes records to the inboxes of the leaders of one topic's partitions.
 
-    Parameters: `batches` with the columns key, value (binary), and where given headers,
-    partition and timestamp; `logs`, where the log of each partition's leader lies. Yields the
-    files, each with the partition that it is for; the order of records is kept in each partition.
+    Parameters: `logs`, where the log of each partition's leader lies; `partitioner`, which picks
+    partitions where the records name none.
     """
-    open_files: dict[int, _Open] = {}
-    for batch in batches:
+
+    def __init__(self, logs: Mapping[int, Location], partitioner: Partitioner) -> None:
+        self._logs = logs
+        self._partitioner = partitioner
+        self._open: dict[int, _Open] = {}
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[EncodedFile]:
+        """Write the records of `batch`; yield the files that are full by that.
+
+        `batch` has the columns key, value (binary), and where given headers, partition and
+        timestamp. The order of records is kept in each partition.
+        """
         if not batch.num_rows:
-            continue
+            return
         explicit = batch.column("partition") if "partition" in batch.schema.names else None
-        chosen = partitioner.partition(batch.column("key"), batch.column("value"), explicit)
+        chosen = self._partitioner.partition(batch.column("key"), batch.column("value"), explicit)
         records = _records(batch)
         for partition in map(int, np.unique(chosen)):
             rows = records if (chosen == partition).all() else records.filter(chosen == partition)
-            if partition not in open_files:
-                writer = BatchFileWriter(logs[partition], new_batch_path())
-                open_files[partition] = _Open(writer)
-            open_files[partition].add(rows)
-            if open_files[partition].writer.size_bytes >= _FILE_BYTES:
-                yield _finish(partition, open_files.pop(partition))
-    for partition, one in sorted(open_files.items()):
-        yield _finish(partition, one)
+            if partition not in self._open:
+                writer = BatchFileWriter(self._logs[partition], new_batch_path())
+                self._open[partition] = _Open(writer)
+            self._open[partition].add(rows)
+            if self._open[partition].writer.size_bytes >= _FILE_BYTES:
+                yield _finish(partition, self._open.pop(partition))
+
+    def close(self) -> Iterator[EncodedFile]:
+        """Finish the files that are open, and yield them."""
+        for partition, one in sorted(self._open.items()):
+            yield _finish(partition, one)
+        self._open.clear()
 
 
 def _finish(partition: int, one: _Open) -> EncodedFile:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from sparklog.clients.connection import Connection
+from sparklog.clients.file_sends import PendingSend
 from sparklog.clients.partitioner import keyed_partitions
-from sparklog.clients.spark_producer import PendingSend, SparkProducer
+from sparklog.clients.spark_producer import SparkProducer
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.testing import LocalCluster
 from tests.clients.conftest import RunningCluster
