@@ -6,12 +6,20 @@ is believed: what cannot be a request is marked so, and refused like any other.
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.logger import get_logger
-from sparklog.model import batch_id
+from sparklog.model import PRODUCE_REQUESTS, batch_id
+from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from sparklog.storage.batch_files import parquet_pieces
+from sparklog.storage.location import Location
+from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)
@@ -38,8 +46,11 @@ _DEFAULTS: dict[str, Any] = {
 """What a column counts as that a request leaves out; each is refused where it matters."""
 
 _MOST_RECORDS = (1 << 31) - 1
-_FIRST_MS, _LAST_MS = -30_610_224_000_000, 253_402_300_799_999
-"""The years 1000 to 9999, which Delta's statistics can hold."""
+_MOST_BYTES = 256 << 20
+_ROW_BYTES = 1 << 10
+"""How much a file of requests may take in memory, and what a row takes beside its text."""
+
+_TYPES = {field.name: field.type for field in PRODUCE_REQUESTS.columns}
 
 Request = dict[str, Any]
 """One row of `produce_requests`, complete: one batch of a request."""
@@ -85,8 +96,8 @@ class Inbox:
         rows: list[Request] = []
         for path, unseen_since_ms in self._unseen_since_ms.items():
             try:
-                requested = self._table.read_file(path).to_pylist()
-            except (OSError, pa.ArrowException) as error:
+                requested = _read(self._table.location, path)
+            except (OSError, ValueError, pa.ArrowException) as error:
                 _log.warning("request file unreadable", path=path, error=str(error))
                 continue
             for row in requested:
@@ -114,13 +125,51 @@ class Inbox:
         return True
 
 
+def _read(location: Location, path: str) -> list[Request]:
+    """Return the rows of a file of the request table, with those columns of it that are there.
+
+    Raises `OSError`, `ValueError` or `pa.ArrowException` where it is no such file.
+    """
+    if location.is_local and not stat.S_ISREG(Path(location.uri, path).lstat().st_mode):
+        raise ValueError("it is a link or something else that is no file")
+    with location.open(path) as stream:
+        size_bytes = stream.seek(0, os.SEEK_END)
+        if size_bytes > _MOST_BYTES:
+            raise ValueError(f"it has {size_bytes} bytes")
+        stream.seek(0)
+        content = stream.read(size_bytes)
+    given = [field for field in ParquetContent(content).columns if field.name in _TYPES]
+    names = [field.name for field in given]
+    if len(set(names)) < len(names) or any(pa.types.is_nested(field.type) for field in given):
+        raise ValueError("its columns are not those of a request")
+    rows: list[Request] = []
+    memory = 0
+    for piece in parquet_pieces(content, names):
+        memory += piece.num_rows * _ROW_BYTES + sum(map(_text_bytes, piece.columns))
+        if memory > _MOST_BYTES:
+            raise ValueError("it holds more requests than fit in memory")
+        arrays = [piece.column(name).cast(_TYPES[name]) for name in names]
+        rows += pa.RecordBatch.from_arrays(arrays, names).to_pylist()
+    return rows
+
+
+def _text_bytes(column: pa.Array[Any]) -> int:
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).take(column.indices)
+    return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)
+
+
 def _claim_fault(request: Request) -> str | None:
     """Say what no batch can be; numbers that run over are set to what is refused anyway."""
+    if not request["request_id"]:
+        return "nobody could be told what became of it"
     if not 0 < request["record_count"] <= _MOST_RECORDS:
         fault = f"it cannot hold {request['record_count']} records"
         request["record_count"] = 0
         return fault
-    if not _FIRST_MS <= request["min_timestamp_ms"] <= request["max_timestamp_ms"] <= _LAST_MS:
+    first_ms, last_ms = request["min_timestamp_ms"], request["max_timestamp_ms"]
+    if not MIN_TIMESTAMP_MS <= first_ms <= last_ms <= MAX_TIMESTAMP_MS:
         return "its timestamps are none"
     producer = (request["producer_id"], request["producer_epoch"], request["base_sequence"])
     if producer != (-1, -1, -1) and min(producer) < 0:

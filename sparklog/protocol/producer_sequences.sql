@@ -21,36 +21,63 @@ with ranked as (
 numbered as (
     select
         r.*,
+        k.producer_epoch as known_epoch,
+        k.last_sequence as known_sequence,
         -- A record count that no file can have must not run over here; the file is refused for it.
         case
             when r.record_count between 1 and 2147483647
                 then mod(r.base_sequence + r.record_count - 1, 2147483648)
         end as last_sequence,
-        max(r.producer_epoch) over (
-            partition by r.topic_id, r.partition, r.producer_id order by r.position
-            rows between unbounded preceding and 1 preceding
-        ) as epoch_before,
         row_number() over (
             partition by r.topic_id, r.partition, r.producer_id, r.producer_epoch
             order by r.position
-        ) as number
+        ) as number,
+        count(case when r.refusal is null then 1 end) over (
+            partition by r.topic_id, r.partition, r.producer_id order by r.position
+            rows between unbounded preceding and 1 preceding
+        ) as others_before
     from requests r
+    left join ranked k
+        on k.topic_id = r.topic_id and k.partition = r.partition
+            and k.producer_id = r.producer_id and k.age = 1
+),
+begun as (
+    select
+        *,
+        -- What is refused begins no epoch.
+        case
+            when refusal is null
+                and number = 1
+                and (
+                    base_sequence = 0
+                    or producer_epoch <= known_epoch
+                    or (known_epoch is null and others_before = 0)
+                )
+                then producer_epoch
+        end as epoch_begun
+    from numbered
+),
+preceded as (
+    select
+        *,
+        max(epoch_begun) over (
+            partition by topic_id, partition, producer_id order by position
+            rows between unbounded preceding and 1 preceding
+        ) as epoch_before
+    from begun
 ),
 chained as (
     select
-        n.*,
-        greatest(n.epoch_before, k.producer_epoch) as newest_epoch,
+        *,
+        greatest(epoch_before, known_epoch) as newest_epoch,
         case
-            when n.number > 1 then lag(n.last_sequence) over (
-                partition by n.topic_id, n.partition, n.producer_id, n.producer_epoch
-                order by n.position
+            when number > 1 then lag(last_sequence) over (
+                partition by topic_id, partition, producer_id, producer_epoch
+                order by position
             )
-            when n.producer_epoch = k.producer_epoch then k.last_sequence
+            when producer_epoch = known_epoch then known_sequence
         end as previous_sequence
-    from numbered n
-    left join ranked k
-        on k.topic_id = n.topic_id and k.partition = n.partition
-            and k.producer_id = n.producer_id and k.age = 1
+    from preceded
 ),
 judged as (
     select

@@ -34,6 +34,9 @@ _CHUNK_BYTES = 4 << 20
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
 
+_ROWS_AT_ONCE = 1 << 16
+"""How many rows of a producer's file are read at once, which bounds the memory that it takes."""
+
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
@@ -174,24 +177,56 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
         return f"it cannot be read: {one_line(error)}"
 
 
+def parquet_pieces(content: bytes, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file that anybody may have written, some at a time.
+
+    Text and bytes come dictionary-encoded: a few bytes of a file may stand for the same long value
+    over and over, more often than fits in memory. Raises as `ParquetContent` does.
+    """
+    source = pa.BufferReader(content)
+    footer = pq.ParquetFile(source, pre_buffer=False).metadata
+    # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest of
+    # it makes no sense. And a column goes by its number, for it may have two names there.
+    lengthy = [
+        number
+        for number in range(footer.num_columns)
+        if footer.schema.column(number).physical_type == "BYTE_ARRAY"
+    ]
+    file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=lengthy)
+    yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
+
+
 def _content_fault(content: bytes, file: BatchFile) -> str | None:
     parquet = ParquetContent(content)
     if not parquet.columns.equals(RECORD_COLUMNS):
         return "its columns are not those of a record batch"
     if parquet.row_count != file.record_count or not file.record_count:
         return f"it holds {parquet.row_count} records, not {file.record_count}"
-    records = parquet.read(["offset_delta", "timestamp"])
-    deltas = pa.chunked_array([pa.array(np.arange(file.record_count), pa.int32())])
-    if not records["offset_delta"].equals(deltas):
-        return "its records are not numbered from 0 without a gap"
-    if fault := _timestamps_fault(records["timestamp"]):
-        return fault
-    if _extent_ms(records["timestamp"]) != (file.min_timestamp_ms, file.max_timestamp_ms):
+    count, extents = 0, []
+    for records in parquet_pieces(content):
+        if not records.num_rows:
+            continue
+        # Text that is none, among others: whoever reads the log would stumble over it.
+        records.validate(full=True)
+        # Its footer may be wrong about how many there are.
+        if count + records.num_rows > file.record_count:
+            return f"it holds more than {file.record_count} records"
+        deltas = pa.array(np.arange(count, count + records.num_rows), pa.int32())
+        if not records["offset_delta"].equals(deltas):
+            return "its records are not numbered from 0 without a gap"
+        if fault := _timestamps_fault(records["timestamp"]):
+            return fault
+        extents.append(_extent_ms(records["timestamp"]))
+        count += records.num_rows
+    if count != file.record_count:
+        return f"it holds {count} records, not {file.record_count}"
+    firsts, lasts = zip(*extents, strict=True)
+    if (min(firsts), max(lasts)) != (file.min_timestamp_ms, file.max_timestamp_ms):
         return "its records' timestamps do not span what the request names"
     return None
 
 
-def _timestamps_fault(timestamps: pa.ChunkedArray) -> str | None:
+def _timestamps_fault(timestamps: pa.Array[Any] | pa.ChunkedArray) -> str | None:
     if timestamps.null_count:
         return "it has records without a timestamp"
     first, last = _extent_ms(timestamps)
@@ -200,7 +235,7 @@ def _timestamps_fault(timestamps: pa.ChunkedArray) -> str | None:
     return None
 
 
-def _extent_ms(timestamps: pa.ChunkedArray) -> tuple[int, int]:
+def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:
     extent = pc.min_max(timestamps.cast(pa.int64()))
     return extent["min"].as_py() // 1000, extent["max"].as_py() // 1000
 
@@ -292,7 +327,7 @@ def rewrite_slice(
     batch and begins at the slice (rules 6.3, 6.5: a batch that straddles a point).
     """
     first = max(from_offset, batch.base_offset)
-    records = _read_table(source, batch)
+    records = read_batch(source, batch)
     offsets = pc.add(records["offset_delta"].cast(pa.int64()), batch.base_offset)
     inside = pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, below_offset))
     kept = records.filter(inside)
@@ -326,7 +361,11 @@ def _sequence_after(base_sequence: int, count: int) -> int:
     return (base_sequence + count) % (1 << 31) if base_sequence >= 0 else base_sequence
 
 
-def _read_table(log: Location, batch: Batch) -> pa.Table:
+def read_batch(log: Location, batch: Batch) -> pa.Table:
+    """Return the records of a batch with the columns of `RECORD_COLUMNS`.
+
+    Raises `StorageError` where the file is missing, damaged or not readable.
+    """
     where = f"{log.uri}/{batch.path}"
     try:
         content = log.read_bytes(batch.path)
@@ -344,7 +383,7 @@ def read_records(
     for batch in batches:
         if batch.base_offset >= below_offset or batch.next_offset <= from_offset:
             continue
-        table = _read_table(log, batch)
+        table = read_batch(log, batch)
         times = table["timestamp"].cast(pa.int64()).to_pylist()
         columns = (table[name].to_pylist() for name in ("offset_delta", "key", "value"))
         for delta, key, value, time_us in zip(*columns, times, strict=True):

@@ -7,15 +7,17 @@ put-if-absent.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from sparklog.errors import CommitConflictError, FencedError, StorageError
@@ -29,6 +31,8 @@ BROKER_EPOCH = "broker_epoch"
 
 CONTROLLER_EPOCH = "controller_epoch"
 """The app transaction that fences the tables that the controller writes."""
+
+_PLAIN_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 _Result = TypeVar("_Result")
 
@@ -146,6 +150,7 @@ class ControlTable:
         self._rows: tuple[int, pa.Table] | None = None
         # The version at which this handle is known to hold a fence: looking it up takes long.
         self._held: tuple[int, Fence] | None = None
+        self._is_current = False
         self._lock = threading.RLock()
 
     @property
@@ -224,13 +229,24 @@ class ControlTable:
                 raise moved
             try:
                 write_deltalake(
-                    self._table, rows, mode="overwrite", commit_properties=commit_properties()
+                    self._table,
+                    rows,
+                    mode="overwrite",
+                    # A root that an older version made may lack columns of today.
+                    schema_mode=None if self._has_columns() else "overwrite",
+                    commit_properties=commit_properties(),
                 )
             except CommitFailedError:
                 raise moved from None
             self.commits += 1
             self._rows = loaded + 1, rows
             self._held = (loaded + 1, fence) if fence is not None else None
+
+    def _has_columns(self) -> bool:
+        if not self._is_current:
+            names = [field.name for field in self._table.schema().fields]
+            self._is_current = names == self.schema.columns.names
+        return self._is_current
 
     def _check_fence(self, fence: Fence | None) -> None:
         if fence is not None and self._held != (self.version, fence):
@@ -269,7 +285,18 @@ class ControlTable:
 
         def add() -> None:
             self._check_fence(fence)
-            write_deltalake(self._table, rows, mode="append", commit_properties=_rebasing(fence))
+            properties = _rebasing(fence)
+            try:
+                write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+            except SchemaMismatchError:
+                # Somebody has added a column to the table, which must not keep the others out.
+                write_deltalake(
+                    self._table,
+                    rows,
+                    mode="append",
+                    schema_mode="merge",
+                    commit_properties=properties,
+                )
 
         self._commit(add)
 
@@ -285,18 +312,13 @@ class ControlTable:
         while missing and version > since:
             commit = read_commit(self.location, version)
             if commit is None:
-                return self._by_age(missing) + added
+                # Their commits are no longer there.
+                return sorted(missing, key=_times_ms(self._table).__getitem__) + added
             found = [file.path for file in commit.added if file.path in missing]
             added = found + added
             missing.difference_update(found)
             version -= 1
         return added
-
-    def _by_age(self, paths: set[str]) -> list[str]:
-        """Sort files whose commits are no longer there by the times at which they were made."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        ages = dict(zip(actions["path"].to_pylist(), actions["modification_time"], strict=True))
-        return sorted(paths, key=lambda path: ages[path].as_py())
 
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table."""
@@ -339,8 +361,20 @@ class ControlTable:
 
 
 def _live_files(table: DeltaTable) -> list[str]:
-    """Return the paths of a control table's files, which lie in its folder itself."""
-    return [uri.rsplit("/", 1)[-1] for uri in table.file_uris()]
+    """Return the paths of a control table's files."""
+    root = table.table_uri.rstrip("/") + "/"
+    paths = [uri.removeprefix(root) for uri in table.file_uris()]
+    if all(_PLAIN_NAME.fullmatch(path) for path in paths):
+        return paths
+    # Others may name files as they like; this says what they wrote, but takes 50 times as long.
+    return list(_times_ms(table))
+
+
+def _times_ms(table: DeltaTable) -> dict[str, int]:
+    """Return the time of each file of a table, in ms since 1970, by its path."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    times = actions["modification_time"].cast(pa.int64()).to_pylist()
+    return dict(zip(map(unquote, actions["path"].to_pylist()), times, strict=True))
 
 
 def _until_it_lands(uri: str, commit: Callable[[], _Result]) -> _Result:

@@ -67,7 +67,7 @@ def read_commit(table: Location, version: int) -> Commit | None:
     for line in text.splitlines():
         action = json.loads(line)
         if add := action.get("add"):
-            statistics = json.loads(add.get("stats") or "{}")
+            statistics = _statistics(add.get("stats"))
             values = add["partitionValues"]
             path, size, modified_at_ms = unquote(add["path"]), add["size"], add["modificationTime"]
             commit.added.append(AddedFile(path, size, modified_at_ms, values, statistics))
@@ -76,6 +76,15 @@ def read_commit(table: Location, version: int) -> Commit | None:
         elif transaction := action.get("txn"):
             commit.transactions[transaction["appId"]] = transaction["version"]
     return commit
+
+
+def _statistics(text: str | None) -> dict[str, Any]:
+    """Read a file's statistics; whoever may append to a table may write there what it likes."""
+    try:
+        statistics = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return statistics if isinstance(statistics, dict) else {}
 
 
 def has_commit(table: Location, version: int) -> bool:

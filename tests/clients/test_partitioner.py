@@ -3,6 +3,9 @@
 murmur2_vectors.json was made with kafka-python 3.0.12 (`kafka.partitioner.default.murmur2`, the
 hashes) and confluent-kafka 2.16.1 (`rd_kafka_msg_partitioner_murmur2` of its librdkafka 2.16.0,
 the partitions of a topic with 12), over random keys of 0 to 70 bytes. Both agreed on every key.
+Its part kafka_clients was made with Kafka's own producer, the Java classes of kafka-clients 4.1.0
+(`Utils.murmur2` and `BuiltInPartitioner.partitionForKey`), over random keys of 0 to 100 bytes and
+runs of zero and of 255 bytes, for topics of eight sizes.
 """
 
 from __future__ import annotations
@@ -28,8 +31,16 @@ from sparklog.clients.partitioner import (
     keyed_partitions,
     murmur2,
 )
+from sparklog.clients.producer import Producer
+from tests.clients.conftest import RunningCluster
 
-VECTORS = json.loads(Path(__file__).with_name("murmur2_vectors.json").read_text())["vectors"]
+_FILE = json.loads(Path(__file__).with_name("murmur2_vectors.json").read_text())
+VECTORS = _FILE["vectors"]
+KAFKA_CLIENTS_VECTORS = {
+    bytes.fromhex(key): (murmur2_hash, partitions)
+    for key, murmur2_hash, partitions in _FILE["kafka_clients"]
+}
+KAFKA_CLIENTS_TOPIC_SIZES = [1, 2, 3, 5, 7, 12, 50, 1000]
 
 # Kafka's UtilsTest.testMurmur2
 KAFKA_UNIT_TEST_VECTORS = {
@@ -95,6 +106,40 @@ def test_hashes_and_partitions_are_those_of_other_kafka_clients() -> None:
     keys = pa.array(raw_keys, pa.binary())
     assert murmur2(keys).tolist() == [murmur2_hash for _, murmur2_hash, _ in VECTORS]
     assert keyed_partitions(keys, 12).tolist() == [partition for _, _, partition in VECTORS]
+
+
+def test_hashes_and_partitions_are_those_of_kafkas_own_java_producer() -> None:
+    assert {len(key) for key in KAFKA_CLIENTS_VECTORS} == set(range(101))
+    keys = pa.array(list(KAFKA_CLIENTS_VECTORS), pa.binary())
+    hashes, partitions = zip(*KAFKA_CLIENTS_VECTORS.values(), strict=True)
+    assert murmur2(keys).tolist() == list(hashes)
+    for count, expected in zip(
+        KAFKA_CLIENTS_TOPIC_SIZES, zip(*partitions, strict=True), strict=True
+    ):
+        assert keyed_partitions(keys, count).tolist() == list(expected)
+
+
+@pytest.mark.parametrize("count", [2, 7, 12])
+def test_a_producers_keyed_records_lie_where_kafkas_own_java_producer_puts_them(
+    running_cluster: RunningCluster, count: int
+) -> None:
+    """Whatever else it sends between them, and whatever batches they come in."""
+    topic = f"of-{count}"
+    running_cluster.create_topic(topic, partitions=count)
+    with Producer(running_cluster.connection, batch_size=2_000) as producer:
+        for key in KAFKA_CLIENTS_VECTORS:
+            producer.send(topic, b"keyed", key=key)
+            producer.send(topic, b"without a key")
+    column = KAFKA_CLIENTS_TOPIC_SIZES.index(count)
+    stored = {
+        record["key"]: partition
+        for partition, records in running_cluster.committed(topic).items()
+        for record in records
+        if record["key"] is not None
+    }
+    assert stored == {
+        key: partitions[column] for key, (_, partitions) in KAFKA_CLIENTS_VECTORS.items()
+    }
 
 
 @given(

@@ -194,3 +194,25 @@ def test_an_impossible_record_count_does_not_spoil_the_tick(rules: Rules, count:
     bad = Sent(10, count, refusal="CORRUPT_MESSAGE")
     assert refused(rules, LAST_9, bad, Sent(0, producer_id=8)) == {0: "CORRUPT_MESSAGE"}
     assert duplicates(rules, LAST_9, bad, Sent(5, 5)) == {1: (45, 49)}
+
+
+@pytest.mark.parametrize(
+    ("newer", "error"),
+    [
+        (Sent(0, producer_epoch=5, refusal="CORRUPT_MESSAGE"), "CORRUPT_MESSAGE"),
+        (Sent(3, producer_epoch=5), GAP),
+    ],
+)
+def test_a_newer_epoch_that_is_refused_fences_nobody(rules: Rules, newer: Sent, error: str) -> None:
+    """Nothing of it is in the log, so the older one goes on."""
+    assert refused(rules, LAST_9, newer, Sent(10)) == {0: error}
+
+
+def test_the_first_batch_of_an_unknown_producer_begins_its_epoch_wherever_it_begins(
+    rules: Rules,
+) -> None:
+    """And so fences an older one; what was refused before it does not count as the first."""
+    first = Sent(7, producer_epoch=5)
+    assert refused(rules, [], first, Sent(0)) == {1: FENCED}
+    corrupt = Sent(0, producer_epoch=6, refusal="CORRUPT_MESSAGE")
+    assert refused(rules, [], corrupt, first, Sent(0)) == {0: "CORRUPT_MESSAGE", 2: FENCED}
