@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparklog.broker.byte_rates import ByteRates
-from sparklog.broker.inbox import Inbox
+from sparklog.broker.inbox import Group, Inbox, group
 from sparklog.broker.purgatory import Operation
-from sparklog.broker.sequences import Offsets, Sequences, group
+from sparklog.broker.sequences import Offsets, Sequences
 from sparklog.config import Settings
 from sparklog.errors import ERROR_CODES
 from sparklog.model import (
@@ -113,7 +113,7 @@ class Appends:
                 del self._answered[path]
         return True
 
-    def _told_before(self) -> set[tuple[str, str, int]]:
+    def _told_before(self) -> set[Group]:
         """Return which requests an earlier process has answered but not removed.
 
         They are answered: nothing may become of them any more behind the client's back (3.1).
@@ -231,9 +231,9 @@ class Appends:
         now_ms: int,
         standing: Standing,
     ) -> tuple[list[Answer], list[Operation]]:
-        refused: dict[tuple[str, str, int], str] = {}
+        refused: dict[Group, str] = {}
         taken = []
-        identity: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(dict)
+        identity: dict[Group, dict[str, Any]] = defaultdict(dict)
         for row in rows:
             of = (row["request_id"], row["topic_id"], row["partition"])
             identity[of] = row

@@ -75,7 +75,7 @@ class Follower:
         effects.done("log_commit")
         self._report(agreed, now_ms)
         report.changed = self._replicas.write_checkpoint()
-        self._purgatory.write()
+        self._purgatory.write(now_ms)
         effects.done("checkpoint")
         report.commits = self._root.commits() - before
         report.spark_jobs = self._copier.jobs - jobs_before
@@ -131,6 +131,7 @@ class Follower:
         return (
             news != self._seen
             or any(key not in news or now_ms >= waiting[key] for key in waiting)
+            or (bool(waiting) and self._purgatory.is_to_be_written(now_ms))
             or any(
                 one.key not in self._replicas
                 or self._replicas[one.key].role != "follower"

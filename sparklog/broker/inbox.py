@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,9 @@ _TYPES = {field.name: field.type for field in PRODUCE_REQUESTS.columns}
 Request = dict[str, Any]
 """One row of `produce_requests`, complete: one batch of a request."""
 
+Group = tuple[str, str, int]
+"""What is answered once: a partition of a request, by its request id, topic id and number."""
+
 
 class Inbox:
     """The requests that wait in one root.
@@ -69,7 +74,8 @@ class Inbox:
         self._looked_at_ms = looked_at_ms
         self._looked_version = -1
         self._unseen_since_ms: dict[str, int] = {}
-        self._taken: list[str] = []
+        self._loaded: dict[str, set[Group]] = {}
+        self._taken: dict[str, set[Group]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -100,6 +106,7 @@ class Inbox:
             except (OSError, ValueError, pa.ArrowException) as error:
                 _log.warning("request file unreadable", path=path, error=str(error))
                 continue
+            self._loaded[path] = set()
             for row in requested:
                 given = {name: value for name, value in row.items() if value is not None}
                 request = row | _DEFAULTS | given
@@ -107,21 +114,29 @@ class Inbox:
                 request["position"] = len(rows)
                 request["batch_id"] = batch_id(request["path"])
                 request["claim_fault"] = _claim_fault(request)
+                self._loaded[path].add(group(request))
                 rows.append(request)
         _mark_repetitions(rows)
         return rows
 
     def take(self) -> None:
-        """Note that all that was loaded is done with, and may be removed."""
-        self._taken += self._unseen_since_ms
+        """Note that all that was loaded has been dealt with, as far as it can be at once."""
+        for path in self._unseen_since_ms:
+            self._taken[path] = self._loaded.get(path, set())
         self._unseen_since_ms.clear()
+        self._loaded.clear()
 
-    def trim(self) -> bool:
-        """Remove the requests that were taken, last of all; say whether there were any."""
-        if not self._taken:
+    def trim(self, kept: AbstractSet[Group]) -> bool:
+        """Remove the requests that were taken, last of all; say whether there were any.
+
+        Files with one of `kept` stay: what waits in memory only is found here after a crash.
+        """
+        done = [path for path, groups in self._taken.items() if groups.isdisjoint(kept)]
+        if not done:
             return False
-        self._table.trim(self._taken, self._fence)
-        self._taken.clear()
+        self._table.trim(done, self._fence)
+        for path in done:
+            del self._taken[path]
         return True
 
 
@@ -158,6 +173,11 @@ def _text_bytes(column: pa.Array[Any]) -> int:
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).take(column.indices)
     return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)
+
+
+def group(row: Mapping[str, Any]) -> Group:
+    """Return which partition of which request a row belongs to."""
+    return row["request_id"], row["topic_id"], row["partition"]
 
 
 def _claim_fault(request: Request) -> str | None:

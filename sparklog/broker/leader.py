@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from sparklog.broker.appends import Answer, Appends, Standing, answer
+from sparklog.broker.inbox import group
 from sparklog.broker.led_partitions import FollowerReports, Keys, LedPartitions
 from sparklog.broker.purgatory import Operation, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
@@ -72,6 +73,7 @@ class Leader:
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions
             or self._purgatory.has_expired("DelayedProduce", now_ms)
+            or self._purgatory.is_to_be_written(now_ms)
         ):
             self._seen_versions = seen_versions
             return TickReport()
@@ -81,7 +83,7 @@ class Leader:
         standing = partial(self._operation_standing, metadata)
         taken = self.appends.append(now_ms, self._standing(metadata))
         self._answers += taken.answers
-        self._answer(self._purgatory.try_complete_else_watch(taken.delayed, standing))
+        self._answer(self._purgatory.try_complete_else_watch(taken.delayed, now_ms, standing))
         effects.done("log_commit")
         fired = self._led.advance(touched | taken.appended, metadata, reports, now_ms, effects)
         fired[Trigger.LEADERSHIP_CHANGED] = touched
@@ -92,9 +94,9 @@ class Leader:
         self._answer(self._purgatory.expire("DelayedProduce", now_ms))
         changed |= self.appends.respond(self._answers, now_ms)
         self._answers.clear()
-        changed |= self._purgatory.write()
+        changed |= self._purgatory.write(now_ms)
         effects.done("responses")
-        changed |= self.appends.inbox.trim()
+        changed |= self.appends.inbox.trim({group(one) for one in self._purgatory.unwritten()})
         self._seen_versions = metadata_versions
         self._looked_at_ms = now_ms
         return TickReport(changed=changed, commits=self._commits() - before)

@@ -1,8 +1,9 @@
 """The purgatory: operations that wait for something to happen to their partition (rules 4.1-4.4).
 
-A delayed operation is a row of `delayed_operations`, so it survives its process, and people can
-ask what waits. It is watched under its partition and tried again when a trigger fires there; what
-a trigger is, and for whom, `Trigger` says.
+A delayed operation is watched under its partition and tried again when a trigger fires there; what
+a trigger is, and for whom, `Trigger` says. What waits for longer than `WRITTEN_AFTER_MS` is a row
+of `delayed_operations`, so that people can ask what waits; the request of what waits only shortly
+stays in the inbox meanwhile. So both survive their process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.roots import BrokerRoot
 
 Kind = Literal["DelayedProduce", "DelayedFetch"]
+
+WRITTEN_AFTER_MS: dict[Kind, int] = {"DelayedProduce": 200, "DelayedFetch": 0}
+"""Most produces are complete after a round or two, sooner than anybody could ask for them."""
 
 Operation = dict[str, Any]
 """One row of `delayed_operations`: one partition of one request."""
@@ -60,8 +64,9 @@ class Purgatory:
         self._rules = rules
         self._operations: dict[str, Operation] = {}
         self._watched: dict[tuple[Kind, TopicIdPartition], set[str]] = defaultdict(set)
+        self._since_ms: dict[str, int] = {}
         for row in root.delayed_operations.rows().to_pylist():
-            self._watch(row)
+            self._watch(row, 0)
         self._written = set(self._operations)
 
     def waiting(self, kind: Kind) -> list[Operation]:
@@ -79,7 +84,7 @@ class Purgatory:
         }
 
     def try_complete_else_watch(
-        self, operations: Iterable[Operation], standing: Standing
+        self, operations: Iterable[Operation], now_ms: int, standing: Standing
     ) -> list[tuple[Operation, str]]:
         """Try operations of one kind; watch those that are not complete under their partitions.
 
@@ -92,7 +97,7 @@ class Purgatory:
         complete = dict(self._completed(fresh, standing))
         for operation in fresh:
             if operation["operation_id"] not in complete:
-                self._watch(operation)
+                self._watch(operation, now_ms)
         return [
             (one, complete[one["operation_id"]]) for one in fresh if one["operation_id"] in complete
         ]
@@ -120,9 +125,20 @@ class Purgatory:
         """Say whether anything of a kind is to expire."""
         return any(now_ms >= deadline_ms for deadline_ms in self.watched(kind).values())
 
-    def write(self) -> bool:
-        """Write the table if it has changed; say whether it had."""
-        if set(self._operations) == self._written:
+    def unwritten(self) -> list[Operation]:
+        """Return the operations that are in memory only."""
+        return [one for of, one in self._operations.items() if of not in self._written]
+
+    def is_to_be_written(self, now_ms: int) -> bool:
+        """Say whether the table is behind by more than what has only just begun to wait."""
+        return any(one not in self._operations for one in self._written) or any(
+            now_ms - self._since_ms[one["operation_id"]] >= WRITTEN_AFTER_MS[one["kind"]]
+            for one in self.unwritten()
+        )
+
+    def write(self, now_ms: int) -> bool:
+        """Write the table if that is due; say whether it was."""
+        if not self.is_to_be_written(now_ms):
             return False
         rows = DELAYED_OPERATIONS.rows(list(self._operations.values()))
         overwrite(self._root.delayed_operations, rows, self._root.fence)
@@ -137,12 +153,14 @@ class Purgatory:
         completed = self._rules.run(rule, operations=rows)
         return [(row["operation_id"], row["error"]) for row in completed]
 
-    def _watch(self, operation: Operation) -> None:
+    def _watch(self, operation: Operation, now_ms: int) -> None:
         self._operations[operation["operation_id"]] = operation
+        self._since_ms[operation["operation_id"]] = now_ms
         self._watched[_watched_under(operation)].add(operation["operation_id"])
 
     def _forget(self, operation_id: str) -> Operation:
         operation = self._operations.pop(operation_id)
+        del self._since_ms[operation_id]
         watched = self._watched[_watched_under(operation)]
         watched.discard(operation_id)
         if not watched:

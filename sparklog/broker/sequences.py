@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from sparklog.broker.inbox import group
 from sparklog.config import Settings
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.protocol.rules import Rules
@@ -87,11 +88,6 @@ class Sequences:
         # One bad batch refuses its partition of its request, whichever rule found it.
         groups = {of_position[row["position"]]: row["error"] for row in refused}
         return {position: groups[of] for position, of in of_position.items() if of in groups}
-
-
-def group(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Return what is answered once: a partition of a request."""
-    return row["request_id"], row["topic_id"], row["partition"]
 
 
 def _appended_row(batch: Batch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sparklog.broker.purgatory import WRITTEN_AFTER_MS
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log, report, values
 
@@ -29,6 +30,10 @@ def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
 ) -> None:
     """The batch is in the log and its request is taken: without memory nobody would ever answer."""
     cluster = start(0, 1)
+    if table == "delayed_operations":
+        cluster.produce("t", 0, [b"waits long enough"])
+        cluster.leader_tick(0)
+        cluster.clock.advance(WRITTEN_AFTER_MS["DelayedProduce"])
     at_once, waits = cluster.produce("t", 0, [b"a"], acks=1), cluster.produce("t", 0, [b"b"])
     refused = cluster.produce("t", 0, [b"c"], timeout_ms=-1)
     fail_once("trim" if table == "produce_requests" else "write", f"broker-0/{table}")
@@ -39,7 +44,8 @@ def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
     assert error(refused) == "REQUEST_TIMED_OUT"
     cluster.tick_until_idle()
     assert error(waits) == "NONE"
-    check_at_rest(cluster, "a", "b")
+    before = ["waits long enough"] if table == "delayed_operations" else []
+    check_at_rest(cluster, *before, "a", "b")
 
 
 @pytest.mark.parametrize("table", ["produce_responses", "delayed_operations"])
@@ -48,6 +54,8 @@ def test_a_completed_operation_whose_answer_could_not_be_written(
 ) -> None:
     cluster = start(0, 1)
     waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.clock.advance(WRITTEN_AFTER_MS["DelayedProduce"])
     cluster.leader_tick(0)
     cluster.follower_tick(1)
     fail_once("write", f"broker-0/{table}")

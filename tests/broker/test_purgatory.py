@@ -160,12 +160,36 @@ class TestTryCompleteElseWatch:
         assert waiting(cluster, 0) == []
 
     def test_what_is_not_waits_in_a_table_until_it_is(self, start: Start) -> None:
+        """Once it has waited long enough for anybody to ask."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"m"], timeout_ms=700)
         cluster.leader_tick(0)
-        assert waiting(cluster, 0) == [("DelayedProduce", 0, 700)]
+        assert waiting(cluster, 0) == []
+        cluster.clock.advance(199)
+        assert cluster.leader_tick(0).commits == 0
+        cluster.clock.advance(1)
+        # The operation is written, and the request, which stood for it, is removed.
+        assert cluster.leader_tick(0).commits == 2
+        assert waiting(cluster, 0) == [("DelayedProduce", 0, 500)]
         cluster.tick_until_idle()
         assert waiting(cluster, 0) == []
+
+    @pytest.mark.parametrize("waited_ms", [0, 200])
+    def test_what_waits_is_answered_after_a_crash(self, start: Start, waited_ms: int) -> None:
+        """A request that did not wait long enough to be written is in the inbox; a written
+        operation is in its table. Nothing is written twice.
+        """
+        cluster = start(0, 1)
+        pending = cluster.produce("t", 0, [b"m"])
+        cluster.leader_tick(0)
+        cluster.clock.advance(waited_ms)
+        cluster.leader_tick(0)
+        cluster.crash(0)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        expected = "NONE" if waited_ms == 0 else "NOT_LEADER_OR_FOLLOWER"
+        assert error(pending) == expected
+        assert [record.value for record in cluster.consume("t", 0)] == [b"m"]
 
     def test_a_tick_that_fails_after_watching_tries_again(
         self, start: Start, fail_once: Callable[[str, str], None]

@@ -420,7 +420,7 @@ class TestABadFile:
         follower = cluster._brokers[1]._followers[0]
         cluster.follower_tick(1)
         key = cluster._connection.metadata().partition("t", 0).key
-        follower._truncate({key: 1})
+        follower._truncate({key: 1}, now_ms=0)
         assert log(cluster, 1) == ["a"]
         cluster.produce("t", 1, [b"d"], acks=1)
         cluster.leader_tick(0)
@@ -445,7 +445,7 @@ class TestABadFile:
         key = cluster._connection.metadata().partition("t", 0).key
         [batch] = own._root.log.batches(key)
         (cluster._root / "broker-1" / "log" / batch.path).unlink()
-        assert own._truncate({key: 1}) == {key}
+        assert own._truncate({key: 1}, now_ms=0) == {key}
         cluster.produce("t", 1, [b"w"], acks=1)
         cluster.leader_tick(0)
         cluster.follower_tick(1)
