@@ -295,6 +295,102 @@ class ProducerConfig(_Keys):
         return self.acks in ("all", -1)
 
 
+Assignor = Literal["range", "roundrobin", "sticky"]
+OffsetReset = Literal["earliest", "latest", "none"]
+
+
+class ConsumerConfig(_Keys):
+    """What a plain consumer may be told. Field names are Kafka's keys with underscores."""
+
+    auto_offset_reset: OffsetReset = Field(
+        "latest",
+        alias="auto.offset.reset",
+        description="Where to begin without a usable position; none raises an error instead.",
+    )
+    enable_auto_commit: bool = Field(
+        True,
+        alias="enable.auto.commit",
+        description="Whether poll and close commit what earlier polls returned; with a group.",
+    )
+    auto_commit_interval_ms: int = Field(
+        5_000, ge=0, alias="auto.commit.interval.ms", description="How often poll does so."
+    )
+    max_poll_records: int = Field(
+        500, gt=0, alias="max.poll.records", description="Records that one poll returns at most."
+    )
+    max_poll_interval_ms: int = Field(
+        300_000,
+        gt=0,
+        alias="max.poll.interval.ms",
+        description="A member that does not poll for longer leaves its group.",
+    )
+    session_timeout_ms: int = Field(
+        45_000,
+        gt=0,
+        alias="session.timeout.ms",
+        description="A member silent for longer is removed from its group by the others.",
+    )
+    heartbeat_interval_ms: int = Field(
+        3_000,
+        gt=0,
+        alias="heartbeat.interval.ms",
+        description="How often a member says that it lives, and looks whether the others do.",
+    )
+    fetch_min_bytes: int = Field(
+        1, ge=1, alias="fetch.min.bytes", description="Bytes that a fetch waits for."
+    )
+    fetch_max_wait_ms: int = Field(
+        500, ge=0, alias="fetch.max.wait.ms", description="How long a fetch waits for them."
+    )
+    fetch_max_bytes: int = Field(
+        50 * _MEBIBYTE,
+        gt=0,
+        alias="fetch.max.bytes",
+        description="Bytes that one fetch takes of all partitions, one batch at least.",
+    )
+    max_partition_fetch_bytes: int = Field(
+        1 * _MEBIBYTE,
+        gt=0,
+        alias="max.partition.fetch.bytes",
+        description="Bytes that one fetch takes of one partition, one batch at least.",
+    )
+    partition_assignment_strategy: Annotated[list[Assignor], BeforeValidator(_kafka_list)] = Field(
+        ["range"],
+        min_length=1,
+        alias="partition.assignment.strategy",
+        description="How a group shares its partitions, the preferred way first.",
+    )
+    group_instance_id: str | None = Field(
+        None,
+        min_length=1,
+        alias="group.instance.id",
+        description="A name under which a member may restart without a rebalance.",
+    )
+    isolation_level: Literal["read_uncommitted"] = Field(
+        "read_uncommitted",
+        alias="isolation.level",
+        description="There are no transactions that read_committed could wait for.",
+    )
+    default_api_timeout_ms: int = Field(
+        60_000,
+        ge=0,
+        alias="default.api.timeout.ms",
+        description="How long calls that need a leader wait for one, but for poll.",
+    )
+    client_id: str = Field("", alias="client.id", description="A name for the group's table.")
+    client_rack: str = Field(
+        "",
+        alias="client.rack",
+        description="Where the consumer runs: a replica in the same rack is read, if there is one.",
+    )
+
+    @model_validator(mode="after")
+    def _heartbeat_within_session(self) -> ConsumerConfig:
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise ValueError("heartbeat.interval.ms must be below session.timeout.ms")
+        return self
+
+
 class BrokerEntry(_Keys):
     """One broker of a cluster: its id, its log directories (URIs) and its rack."""
 

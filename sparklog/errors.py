@@ -33,6 +33,7 @@ _TABLE = (
     ErrorCode(7, "REQUEST_TIMED_OUT", True, "The request was not completed within its timeout."),
     ErrorCode(9, "REPLICA_NOT_AVAILABLE", True, "The broker has no such replica at the moment."),
     ErrorCode(10, "MESSAGE_TOO_LARGE", False, "The batch is larger than max.message.bytes."),
+    ErrorCode(12, "OFFSET_METADATA_TOO_LARGE", False, "The metadata of a commit is too long."),
     ErrorCode(17, "INVALID_TOPIC_EXCEPTION", False, "The topic's name may not be used here."),
     ErrorCode(19, "NOT_ENOUGH_REPLICAS", True, "Fewer replicas are in sync than required."),
     ErrorCode(
@@ -42,6 +43,13 @@ _TABLE = (
         "The batch was appended, but fewer replicas are in sync than required.",
     ),
     ErrorCode(21, "INVALID_REQUIRED_ACKS", False, "acks must be 0, 1 or all."),
+    ErrorCode(22, "ILLEGAL_GENERATION", False, "The group has gone on to a newer generation."),
+    ErrorCode(
+        23, "INCONSISTENT_GROUP_PROTOCOL", False, "The members share no assignment strategy."
+    ),
+    ErrorCode(24, "INVALID_GROUP_ID", False, "There is no group, or its name is not usable."),
+    ErrorCode(25, "UNKNOWN_MEMBER_ID", False, "The group does not count this member any more."),
+    ErrorCode(27, "REBALANCE_IN_PROGRESS", False, "The group is assigning its partitions anew."),
     ErrorCode(36, "TOPIC_ALREADY_EXISTS", False, "A topic of this name exists already."),
     ErrorCode(37, "INVALID_PARTITIONS", False, "The number of partitions must be at least 1."),
     ErrorCode(
@@ -55,11 +63,13 @@ _TABLE = (
     ErrorCode(47, "INVALID_PRODUCER_EPOCH", False, "A newer producer with this id has begun."),
     ErrorCode(56, "KAFKA_STORAGE_ERROR", True, "The replica's storage failed."),
     ErrorCode(59, "UNKNOWN_PRODUCER_ID", False, "The broker knows nothing of this producer."),
+    ErrorCode(69, "GROUP_ID_NOT_FOUND", False, "There is no group of this name."),
     ErrorCode(74, "FENCED_LEADER_EPOCH", True, "The leader epoch is older than the broker's."),
     ErrorCode(75, "UNKNOWN_LEADER_EPOCH", True, "The leader epoch is newer than the broker's."),
     ErrorCode(77, "STALE_BROKER_EPOCH", False, "A newer process plays this broker."),
     ErrorCode(78, "OFFSET_NOT_AVAILABLE", True, "The new leader has not caught up yet."),
     ErrorCode(80, "PREFERRED_LEADER_NOT_AVAILABLE", True, "The preferred leader cannot lead."),
+    ErrorCode(82, "FENCED_INSTANCE_ID", False, "A newer consumer has this group.instance.id."),
     ErrorCode(83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", True, "No replica is able to lead."),
     ErrorCode(84, "ELECTION_NOT_NEEDED", True, "The partition has the leader asked for."),
     ErrorCode(89, "THROTTLING_QUOTA_EXCEEDED", True, "The broker has too many requests at once."),
@@ -115,3 +125,19 @@ class ProtocolError(SparklogError):
     def retriable(self) -> bool:
         """Whether the same request may succeed later without being changed."""
         return self.code.retriable
+
+
+class NoOffsetForPartitionError(SparklogError):
+    """A consumer has no position and auto.offset.reset=none does not let it choose one."""
+
+
+class LogTruncationError(ProtocolError):
+    """Records that a consumer was past are gone after an unclean election (rule 8.2, KIP-320).
+
+    Parameters: `divergent_offset`, where the log now differs from what was read; `None` where
+    that is not known. `detail`, the sentence.
+    """
+
+    def __init__(self, detail: str, divergent_offset: int | None) -> None:
+        super().__init__("OFFSET_OUT_OF_RANGE", detail)
+        self.divergent_offset = divergent_offset

@@ -35,6 +35,16 @@ class TopicIdPartition(NamedTuple):
     partition: int
 
 
+class TopicPartition(NamedTuple):
+    """A partition, by its topic's name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
 class Batch(NamedTuple):
     """A record batch: one immutable Parquet file and the header that the log gives it.
 
@@ -361,14 +371,25 @@ STREAM_WRITES = _busy_table(
     files=_STRING,
     is_done=_BOOL,
 )
-CONSUMER_GROUPS = _busy_table(
+CONSUMER_GROUPS = _table(
     "consumer_groups",
     group_id=_STRING,
+    state=_STRING,
     generation=_INT,
-    member_id=_STRING,
     protocol=_STRING,
+    leader=_STRING,
+    member_id=_STRING,
+    group_instance_id=_STRING,
+    client_id=_STRING,
+    joined_generation=_INT,
+    topics=_STRING,
+    protocols=_STRING,
     assignment=_STRING,
-    deadline=_LONG,
+    session_timeout_ms=_LONG,
+    rebalance_timeout_ms=_LONG,
+)
+CONSUMER_GROUP_HEARTBEATS = _busy_table(
+    "consumer_group_heartbeats", group_id=_STRING, member_id=_STRING, heartbeat=_LONG
 )
 CONSUMER_OFFSETS = _busy_table(
     "consumer_offsets",
@@ -402,6 +423,7 @@ CLUSTER_TABLES = (
     PRODUCER_IDS,
     STREAM_WRITES,
     CONSUMER_GROUPS,
+    CONSUMER_GROUP_HEARTBEATS,
     CONSUMER_OFFSETS,
 )
 """The tables of the cluster root, beside `format`."""

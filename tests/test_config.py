@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from sparklog.config import BrokerConfig, ClusterConfig, Settings, TopicConfig, load, parse
+from sparklog.config import (
+    BrokerConfig,
+    ClusterConfig,
+    ConsumerConfig,
+    Settings,
+    TopicConfig,
+    load,
+    parse,
+)
 from sparklog.errors import ConfigError
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -69,6 +77,27 @@ NOT_KAFKAS = {
     "log.dirs": "required here: Kafka's default is a temporary folder",
 }
 
+CONSUMER_DEFAULTS = {
+    "auto.offset.reset": "latest",
+    "enable.auto.commit": True,
+    "auto.commit.interval.ms": 5_000,
+    "max.poll.records": 500,
+    "max.poll.interval.ms": 300_000,
+    "session.timeout.ms": 45_000,
+    "heartbeat.interval.ms": 3_000,
+    "fetch.min.bytes": 1,
+    "fetch.max.wait.ms": 500,
+    "fetch.max.bytes": 52_428_800,
+    "max.partition.fetch.bytes": 1_048_576,
+    "partition.assignment.strategy": ["range"],
+    "group.instance.id": None,
+    "isolation.level": "read_uncommitted",
+    "default.api.timeout.ms": 60_000,
+    "client.id": "",
+    "client.rack": "",
+}
+"""Kafka 4's own, from its consumer configuration reference; of its two assignors the first."""
+
 
 def refusal(model: Any, values: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as raised:
@@ -111,7 +140,8 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(wrong: str, meant
 def test_an_unknown_key_like_no_other_is_answered_with_all_that_there_are() -> None:
     message = refusal(TopicConfig, {"colour": "red"})
     assert message.endswith(
-        "known keys: min.insync.replicas, max.message.bytes, unclean.leader.election.enable"
+        "known keys: min.insync.replicas, max.message.bytes, producer_byte_rate, "
+        "unclean.leader.election.enable"
     )
 
 
@@ -395,11 +425,17 @@ def test_every_default_is_kafkas_unless_the_difference_is_deliberate() -> None:
     assert different == DELIBERATE.keys()
 
 
+def test_every_default_of_a_consumer_is_kafkas() -> None:
+    config = parse(ConsumerConfig, {}, "here.yaml")
+    assert config.model_dump(by_alias=True) == CONSUMER_DEFAULTS
+
+
 def test_a_topic_leaves_to_the_cluster_what_it_does_not_set() -> None:
     config = parse(TopicConfig, {}, "here.yaml")
     assert set(config.model_dump().values()) == {None}
 
 
-def test_every_key_of_a_cluster_says_what_it_does() -> None:
-    for field in Settings.model_fields.values():
-        assert field.description, field.alias
+def test_every_key_of_a_cluster_and_of_a_consumer_says_what_it_does() -> None:
+    for model in (Settings, ConsumerConfig):
+        for field in model.model_fields.values():
+            assert field.description, field.alias

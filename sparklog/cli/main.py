@@ -72,7 +72,8 @@ def query(
     """Ask a cluster's state a question in SQL.
 
     The cluster's tables: brokers, controller, topics, partition_state,
-    producer_ids, stream_writes, consumer_groups, consumer_offsets.
+    producer_ids, stream_writes, consumer_groups, consumer_group_heartbeats,
+    consumer_offsets.
 
     What each broker holds, with a broker_id column first:
     high_watermark_checkpoint, leader_epoch_checkpoint, producer_state,

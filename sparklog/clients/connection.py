@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    EpochEntry,
     TopicIdPartition,
 )
 from sparklog.protocol.rules import DuckDBRules, Rules
@@ -22,7 +24,8 @@ from sparklog.storage.roots import ClusterRoot
 class Visible(NamedTuple):
     """What a consumer may see of a partition: log_start_offset <= offset < high_watermark.
 
-    `location` and `log_version` say where: the log table of the leader, at that version.
+    `location` and `log_version` say where: the log table of the leader, at that version; `epochs`
+    is its leader-epoch history, oldest first, empty for a partition that it has yet to write down.
     """
 
     state: PartitionState
@@ -30,6 +33,7 @@ class Visible(NamedTuple):
     log_version: int
     log_start_offset: int
     high_watermark: int
+    epochs: tuple[EpochEntry, ...] = ()
 
 
 class Connection:
@@ -99,9 +103,13 @@ class Connection:
             for location in dict.fromkeys(locations.values())
         }
         rows = {key: of_root[locations[key]].get(key, {}) for key in states}
-        starts = self._epoch_starts(
+        histories = self._epoch_histories(
             {(locations[key], row["epochs_version"]) for key, row in rows.items() if row}
         )
+        epochs = {
+            key: tuple(histories.get((locations[key], row.get("epochs_version", 0), key), ()))
+            for key, row in rows.items()
+        }
         judged = self.rules.run(
             "visible_offsets",
             partitions=[
@@ -114,7 +122,7 @@ class Connection:
                     "reported_leader_epoch": rows[key].get("leader_epoch"),
                     "high_watermark": rows[key].get("high_watermark"),
                     "log_start_offset": rows[key].get("log_start_offset"),
-                    "epoch_start_offset": starts.get((locations[key], key, state.leader_epoch)),
+                    "epoch_start_offset": dict(epochs[key]).get(state.leader_epoch),
                 }
                 for key, state in states.items()
             ],
@@ -134,6 +142,7 @@ class Connection:
                 rows[key].get("log_version", 0),
                 row["log_start_offset"],
                 row["high_watermark"],
+                epochs[key],
             )
         return [visible[key] for key in states]
 
@@ -166,19 +175,18 @@ class Connection:
         is_same_process = leader.broker_epoch == state.leader_broker_epoch
         return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
 
-    def _epoch_starts(
-        self, histories: Iterable[tuple[Location, int]]
-    ) -> dict[tuple[Location, TopicIdPartition, int], int]:
-        """Return where each leader epoch starts, by root, partition and epoch.
+    def _epoch_histories(
+        self, checkpoints: Iterable[tuple[Location, int]]
+    ) -> dict[tuple[Location, int, TopicIdPartition], list[EpochEntry]]:
+        """Return the leader-epoch histories, oldest entry first, by checkpoint and partition.
 
-        `histories` are roots and the versions of their leader-epoch checkpoints to be read.
+        `checkpoints` are roots and the versions of their leader-epoch checkpoints to be read.
         """
-        return {
-            (
-                location,
-                TopicIdPartition(entry["topic_id"], entry["partition"]),
-                entry["epoch"],
-            ): entry["start_offset"]
-            for location, version in histories
-            for entry in self.table(location, LEADER_EPOCH_CHECKPOINT).rows_at(version).to_pylist()
-        }
+        histories = defaultdict(list)
+        for location, version in checkpoints:
+            rows = self.table(location, LEADER_EPOCH_CHECKPOINT).rows_at(version).to_pylist()
+            for row in sorted(rows, key=lambda row: int(row["epoch"])):
+                key = TopicIdPartition(row["topic_id"], row["partition"])
+                entry = EpochEntry(row["epoch"], row["start_offset"])
+                histories[location, version, key].append(entry)
+        return histories

@@ -7,6 +7,7 @@ broker. Roots may be different folders, buckets, regions or accounts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,22 @@ class ClusterRoot:
         self.consumer_groups = ControlTable(location, model.CONSUMER_GROUPS)
         self.consumer_offsets = ControlTable(location, model.CONSUMER_OFFSETS)
 
+    @cached_property
+    def consumer_group_heartbeats(self) -> ControlTable:
+        """The members' signs of life; a root that is older than the table gets it here."""
+        create_table(self.location, model.CONSUMER_GROUP_HEARTBEATS)
+        return ControlTable(self.location, model.CONSUMER_GROUP_HEARTBEATS)
+
     @classmethod
     def create(cls, location: Location) -> ClusterRoot:
-        """Create a cluster root, or open the one that is there."""
+        """Create a cluster root, or open the one that is there; tables it lacks are created."""
         check_usable(location, model.CLUSTER_TABLES)
-        if _format(location) is None:
-            for schema in model.CLUSTER_TABLES:
-                create_table(location, schema)
+        is_new = _format(location) is None
+        if not is_new:
+            _check_format(location, is_broker=False)
+        for schema in model.CLUSTER_TABLES:
+            create_table(location, schema)
+        if is_new:
             _write_format(location, model.new_id(), broker_id=None)
         return cls(location)
 

@@ -1,0 +1,145 @@
+"""The readers of `format("sparklog")`, as Spark's classes.
+
+Spark calls them in Python processes of their own, where there is no session, and there must be
+none: asking for one would start a second Spark. They take no filters (`pushFilters`): in Spark 4.2
+a DataFrame keeps what its first query pushed down, so that a later query without the filter would
+miss records. `sparklog.read` is the way to have filters pushed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from sparklog.datasource.options import ReadOptions
+from sparklog.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparklog.datasource.stream_read import StreamRead
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_ADMISSION_CONTROL = True
+except ImportError:
+    HAS_ADMISSION_CONTROL = False
+
+
+class BatchReader(DataSourceReader):
+    """Reads from here to there."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition a task."""
+        from sparklog.datasource.batch_read import plan_batch
+
+        return [InputPartition(task) for task in plan_batch(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition."""
+        return _read(partition)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """What readers of streams have in common, whatever Spark's version."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _stream(self) -> StreamRead:
+        from sparklog.datasource.stream_read import StreamRead
+
+        return StreamRead(self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the connection behind: only the process that plans has one."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Return where a new query begins."""
+        return self._stream.initial_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of one micro-batch."""
+        return [InputPartition(task) for task in self._stream.plan(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition."""
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Publish that all before `end` is processed."""
+        self._stream.commit(end)
+
+
+class StreamReaderWithoutLimits(_StreamReader):
+    """Reads a stream on Spark 4.0 and 4.1, which know no limits and no real AvailableNow."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        for name, value in {
+            "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
+            "minOffsetsPerTrigger": options.min_offsets_per_trigger,
+        }.items():
+            if value is not None:
+                raise ConfigError(f"option {name} needs Spark 4.2 or newer: leave it out")
+        super().__init__(options)
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # noqa: N802 - as it was
+        """Return the high watermarks."""
+        return self._stream.latest_offset_of_all()
+
+
+if HAS_ADMISSION_CONTROL:
+
+    class StreamReader(_StreamReader, SupportsTriggerAvailableNow):
+        """Reads a stream on Spark 4.2 and newer."""
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+            """Return the limit of the options, as far as one of Spark's limits can say it.
+
+            Spark hands it back as it is; what counts then are the options themselves.
+            """
+            if self._options.max_offsets_per_trigger is not None:
+                return ReadMaxRows(self._options.max_offsets_per_trigger)
+            if self._options.min_offsets_per_trigger is not None:
+                return ReadMinRows(self._options.min_offsets_per_trigger)
+            return ReadAllAvailable()
+
+        def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's
+            """Return how far the micro-batch goes that begins at `start`."""
+            is_limited = not isinstance(limit, ReadAllAvailable)
+            return self._stream.latest_offset(start, is_limited=is_limited)
+
+        def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+            """Return the high watermarks, for the progress report."""
+            return self._stream.report_latest_offset()
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+            """Read no further than what is there now."""
+            self._stream.prepare_for_trigger_available_now()
+
+
+def stream_reader(options: ReadOptions) -> DataSourceStreamReader:
+    """Return the reader that this Spark can make the most of."""
+    return StreamReader(options) if HAS_ADMISSION_CONTROL else StreamReaderWithoutLimits(options)
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read one partition; where there is nothing to read, Spark makes one of `None`."""
+    from sparklog.datasource.read_task import read_task
+
+    return iter(()) if partition.value is None else read_task(partition.value)

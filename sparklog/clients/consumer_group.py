@@ -1,0 +1,206 @@
+"""Consumer groups: who is a member, in which generation, and who reads what (rule 8.1).
+
+No process coordinates a group: it is rows of the cluster's `consumer_groups`, and every step of
+Kafka's eager rebalance is one compare-and-set by a member. The group prepares (its members give up
+what they read and join), it completes (its leader shares the partitions), it is stable; each round
+of that has a number, the generation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.errors import ProtocolError
+from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
+from sparklog.storage.control_table import ControlTable
+
+GroupState = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable"]
+"""Kafka's names."""
+
+
+class Member(NamedTuple):
+    """A member: what it asks for and what it was assigned last.
+
+    `joined_generation` is the newest generation that it has joined, or waits for;
+    `rebalance_timeout_ms` is how long it may take to give up what it reads and join.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    joined_generation: int
+    topics: tuple[str, ...]
+    protocols: tuple[str, ...]
+    assignment: tuple[TopicIdPartition, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+
+
+class Group(NamedTuple):
+    """A group as one version of the table has it; one that never was is empty, generation 0."""
+
+    group_id: str
+    state: GroupState = "Empty"
+    generation: int = 0
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[Member, ...] = ()
+
+    def member(self, member_id: str) -> Member | None:
+        """Return the member with this id."""
+        return next((one for one in self.members if one.member_id == member_id), None)
+
+    @property
+    def missing(self) -> list[Member]:
+        """The members that have yet to join the generation that the group prepares."""
+        if self.state != "PreparingRebalance":
+            return []
+        return [one for one in self.members if one.joined_generation <= self.generation]
+
+
+def joined(group: Group, member: Member) -> Group:
+    """Return the group after a member has joined, or joined again.
+
+    A member with the group.instance.id of another takes its place. Where nothing changes by that,
+    nobody else is bothered: it goes on with the other's assignment. Raises
+    INCONSISTENT_GROUP_PROTOCOL where the members would have no assignor in common.
+    """
+    before = next((one for one in group.members if _is_same(one, member)), None)
+    others = [one for one in group.members if one is not before]
+    if before is not None:
+        member = member._replace(assignment=before.assignment)
+    if not _common_protocols([*others, member]):
+        raise ProtocolError(
+            "INCONSISTENT_GROUP_PROTOCOL",
+            f"group {group.group_id} has members that do not know any of "
+            f"{', '.join(member.protocols)}: give all the same partition.assignment.strategy",
+        )
+    if before is not None and before.member_id != member.member_id and group.state == "Stable":
+        wants = member.topics, member.protocols
+        if wants == (before.topics, before.protocols):
+            same = member._replace(joined_generation=group.generation)
+            members = tuple(same if one is before else one for one in group.members)
+            leader = same.member_id if group.leader == before.member_id else group.leader
+            return group._replace(members=members, leader=leader)
+    joining = member._replace(joined_generation=group.generation + 1)
+    return _settled(
+        group._replace(
+            state="PreparingRebalance",
+            members=(*others, joining)
+            if before is None
+            else tuple(joining if one is before else one for one in group.members),
+        )
+    )
+
+
+def without(group: Group, member_ids: Collection[str]) -> Group:
+    """Return the group after members have left it, or were removed; the others join anew."""
+    left = tuple(one for one in group.members if one.member_id not in member_ids)
+    if len(left) == len(group.members):
+        return group
+    if not left:
+        return Group(group.group_id, "Empty", group.generation + 1)
+    return _settled(group._replace(state="PreparingRebalance", members=left))
+
+
+def assigned(group: Group, assignment: Mapping[str, Collection[TopicIdPartition]]) -> Group:
+    """Return the group with what its leader has given to each member."""
+    return group._replace(
+        state="Stable",
+        members=tuple(
+            one._replace(assignment=tuple(sorted(assignment.get(one.member_id, ()))))
+            for one in group.members
+        ),
+    )
+
+
+def _settled(group: Group) -> Group:
+    """Go on to the next generation where all members have joined it."""
+    if group.leader is None or group.member(group.leader) is None:
+        group = group._replace(leader=group.members[0].member_id)
+    if group.missing:
+        return group
+    return group._replace(
+        state="CompletingRebalance",
+        generation=group.generation + 1,
+        protocol=_elected_protocol(group.members),
+    )
+
+
+def _is_same(one: Member, other: Member) -> bool:
+    has_its_place = one.group_instance_id is not None
+    return one.member_id == other.member_id or (
+        has_its_place and one.group_instance_id == other.group_instance_id
+    )
+
+
+def _common_protocols(members: Collection[Member]) -> set[str]:
+    return set.intersection(*(set(one.protocols) for one in members))
+
+
+def _elected_protocol(members: Collection[Member]) -> str:
+    """Return the assignor that most members like best of those that all have."""
+    common = _common_protocols(members)
+    votes = [next(name for name in one.protocols if name in common) for one in members]
+    return max(sorted(common), key=votes.count)
+
+
+class ConsumerGroups:
+    """The groups of a cluster, in its table `consumer_groups`; threads may share it."""
+
+    def __init__(self, table: ControlTable) -> None:
+        self._table = table
+
+    def find(self, group_id: str) -> Group:
+        """Return the group as it is now."""
+        self._table.refresh()
+        return _of_rows(group_id, self._table.rows())
+
+    def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
+        """Let a group take a step, by compare-and-set, and return what it is then.
+
+        `step` is called again where another member was faster; it may raise.
+        """
+
+        def change(rows: pa.Table) -> tuple[pa.Table | None, Group]:
+            before = _of_rows(group_id, rows)
+            after = step(before)
+            if after == before:
+                return None, after
+            others = [row for row in rows.to_pylist() if row["group_id"] != group_id]
+            return CONSUMER_GROUPS.rows([*others, *_rows(after)]), after
+
+        return self._table.update(change)
+
+
+def _of_rows(group_id: str, table: pa.Table) -> Group:
+    rows = [row for row in table.to_pylist() if row["group_id"] == group_id]
+    if not rows:
+        return Group(group_id)
+    of_group = {name: rows[0][name] for name in Group._fields[:-1]}
+    members = tuple(_member(row) for row in rows if row["member_id"] is not None)
+    return Group(**of_group, members=members)
+
+
+def _member(row: Mapping[str, Any]) -> Member:
+    values = {name: row[name] for name in Member._fields}
+    values["topics"] = tuple(json.loads(row["topics"]))
+    values["protocols"] = tuple(json.loads(row["protocols"]))
+    values["assignment"] = tuple(TopicIdPartition(*one) for one in json.loads(row["assignment"]))
+    return Member(**values)
+
+
+def _rows(group: Group) -> list[dict[str, Any]]:
+    """Return one row a member; an empty group keeps one, for its generation must not go back."""
+    of_group = {name: getattr(group, name) for name in Group._fields[:-1]}
+    nobody: dict[str, Any] = dict.fromkeys(Member._fields)
+    of_members = [
+        one._asdict()
+        | {name: json.dumps(getattr(one, name)) for name in ("topics", "protocols", "assignment")}
+        for one in group.members
+    ]
+    return [of_group | row for row in of_members or [nobody]]

@@ -1,0 +1,74 @@
+"""Which replica a consumer reads: one in its own rack where there is one (rule 2.7, KIP-392)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.clients.connection import Connection, Visible
+from sparklog.logger import get_logger
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT, TopicIdPartition
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.metadata import AssignedReplica, Metadata
+
+_log = get_logger(__name__)
+
+
+class RackAwareReplicaSelector:
+    """Selects replicas for a consumer in the rack `client_rack`, as Kafka's class of this name."""
+
+    def __init__(self, connection: Connection, client_rack: str) -> None:
+        self._connection = connection
+        self._client_rack = client_rack
+        self._rows: dict[Location, tuple[int, dict[TopicIdPartition, dict[str, Any]]]] = {}
+
+    def select(self, leader: Visible, metadata: Metadata) -> Visible:
+        """Return what may be seen of a partition in the nearest replica that is in sync.
+
+        `leader` is what its leader shows. A follower shows what is below its own high watermark,
+        and only while it bears the leader's epoch; the one that shows most is taken, and the leader
+        where none is near or can be read.
+        """
+        brokers = metadata.brokers
+        racks = {one.broker_id: one.rack for one in brokers.values() if one.is_alive}
+        state = leader.state
+        if state.leader is None or racks.get(state.leader) == self._client_rack:
+            return leader
+        near = [
+            follower
+            for one in state.replicas
+            if one.in_isr
+            and racks.get(one.broker_id) == self._client_rack
+            and (follower := self.follower(leader, one, brokers[one.broker_id].broker_epoch))
+        ]
+        return max(near, key=lambda one: one.high_watermark, default=leader)
+
+    def follower(
+        self, leader: Visible, replica: AssignedReplica, broker_epoch: int
+    ) -> Visible | None:
+        """Return what a follower shows, or `None` where it does not follow in this epoch."""
+        location = self._connection.replica_location(leader.state, replica.broker_id)
+        try:
+            row = self._of_root(location).get(leader.state.key)
+        except UNREADABLE as error:
+            _log.info("follower not readable", root=location.uri, error=one_line(error))
+            return None
+        epochs = leader.state.leader_epoch, broker_epoch
+        if row is None or (row["leader_epoch"], row["broker_epoch"]) != epochs:
+            return None
+        return leader._replace(
+            location=location,
+            log_version=row["log_version"],
+            log_start_offset=row["log_start_offset"],
+            # The follower's row may be newer than the leader's that was looked at.
+            high_watermark=min(row["high_watermark"], leader.high_watermark),
+        )
+
+    def _of_root(self, location: Location) -> dict[TopicIdPartition, dict[str, Any]]:
+        table = self._connection.table(location, HIGH_WATERMARK_CHECKPOINT)
+        version = table.version
+        if location not in self._rows or self._rows[location][0] != version:
+            rows = table.rows().to_pylist()
+            by_key = {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
+            self._rows[location] = version, by_key
+        return self._rows[location][1]

@@ -1,0 +1,66 @@
+"""Options as they were given: each is known by its name, or refused by it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from sparklog.errors import ConfigError
+
+_Value = TypeVar("_Value")
+
+
+class GivenOptions:
+    """The options that were given, by canonical name; names are case-insensitive, as in Spark.
+
+    Parameters: `known`, the options that are honoured, as they are written; `instead`, what to do
+    instead of one that is refused, by its name in lower case. Raises `ConfigError` for all others.
+    """
+
+    def __init__(
+        self, options: Mapping[str, str], known: Sequence[str], instead: Mapping[str, str]
+    ) -> None:
+        canonical = {name.lower(): name for name in known}
+        for name in options:
+            if name.lower() not in canonical:
+                raise ConfigError(_refusal(name, known, instead))
+        self._values = {canonical[name.lower()]: value for name, value in options.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str:
+        """Return an option's value; `ConfigError` where it is empty."""
+        value = self._values[name].strip()
+        if not value:
+            raise ConfigError(f"option {name} is empty: give it a value or leave it out")
+        return value
+
+    def get(self, name: str, read: Callable[[str, str], _Value], default: _Value) -> _Value:
+        """Return what `read` makes of an option's value and name, or `default`."""
+        return read(self.text(name), name) if name in self else default
+
+    def cluster(self) -> str:
+        """Return which cluster is meant; `ConfigError` where the option is missing."""
+        if "cluster" not in self:
+            raise ConfigError(
+                "option cluster is missing: name the cluster's root (a path or URI) or its "
+                "configuration file (*.yaml)"
+            )
+        return self.text("cluster")
+
+
+def _refusal(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str:
+    lower = name.lower()
+    if lower in instead:
+        return f"option {name} is not supported: {instead[lower]}"
+    if lower.startswith("kafka."):
+        return (
+            f"option {name} is not supported, for no Kafka client is at work here: leave it out, "
+            "or see which option of format('sparklog') does the same"
+        )
+    canonical = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(lower, list(canonical), n=1)
+    hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {', '.join(known)}"
+    return f"option {name} is unknown: {hint}"

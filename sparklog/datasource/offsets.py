@@ -1,0 +1,180 @@
+"""Offsets as JSON: what users write into options, and what Spark keeps in a checkpoint.
+
+Both are the familiar JSON of Spark's Kafka connector, `{"topic": {"0": 23, "1": -2}}`. Ours has
+one more member, `@sparklog`, whose name no topic can bear. It holds the topics' ids and the leader
+epoch of the record before each offset, by which a topic that was made anew and a truncation are
+found (KIP-320).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
+
+LATEST = -1
+"""In JSON: the high watermark."""
+
+EARLIEST = -2
+"""In JSON: the log start offset."""
+
+IDENTITY = "@sparklog"
+"""The member of an offset's JSON that says more than the offsets."""
+
+NO_EPOCH = -1
+"""The leader epoch of a position that is not known to follow any record."""
+
+
+class Position(NamedTuple):
+    """Where a reader stands in a partition: everything below `offset` was read.
+
+    `leader_epoch` is that of the record before it; `topic_id` is empty where it is not known.
+    """
+
+    offset: int
+    topic_id: str = ""
+    leader_epoch: int = NO_EPOCH
+
+
+Positions = Mapping[TopicPartition, Position]
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """Where a stream stands: what Spark writes to the checkpoint for each micro-batch.
+
+    `is_initial` marks the offset that a query begins at; the end of its first micro-batch bears it
+    as `started_at`, for Spark does not keep it and would ask for it again after a crash.
+    `stream_id` is what makes the name of the stream's group its own (groupIdPrefix); empty where
+    none was wanted yet.
+    """
+
+    positions: Positions
+    is_initial: bool = False
+    started_at: Positions | None = field(default=None)
+    stream_id: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        result = _offsets_json(self.positions)
+        result[IDENTITY] = _identity_json(self.positions)
+        if self.is_initial:
+            result[IDENTITY]["is_initial"] = True
+        if self.stream_id:
+            result[IDENTITY]["stream_id"] = self.stream_id
+        if self.started_at is not None:
+            result[IDENTITY]["started_at"] = {
+                **_offsets_json(self.started_at),
+                IDENTITY: _identity_json(self.started_at),
+            }
+        return result
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StreamOffset:
+        """Return the offset that `to_json` made `values` of; a plain Kafka one is taken, too."""
+        identity = values.get(IDENTITY, {})
+        started_at = identity.get("started_at")
+        return cls(
+            _positions(values),
+            bool(identity.get("is_initial", False)),
+            None if started_at is None else _positions(started_at),
+            str(identity.get("stream_id", "")),
+        )
+
+
+def parse_assignment(text: str, option: str) -> dict[str, tuple[int, ...]]:
+    """Return the partitions by topic that `{"topic": [0, 1]}` names; `ConfigError` otherwise."""
+    wanted = f'option {option} must look like {{"topicA":[0,1],"topicB":[2,4]}}'
+    result = {}
+    for topic, partitions in _object(text, wanted).items():
+        if not isinstance(partitions, list) or not all(map(_is_offset, partitions)):
+            raise ConfigError(f"{wanted}: got {partitions!r} as the partitions of {topic}")
+        result[topic] = tuple(sorted(set(partitions)))
+    if not any(result.values()):
+        raise ConfigError(f"{wanted}: it names no partition")
+    return result
+
+
+def parse_offsets(text: str, option: str) -> Positions:
+    """Return the positions that `{"topic": {"0": 23, "1": -1}}` names; `ConfigError` otherwise.
+
+    An offset out of a query's progress or checkpoint is taken as it is.
+    """
+    wanted = f'option {option} must look like {{"topicA":{{"0":23,"1":-1}},"topicB":{{"0":-2}}}}'
+    values = _object(text, wanted)
+    _numbers({key: one for key, one in values.items() if key != IDENTITY}, wanted, lowest=EARLIEST)
+    try:
+        return _positions(values)
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f"{wanted}: its member {IDENTITY} is damaged, leave it out") from None
+
+
+def parse_timestamps(text: str, option: str) -> dict[TopicPartition, int]:
+    """Return the times, in ms since 1970, that `{"topic": {"0": 1000}}` names.
+
+    Raises `ConfigError` otherwise.
+    """
+    wanted = f'option {option} must look like {{"topicA":{{"0":1000,"1":1000}}}}, in ms since 1970'
+    return _numbers(_object(text, wanted), wanted, lowest=0)
+
+
+def _object(text: str, wanted: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        raise ConfigError(f"{wanted}: got {text!r}") from None
+    if not isinstance(values, dict) or not values:
+        raise ConfigError(f"{wanted}: got {text!r}")
+    return values
+
+
+def _numbers(values: Mapping[str, Any], wanted: str, lowest: int) -> dict[TopicPartition, int]:
+    result = {}
+    for topic, of_topic in values.items():
+        if not isinstance(of_topic, dict):
+            raise ConfigError(f"{wanted}: got {of_topic!r} for {topic}")
+        for partition, number in of_topic.items():
+            if not partition.isdecimal() or not _is_offset(number, lowest):
+                raise ConfigError(f"{wanted}: got {number!r} for {topic}-{partition}")
+            result[TopicPartition(topic, int(partition))] = int(number)
+    return result
+
+
+def _is_offset(value: object, lowest: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+def _offsets_json(positions: Positions) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, position in sorted(positions.items()):
+        result.setdefault(key.topic, {})[str(key.partition)] = position.offset
+    return result
+
+
+def _identity_json(positions: Positions) -> dict[str, Any]:
+    epochs: dict[str, dict[str, int]] = {}
+    for key, position in sorted(positions.items()):
+        if position.leader_epoch != NO_EPOCH:
+            epochs.setdefault(key.topic, {})[str(key.partition)] = position.leader_epoch
+    ids = {key.topic: one.topic_id for key, one in sorted(positions.items()) if one.topic_id}
+    return {"topic_ids": ids, "leader_epochs": epochs}
+
+
+def _positions(values: Mapping[str, Any]) -> dict[TopicPartition, Position]:
+    identity = values.get(IDENTITY, {})
+    ids = identity.get("topic_ids", {})
+    epochs = identity.get("leader_epochs", {})
+    return {
+        TopicPartition(topic, int(partition)): Position(
+            int(offset),
+            str(ids.get(topic, "")),
+            int(epochs.get(topic, {}).get(partition, NO_EPOCH)),
+        )
+        for topic, of_topic in values.items()
+        if topic != IDENTITY
+        for partition, offset in of_topic.items()
+    }

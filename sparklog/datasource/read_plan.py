@@ -1,0 +1,76 @@
+"""Which files and rows each Spark task reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from sparklog.clients.connection import Visible
+from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask
+from sparklog.datasource.subscription import Seen, Subscription
+
+
+def split_ranges(
+    ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
+) -> list[OffsetRange]:
+    """Split ranges into those of the tasks, as Spark's Kafka connector does.
+
+    `max_records` bounds what one task reads; `min_partitions` is a hint: large ranges are split in
+    proportion until there are about as many. Empty ranges are left out.
+    """
+    found = [one for one in ranges if one.size > 0]
+    if max_records is not None:
+        found = [part for one in found for part in _divide(one, -(-one.size // max_records))]
+    if min_partitions is None or len(found) >= min_partitions:
+        return found
+    total = sum(one.size for one in found)
+    small = {one for one in found if _part_count(one.size, total, min_partitions) == 1}
+    large_total = total - sum(one.size for one in small)
+    large_partitions = max(min_partitions - len(small), 1)
+    return [
+        part
+        for one in found
+        for part in _divide(
+            one, 1 if one in small else _part_count(one.size, large_total, large_partitions)
+        )
+    ]
+
+
+def _part_count(size: int, total: int, min_partitions: int) -> int:
+    # Java rounds a half up, Python to the even number.
+    return max(math.floor(size / total * min_partitions + 0.5), 1)
+
+
+def _divide(one: OffsetRange, parts: int) -> list[OffsetRange]:
+    divided, start = [], one.start
+    for part in range(parts):
+        end = start + (one.end - start) // (parts - part)
+        divided.append(one._replace(start=start, end=end))
+        start = end
+    return [part for part in divided if part.size > 0]
+
+
+def plan_tasks(
+    subscription: Subscription, seen: Seen, ranges: Iterable[OffsetRange]
+) -> list[ReadTask]:
+    """Return the tasks that read `ranges`, each with no file but those that overlap its offsets."""
+    options = subscription.options
+    split = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+    return [
+        ReadTask(
+            one,
+            seen[one.partition].location.child("log"),
+            tuple(_files(subscription, seen[one.partition], one)),
+            options.include_headers,
+        )
+        for one in split
+    ]
+
+
+def _files(subscription: Subscription, seen: Visible, wanted: OffsetRange) -> Sequence[PlannedFile]:
+    batches = subscription.logs.batches(seen, wanted.start)
+    return [
+        PlannedFile(batch.path, batch.size_bytes, batch.base_offset)
+        for batch in batches
+        if batch.base_offset < wanted.end
+    ]

@@ -1,0 +1,153 @@
+"""What a reader was told to read: its partitions, and what may be seen of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Mapping
+
+import tenacity
+
+from sparklog.clients.committed_logs import CommittedLogs
+from sparklog.clients.connection import Connection, Visible
+from sparklog.clients.offsets import Offsets
+from sparklog.datasource.cluster import connect
+from sparklog.datasource.options import Assign, ReadOptions, Subscribe
+from sparklog.datasource.replicas import ReplicaChoice
+from sparklog.errors import ProtocolError, SparklogError, StorageError
+from sparklog.model import INTERNAL_TOPICS, TopicPartition
+from sparklog.storage.metadata import Metadata
+
+_PASSING = ("LEADER_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE")
+"""What passes when a failover is over."""
+
+Seen = Mapping[TopicPartition, Visible]
+
+
+class Subscription:
+    """A connection to a cluster, seen through a reader's options.
+
+    Raises `StorageError` where there is no cluster.
+    """
+
+    def __init__(self, options: ReadOptions, connection: Connection | None = None) -> None:
+        self.options = options
+        self.connection = connection or connect(options.cluster)
+        self.logs = CommittedLogs(self.connection)
+        self._choice = ReplicaChoice(self.connection, options)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the partitions that the options name, in order.
+
+        Raises UNKNOWN_TOPIC_OR_PARTITION where one of them, or its topic, does not exist.
+        """
+        metadata = self.logs.metadata(max_age_ms=0)
+        named = self._named(metadata)
+        for key in named:
+            metadata.partition(*key)
+        return named
+
+    def existing_partitions(self) -> list[TopicPartition]:
+        """Return those of the partitions that the options name which exist, in order."""
+        metadata = self.logs.metadata(max_age_ms=0)
+        counts = {one.topic: one.partitions for one in metadata.topics.values()}
+        named = self._named(metadata, counts)
+        return [key for key in named if key.partition < counts.get(key.topic, 0)]
+
+    def _named(
+        self, metadata: Metadata, known: Collection[str] | None = None
+    ) -> list[TopicPartition]:
+        """Return the partitions that the options name, of all topics or only of `known` ones."""
+        topics = self.options.topics
+        if isinstance(topics, Assign):
+            return sorted(
+                TopicPartition(topic, number)
+                for topic, numbers in topics.partitions.items()
+                for number in numbers
+            )
+        if isinstance(topics, Subscribe):
+            names = [one for one in topics.topics if known is None or one in known]
+        else:
+            names = [
+                one.topic
+                for one in metadata.topics.values()
+                if re.fullmatch(topics.pattern, one.topic) and one.topic not in INTERNAL_TOPICS
+            ]
+        return sorted(
+            TopicPartition(name, number)
+            for name in names
+            for number in range(metadata.topic(name).partitions)
+        )
+
+    def visible(
+        self, keys: Collection[TopicPartition], needed: Mapping[TopicPartition, int] | None = None
+    ) -> Seen:
+        """Return what may be seen of these partitions, waiting for new leaders to catch up.
+
+        `needed` are the offsets that a follower must have reached to be read. Raises what keeps
+        one of them from being read, such as LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE or
+        REPLICA_NOT_AVAILABLE, where that took longer than the options allow.
+        """
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_passes),
+            stop=tenacity.stop_after_attempt(self.options.retries + 1),
+            wait=tenacity.wait_fixed(self.options.retry_interval_ms / 1_000),
+            reraise=True,
+        )
+        return trying(self._all_visible, keys, needed or {})
+
+    def available(self, keys: Collection[TopicPartition]) -> Seen:
+        """Return what may be seen at once; partitions whose leader has to catch up are left out.
+
+        Raises what does not pass with a failover.
+        """
+        found = self._look(keys, {})
+        for key, one in found.items():
+            if isinstance(one, SparklogError):
+                if not _passes(one):
+                    raise one
+                warnings.warn(f"{key} is waited for: {one}", stacklevel=2)
+        return {key: one for key, one in found.items() if isinstance(one, Visible)}
+
+    def _all_visible(
+        self, keys: Collection[TopicPartition], needed: Mapping[TopicPartition, int]
+    ) -> Seen:
+        found = self._look(keys, needed)
+        for one in found.values():
+            if isinstance(one, SparklogError):
+                raise one
+        return {key: one for key, one in found.items() if isinstance(one, Visible)}
+
+    def _look(
+        self, keys: Collection[TopicPartition], needed: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Visible | SparklogError]:
+        metadata = self.logs.metadata(max_age_ms=0)
+        by_id = {metadata.partition(*key).key: key for key in keys}
+        leaders = self.logs.visible(by_id)
+        return {
+            key: self._replica(one, metadata, needed.get(key, 0))
+            if isinstance(one := leaders[of_id], Visible)
+            else one
+            for of_id, key in by_id.items()
+        }
+
+    def _replica(self, leader: Visible, metadata: Metadata, needed: int) -> Visible | SparklogError:
+        try:
+            return self._choice.replica(leader, metadata, needed)
+        except (ProtocolError, StorageError) as error:
+            return error
+
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return the first offset of each partition at or after a time, `None` if there is none."""
+        timeout_ms = self.options.retries * self.options.retry_interval_ms
+        found = Offsets(self.logs, timeout_ms).for_times(times_ms)
+        return {key: None if one is None else one.offset for key, one in found.items()}
+
+
+def _passes(error: BaseException) -> bool:
+    """Say whether an error is one that is over when a failover is."""
+    if isinstance(error, ProtocolError):
+        return error.code.name in _PASSING
+    return isinstance(error, StorageError)

@@ -1,0 +1,194 @@
+"""`spark.read.format("sparklog")` and `sparklog.read`, in Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparklog
+from sparklog.errors import ConfigError, SparklogError
+from tests.datasource.conftest import Readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+KAFKA_COLUMNS = [
+    ("key", "binary", True),
+    ("value", "binary", True),
+    ("topic", "string", True),
+    ("partition", "int", True),
+    ("offset", "bigint", True),
+    ("timestamp", "timestamp", True),
+    ("timestampType", "int", True),
+]
+"""As `KafkaRecordToRowConverter` of Spark declares them."""
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Readable:
+    """Topic t: 200 records in 20 batches in partition 0, 2 in partition 1, one not committed."""
+    readable = Readable(tmp_path_factory.mktemp("filled"))
+    readable.create_topic("t", partitions=2)
+    readable.create_topic("empty")
+    for batch in range(20):
+        values = [f"{batch}.{one}".encode() for one in range(10)]
+        readable.cluster.produce("t", 0, values, keys=[b"k", *[None] * 9])
+    readable.produce("t", b"b0", b"b1", partition=1)
+    readable.cluster.produce("t", 0, [b"not committed"])
+    readable.cluster.leader_tick(0)
+    return readable
+
+
+def load(spark: SparkSession, readable: Readable, **options: str) -> DataFrame:
+    reader = spark.read.format("sparklog").option("cluster", readable.root)
+    return reader.options(**options).load()
+
+
+def in_order(frame: DataFrame) -> list[Row]:
+    return frame.orderBy("topic", "partition", "offset").collect()
+
+
+def columns(frame: DataFrame) -> list[tuple[str, str, bool]]:
+    return [(one.name, one.dataType.simpleString(), one.nullable) for one in frame.schema]
+
+
+def test_rows_and_columns_are_those_of_sparks_kafka_source(
+    spark: SparkSession, filled: Readable
+) -> None:
+    frame = load(spark, filled, subscribe="t")
+    assert columns(frame) == KAFKA_COLUMNS
+    rows = in_order(frame)
+    stored = [one for one in filled.cluster.log(0, "t", 0) if one.value != b"not committed"]
+    assert len(stored) == 200
+    assert [(row.key, row.value, row.offset) for row in rows[:200]] == [
+        (one.key, one.value, one.offset) for one in stored
+    ]
+    assert {(row.topic, row.partition, row.timestampType) for row in rows} == {
+        ("t", 0, 0),
+        ("t", 1, 0),
+    }
+    assert [round(row.timestamp.timestamp() * 1000) for row in rows[:200]] == [
+        one.timestamp for one in stored
+    ]
+    assert [row.value for row in rows[200:]] == [b"b0", b"b1"]
+
+
+def test_headers_are_there_where_they_are_asked_for(spark: SparkSession, filled: Readable) -> None:
+    from sparklog.clients.spark_producer import SparkProducer
+
+    filled.create_topic("headers")
+    rows = spark.sql(
+        "select cast('v' as binary) value, "
+        "array(named_struct('key', 'h', 'value', cast('x' as binary))) headers"
+    )
+    SparkProducer(sparklog.Connection(filled.root), spark).send(rows, "headers")
+    filled.cluster.tick_until_idle()
+    filled.produce("headers", b"none")
+    for frame in (
+        load(spark, filled, subscribe="headers", includeHeaders="true"),
+        sparklog.read(spark, cluster=filled.root, subscribe="headers", includeHeaders=True),
+    ):
+        assert columns(frame) == [
+            *KAFKA_COLUMNS,
+            ("headers", "array<struct<key:string,value:binary>>", True),
+        ]
+        [with_one, without] = in_order(frame)
+        assert with_one.headers == [("h", b"x")]
+        assert without.headers is None
+
+
+def test_a_query_begins_and_ends_where_its_options_say(
+    spark: SparkSession, filled: Readable
+) -> None:
+    given = {
+        "assign": '{"t":[0]}',
+        "startingOffsets": '{"t":{"0":95}}',
+        "endingOffsets": '{"t":{"0":105}}',
+    }
+    for frame in (
+        load(spark, filled, **given, minPartitions="3"),
+        sparklog.read(spark, cluster=filled.root, **given),
+    ):
+        assert [row.offset for row in in_order(frame)] == list(range(95, 105))
+
+
+def test_a_native_read_touches_the_files_it_needs_and_has_filters_pushed_down(
+    spark: SparkSession, filled: Readable
+) -> None:
+    narrow = sparklog.read(
+        spark,
+        cluster=filled.root,
+        subscribe="t",
+        startingOffsets={"t": {"0": 101, "1": -2}},
+        endingOffsets={"t": {"0": 106, "1": 0}},
+    )
+    assert [row.offset for row in in_order(narrow)] == [101, 102, 103, 104, 105]
+    assert len(narrow.inputFiles()) == 1
+    everything = sparklog.read(spark, cluster=filled.root, subscribe="t")
+    assert len(everything.inputFiles()) >= 21
+    assert len(everything.where("partition = 1").inputFiles()) == 1
+
+
+def test_reading_nothing_gives_no_rows(spark: SparkSession, filled: Readable) -> None:
+    assert load(spark, filled, subscribe="empty").count() == 0
+    nothing = sparklog.read(spark, cluster=filled.root, subscribe="empty")
+    assert columns(nothing) == KAFKA_COLUMNS
+    assert nothing.count() == 0
+
+
+def test_both_ways_of_reading_give_the_same(spark: SparkSession, filled: Readable) -> None:
+    for given in ({"subscribe": "t"}, {"subscribe": "t", "replica": "1"}):
+        frame = load(spark, filled, **given)
+        native = sparklog.read(spark, cluster=filled.root, **given)
+        assert columns(native) == columns(frame)
+        assert in_order(native) == in_order(frame)
+
+
+def test_a_query_without_a_filter_sees_all_though_one_with_a_filter_came_first(
+    spark: SparkSession, filled: Readable
+) -> None:
+    """Spark 4.2 would keep what the first one pushed down."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    frame = load(session, filled, subscribe="t")
+    assert frame.where("partition = 1 and offset = 1").count() == 1
+    assert frame.count() == load(session, filled, subscribe="t").count() >= 202
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"subscribe": "t", "kafka.bootstrap.servers": "h:9092"}, "in option cluster"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "did you mean startingOffsets"),
+        ({"subscribe": "t", "startingOffsets": "latest"}, "can't be latest in a batch query"),
+        ({"subscribe": "nowhere"}, "there is no topic 'nowhere'; the topics are: empty"),
+        ({"subscribe": "t", "endingOffsets": '{"t":{"0":900,"1":1}}'}, "high watermark is 20"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    spark: SparkSession, filled: Readable, given: dict[str, str], said: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException, match=said):
+        load(spark, filled, **given).collect()
+    with pytest.raises(SparklogError, match=said):
+        sparklog.read(spark, cluster=filled.root, **given)
+
+
+def test_a_schema_of_ones_own_is_refused(spark: SparkSession, filled: Readable) -> None:
+    from pyspark.errors import PySparkException
+
+    reader = spark.read.format("sparklog").option("cluster", filled.root)
+    with pytest.raises(PySparkException, match="has a fixed schema"):
+        reader.option("subscribe", "t").schema("value string").load().collect()
+
+
+def test_a_native_read_refuses_what_only_the_format_has(
+    spark: SparkSession, filled: Readable
+) -> None:
+    with pytest.raises(
+        ConfigError, match="minPartitions and maxRecordsPerPartition have no meaning"
+    ):
+        sparklog.read(spark, cluster=filled.root, subscribe="t", minPartitions=4)

@@ -1,0 +1,195 @@
+"""`df.write.format("sparklog")` and `df.writeStream.format("sparklog")`, in Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparklog.clients.partitioner import keyed_partitions
+from tests.clients.conftest import RunningCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    cluster = RunningCluster(tmp_path_factory.mktemp("running"))
+    yield cluster
+    cluster.stop()
+
+
+def save(frame: DataFrame, cluster: RunningCluster, **options: str) -> None:
+    writer = frame.write.format("sparklog").mode("append")
+    writer.option("cluster", cluster.connection.cluster).options(**options).save()
+
+
+def values(cluster: RunningCluster, topic: str) -> list[bytes]:
+    return sorted(row["value"] for rows in cluster.committed(topic).values() for row in rows)
+
+
+class TestADataFrame:
+    def test_is_stored_when_save_returns(
+        self, spark: SparkSession, running: RunningCluster
+    ) -> None:
+        """Keys, values, headers, and partitions as the rows name them, or as Kafka hashes keys."""
+        running.create_topic("whole", partitions=3)
+        frame = spark.sql(
+            """
+            select cast(concat('k', id) as string) key, cast(concat('v', id) as binary) value,
+                case when id % 2 = 0 then cast(id % 3 as int) end partition,
+                case when id = 3
+                    then array(named_struct('key', 'h', 'value', cast('x' as binary))) end headers,
+                current_timestamp() timestamp, id as offset
+            from range(0, 40, 1, 4)
+            """
+        )
+        save(frame, running, topic="whole")
+        found = running.committed("whole")
+        rows = {row["key"]: (partition, row) for partition in found for row in found[partition]}
+        assert len(rows) == sum(map(len, found.values())) == 40
+        import pyarrow as pa
+
+        for number in range(40):
+            key = b"k%d" % number
+            partition, row = rows[key]
+            hashed = int(keyed_partitions(pa.array([key]), 3)[0])
+            assert partition == (number % 3 if number % 2 == 0 else hashed)
+            assert row["value"] == b"v%d" % number
+            headers = [{"key": "h", "value": b"x"}] if number == 3 else None
+            assert row["headers"] == headers
+
+    def test_goes_to_the_topics_that_its_rows_name_unless_an_option_does(
+        self, spark: SparkSession, running: RunningCluster
+    ) -> None:
+        for topic in ("even", "odd", "all"):
+            running.create_topic(topic)
+        frame = spark.sql(
+            "select if(id % 2 = 0, 'even', 'odd') topic, cast(id as string) value "
+            "from range(0, 10, 1, 2)"
+        )
+        save(frame, running)
+        save(frame, running, topic="all")
+        assert values(running, "even") == [b"0", b"2", b"4", b"6", b"8"]
+        assert values(running, "odd") == [b"1", b"3", b"5", b"7", b"9"]
+        assert len(values(running, "all")) == 10
+
+    def test_of_no_rows_is_nothing_to_do(
+        self, spark: SparkSession, running: RunningCluster
+    ) -> None:
+        running.create_topic("empty")
+        save(spark.sql("select 'a' value where 1 = 0"), running, topic="empty")
+        assert values(running, "empty") == []
+
+    @pytest.mark.parametrize(
+        ("query", "options", "sentence"),
+        [
+            ("select 1 value", {"topic": "refused"}, "the column value is of type int"),
+            ("select 'a' value", {}, "there is no column topic"),
+            ("select 'a' value, cast(null as string) topic", {}, "topic is null in a row"),
+            ("select 'a' value", {"topic": "nowhere"}, "there is no topic 'nowhere'"),
+            ("select 'a' value", {"topic": "refused", "ackz": "1"}, "did you mean acks"),
+            ("select 'a' value, 7 partition", {"topic": "refused"}, "partition"),
+        ],
+    )
+    def test_that_is_refused_leaves_nothing_behind(
+        self,
+        spark: SparkSession,
+        running: RunningCluster,
+        query: str,
+        options: dict[str, str],
+        sentence: str,
+    ) -> None:
+        if "refused" not in {one.topic for one in running.connection.metadata().topics.values()}:
+            running.create_topic("refused")
+        with pytest.raises(Exception, match=sentence):
+            save(spark.sql(query), running, **options)
+        assert values(running, "refused") == []
+
+    def test_is_never_written_over_what_is_there(
+        self, spark: SparkSession, running: RunningCluster
+    ) -> None:
+        writer = spark.sql("select 'a' value").write.format("sparklog").mode("overwrite")
+        with pytest.raises(Exception, match="a log is only appended to"):
+            writer.option("cluster", running.connection.cluster).option("topic", "t").save()
+
+
+class Pipe:
+    """A stream from one topic to another, over one checkpoint and many starts."""
+
+    def __init__(self, spark: SparkSession, cluster: RunningCluster, folder: Path) -> None:
+        self._spark = spark
+        self._cluster = cluster
+        self._checkpoint = folder / "checkpoint"
+
+    def run(self, source: str, target: str, **options: str) -> None:
+        """Pipe what is available now."""
+        frame = (
+            self._spark.readStream.format("sparklog")
+            .option("cluster", self._cluster.connection.cluster)
+            .option("subscribe", source)
+            .option("startingOffsets", "earliest")
+            .options(**options)
+            .load()
+        )
+        query = (
+            frame.drop("topic")
+            .writeStream.format("sparklog")
+            .queryName(f"pipe-{target}")
+            .option("cluster", self._cluster.connection.cluster)
+            .option("topic", target)
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    def be_killed_before_the_checkpoint(self) -> None:
+        """Leave the checkpoint as a kill between the sink's commit and Spark's own leaves it."""
+        commits = self._checkpoint / "commits"
+        last = max(int(one.name) for one in commits.iterdir() if one.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def produce(
+    spark: SparkSession, cluster: RunningCluster, topic: str, first: int, count: int
+) -> Any:
+    frame = spark.sql(f"select cast(id as string) value from range({first}, {first + count}, 1, 3)")
+    save(frame, cluster, topic=topic)
+
+
+def test_a_stream_that_is_killed_between_commit_and_checkpoint_writes_once(
+    spark: SparkSession, running: RunningCluster, tmp_path: Path
+) -> None:
+    """Many times over, and though the repeated micro-batch is cut otherwise (3.6)."""
+    running.create_topic("source", partitions=2)
+    running.create_topic("target", partitions=3)
+    pipe = Pipe(spark, running, tmp_path)
+    sent = 0
+    for cut in ("1", "5", "2", "3"):
+        produce(spark, running, "source", sent, 20)
+        sent += 20
+        pipe.run("source", "target", minPartitions=cut)
+        pipe.be_killed_before_the_checkpoint()
+        pipe.run("source", "target", minPartitions=str(int(cut) + 1))
+        assert sorted(map(int, values(running, "target"))) == list(range(sent))
+
+
+def test_a_stream_goes_on_over_a_failover(
+    spark: SparkSession, running: RunningCluster, tmp_path: Path
+) -> None:
+    running.create_topic("from", partitions=2)
+    running.create_topic("to", partitions=2)
+    pipe = Pipe(spark, running, tmp_path)
+    produce(spark, running, "from", 0, 20)
+    pipe.run("from", "to")
+    with running.application.between_rounds():
+        running.application.drop_broker(0)
+    produce(spark, running, "from", 20, 20)
+    pipe.run("from", "to")
+    assert sorted(map(int, values(running, "to"))) == list(range(40))
+    running.application.start_broker(0)

@@ -1,0 +1,50 @@
+"""What Spark's Python workers import: little, and never a session."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = [*(ROOT / "sparklog/datasource").glob("*.py"), *(ROOT / "pyspark_sparklog").glob("*.py")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_reader_can_start_a_second_spark(file: Path) -> None:
+    """`getOrCreate` in a worker would, silently; whoever reads natively is handed a session."""
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Attribute, ast.Name))
+    }
+    assert not names & {"getOrCreate", "getActiveSession", "spark_session", "SparkContext"}
+
+
+def test_looking_for_the_format_costs_other_programs_next_to_nothing() -> None:
+    """Spark imports every module called pyspark_... when it first meets any Python source."""
+    code = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_sparklog;"
+        "print(*sorted(name for name in set(sys.modules) - before))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["pyspark_sparklog"]
+
+
+def test_a_task_imports_no_rules_engine_and_no_metadata() -> None:
+    code = (
+        "import sys, sparklog.datasource.read_task;"
+        "print(*sorted(name for name in sys.modules if name.startswith(('duckdb', 'sparklog'))))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = answer.stdout.split()
+    assert "sparklog.datasource.read_task" in loaded
+    assert not [name for name in loaded if name.startswith(("duckdb", "sparklog.clients"))]
+    assert "sparklog.protocol" not in loaded
