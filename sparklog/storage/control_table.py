@@ -167,12 +167,13 @@ class ControlTable:
         """Load the newest version; say whether it is another than before."""
         with self._lock:
             before = self._table.version()
-            if is_newest(self.location, before):
-                return False
             self._load()
             return self._table.version() != before
 
     def _load(self) -> None:
+        # Two looks at single files; to be told by delta-rs that nothing is new takes long.
+        if is_newest(self.location, self._table.version()):
+            return
         try:
             self._table.update_incremental()
         except DeltaError as error:
@@ -354,7 +355,7 @@ class ControlTable:
             with self._lock:
                 self._load()
                 commit()
-                self._table.update_incremental()
+                self._load()
                 self.commits += 1
 
         _until_it_lands(self.location.uri, attempt)
