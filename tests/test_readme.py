@@ -43,6 +43,8 @@ def test_the_examples_produce_and_consume_on_the_example_configuration(
 ) -> None:
     [example] = [text for text in examples() if "SparkProducer" in text]
     [plain] = [text for text in examples() if "import Producer" in text]
+    [consumer] = [text for text in examples() if "import Consumer" in text]
+    [stream] = [text for text in examples() if "readStream" in text]
     conf = tmp_path / "conf"
     conf.mkdir()
     (conf / "cluster.yaml").write_text((CHECKOUT / "conf" / "cluster.yaml").read_text())
@@ -56,9 +58,18 @@ def test_the_examples_produce_and_consume_on_the_example_configuration(
         exec(compile(example, "README.md", "exec"), scope)
         capsys.readouterr()
         exec(compile(plain, "README.md", "exec"), {})
+        exec(compile(consumer, "README.md", "exec"), {})
+        said = capsys.readouterr().out
+        # Spark resolves paths where it was started, which was elsewhere.
+        stream = stream.replace('"sparklog-data', f'"{tmp_path}/sparklog-data')
+        exec(compile(stream, "README.md", "exec"), scope)
+        loud = scope["SparkConsumer"](scope["connection"], spark).read("loud-clicks")  # type: ignore[operator]
+        loud_clicks = {bytes(row.value) for row in loud.collect()}
     finally:
         application.stop()
         rounds.join()
 
     assert scope["committed"].count() == 1000  # type: ignore[attr-defined]
-    assert "RecordMetadata(topic='clicks', partition=" in capsys.readouterr().out
+    assert "RecordMetadata(topic='clicks', partition=" in said
+    assert re.search(r"^0 b'\d+' b'click \d+'$", said, re.MULTILINE)
+    assert loud_clicks == {*(b"CLICK %d" % number for number in range(1000)), b"CLICK"}
