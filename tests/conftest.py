@@ -12,6 +12,9 @@ from sparklog.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_OF_FORMAT = {"datasource", "kafka_comparison"}
+"""The folders of tests that use Spark about as long as all others together."""
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -28,8 +31,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use Spark, and keep them in one process: a JVM is slow to start."""
+    """Mark the tests that use Spark, and keep them in two processes: a JVM is slow to start."""
     for item in items:
         if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            is_of_format = _OF_FORMAT & set(item.path.parts)
+            item.add_marker(pytest.mark.xdist_group("format" if is_of_format else "spark"))
