@@ -65,7 +65,7 @@ class Appends:
 
     def append(self, now_ms: int, standing: Standing) -> Taken:
         """Take every waiting request: refuse, or append with all others in one commit."""
-        rows = [row for row in self.inbox.load(now_ms) if group(row) not in self._told]
+        rows = self.inbox.load(now_ms, self._told)
         if not rows:
             self.inbox.take()
             return Taken([], [], set())

@@ -92,12 +92,13 @@ class Inbox:
             self._looked_version = self._table.version
         self._looked_at_ms = now_ms
 
-    def load(self, now_ms: int) -> list[Request]:
-        """Return the waiting requests, in order of arrival.
+    def load(self, now_ms: int, told: AbstractSet[Group]) -> list[Request]:
+        """Return the waiting requests but for those that were `told` what became of them.
 
-        Beside its columns each has: `position`, its number; `waited_ms`, how long it may have lain
-        there unseen; `batch_id`; `claim_fault`, what no batch can be, or `None`; `repeats`, the
-        position of an earlier one that names the same batch, or `None`.
+        They are in order of arrival. Beside its columns each has: `position`, its number;
+        `waited_ms`, how long it may have lain there unseen; `batch_id`; `claim_fault`, what no
+        batch can be, or `None`; `repeats`, the position of an earlier one that names the same
+        batch, or `None`.
         """
         rows: list[Request] = []
         for path, unseen_since_ms in self._unseen_since_ms.items():
@@ -110,6 +111,8 @@ class Inbox:
             for row in requested:
                 given = {name: value for name, value in row.items() if value is not None}
                 request = row | _DEFAULTS | given
+                if group(request) in told:
+                    continue
                 request["waited_ms"] = now_ms - unseen_since_ms
                 request["position"] = len(rows)
                 request["batch_id"] = batch_id(request["path"])

@@ -263,6 +263,19 @@ class TestARetry:
         assert [topic.error(row) for row in (first, retry, after)] == ["NONE"] * 3
         assert topic.log == ["a", "b"]
 
+    def test_of_a_request_that_was_answered_just_before_a_crash(self, topic: Topic) -> None:
+        """The first is still in the inbox, and is passed over: the retry must not share its fate.
+
+        Every tick of the broker failed for good.
+        """
+        first = topic.produce("a")
+        topic.cluster.leader_tick(0, stop_after="responses")
+        retry = topic.cluster._send_again(first)
+        topic.cluster.restart(0)
+        topic.cluster.tick_until_idle()
+        assert answer(first) == answer(retry) == ("NONE", 0)
+        assert topic.log == ["a"]
+
     def test_waits_like_the_first_where_acks_is_all(self, topic: Topic) -> None:
         first = topic.produce("a", acks="all")
         topic.cluster.leader_tick(0)
