@@ -26,7 +26,7 @@ lint: setup-for-tests ## ruff and mypy, over everything
 	$(VENV_PYTHON) -m mypy
 
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
-	$(VENV_PYTHON) -m tests.model.explore --max-states 20000000
+	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
 clean: ## Remove what the set-up, the tests and the demo made
 	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo

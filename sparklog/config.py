@@ -481,6 +481,21 @@ def load(model: type[_Model], path: str | Path) -> _Model:
     return parse(model, _absolute(values, file.parent.resolve(), str(path)), str(path))
 
 
+def load_either(path: str | Path) -> ClusterConfig | BrokerConfig:
+    """Load a file that describes a cluster, or one broker of it; raises as `load`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    is_of_one_broker = re.search(r"^broker\.id\s*:", text, re.MULTILINE) is not None
+    return load(BrokerConfig, path) if is_of_one_broker else load(ClusterConfig, path)
+
+
+def is_configuration_file(cluster: str) -> bool:
+    """Say whether what names a cluster is a configuration file, not its root."""
+    return cluster.endswith((".yaml", ".yml"))
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice, of which YAML would silently take the last."""
 

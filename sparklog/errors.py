@@ -63,6 +63,7 @@ _TABLE = (
     ErrorCode(47, "INVALID_PRODUCER_EPOCH", False, "A newer producer with this id has begun."),
     ErrorCode(56, "KAFKA_STORAGE_ERROR", True, "The replica's storage failed."),
     ErrorCode(59, "UNKNOWN_PRODUCER_ID", False, "The broker knows nothing of this producer."),
+    ErrorCode(68, "NON_EMPTY_GROUP", False, "The group has members that live."),
     ErrorCode(69, "GROUP_ID_NOT_FOUND", False, "There is no group of this name."),
     ErrorCode(74, "FENCED_LEADER_EPOCH", True, "The leader epoch is older than the broker's."),
     ErrorCode(75, "UNKNOWN_LEADER_EPOCH", True, "The leader epoch is newer than the broker's."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -41,17 +40,13 @@ class Cluster(NamedTuple):
 
         Raises `ConfigError` where the file is missing or not usable.
         """
-        from sparklog.config import BrokerConfig, ClusterConfig, Settings, load
+        from sparklog.config import Settings, is_configuration_file, load_either
 
         if not text.strip():
             raise ConfigError("--cluster is empty: name a cluster's root or configuration file")
-        if not text.endswith((".yaml", ".yml")):
+        if not is_configuration_file(text):
             return cls(text, {}, Settings())
-        config: BrokerConfig | ClusterConfig
-        if _is_of_one_broker(Path(text)):
-            config = load(BrokerConfig, text)
-        else:
-            config = load(ClusterConfig, text)
+        config = load_either(text)
         return cls(config.cluster_root, config.storage_options, config)
 
     def location(self, uri: str | None = None) -> Location:
@@ -83,11 +78,3 @@ def reaching(uri: str) -> Iterator[None]:
 def _plain(error: Exception) -> str:
     """Return an error's text without the colours that delta-rs puts into it."""
     return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-
-
-def _is_of_one_broker(file: Path) -> bool:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return re.search(r"^broker\.id\s*:", text, re.MULTILINE) is not None

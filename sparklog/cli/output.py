@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -38,6 +38,17 @@ def print_table(rows: pa.Table) -> None:
         console = Console(highlight=False, width=_WIDE)
     console.print(table)
     console.print(f"({rows.num_rows} row{'' if rows.num_rows == 1 else 's'})")
+
+
+def print_rows(rows: Iterable[Sequence[Any]], columns: Mapping[str, str], *, as_json: bool) -> None:
+    """Print rows as JSON or as a table; `columns` are their names and Arrow's names of types."""
+    schema = pa.schema([pa.field(name, type_) for name, type_ in columns.items()])
+    named = [dict(zip(columns, row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(named, schema)
+    if as_json:
+        print_json(table)
+    else:
+        print_table(table)
 
 
 def print_csv(rows: pa.Table) -> None:

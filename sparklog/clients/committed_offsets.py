@@ -119,6 +119,29 @@ class CommittedOffsets:
 
         self._table.update(change)
 
+    def group_ids(self) -> set[str]:
+        """Return the groups that have committed anything."""
+        self._table.refresh()
+        rows = self._table.rows().to_pylist()
+        return {row["group_id"] for row in rows if row["committed_offset"] is not None}
+
+    def delete(self, group_id: str, generation: int) -> None:
+        """Forget what a group has committed, and refuse commits of older generations still."""
+
+        def change(table: pa.Table) -> tuple[pa.Table | None, None]:
+            rows: list[dict[str, Any]] = table.to_pylist()
+            mine = [row for row in rows if row["group_id"] == group_id]
+            if not mine:
+                return None, None
+            kept = [row for row in rows if row["group_id"] != group_id]
+            if generation:
+                # One row is enough to tell the generation.
+                first = mine[0]
+                kept.append(_unset(group_id, generation, _key(first), first["topic"]))
+            return CONSUMER_OFFSETS.rows(kept), None
+
+        self._table.update(change)
+
 
 def commit_as_no_member(
     groups: ConsumerGroups,
@@ -165,7 +188,7 @@ def lag(connection: Connection, group_id: str) -> list[PartitionLag]:
     committed = CommittedOffsets(root.consumer_offsets).fetch(group_id)
     group = ConsumerGroups(root.consumer_groups).find(group_id)
     owners = {key: one.member_id for one in group.members for key in one.assignment}
-    if not committed and not group.generation:
+    if not committed and not group.exists:
         raise ProtocolError("GROUP_ID_NOT_FOUND", f"there is no group {group_id!r}: name another")
     names = names_of(logs, committed.keys() | owners.keys())
     ends = Offsets(logs).end(names.values())

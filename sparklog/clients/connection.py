@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from sparklog.config import is_configuration_file, load_either
 from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -190,3 +191,15 @@ class Connection:
                 entry = EpochEntry(row["epoch"], row["start_offset"])
                 histories[location, version, key].append(entry)
         return histories
+
+
+def connect(cluster: str) -> Connection:
+    """Connect to the cluster whose root (a path or URI) or configuration file is `cluster`.
+
+    The configuration file, *.yaml, says which options the stores need. Raises `ConfigError` where
+    it is not usable, `StorageError` where there is no cluster.
+    """
+    if not is_configuration_file(cluster):
+        return Connection(cluster)
+    config = load_either(cluster)
+    return Connection(config.cluster_root, storage_options=config.storage_options)

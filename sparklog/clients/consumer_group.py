@@ -18,8 +18,9 @@ from sparklog.errors import ProtocolError
 from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
 from sparklog.storage.control_table import ControlTable
 
-GroupState = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable"]
-"""Kafka's names."""
+GroupState = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
+"""Kafka's names. A group that was deleted is dead, and keeps a row: its generation must not begin
+anew while a commit of an old member may be on its way."""
 
 
 class Member(NamedTuple):
@@ -49,6 +50,11 @@ class Group(NamedTuple):
     protocol: str | None = None
     leader: str | None = None
     members: tuple[Member, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the group has had members, and was not deleted since."""
+        return self.generation > 0 and self.state != "Dead"
 
     def member(self, member_id: str) -> Member | None:
         """Return the member with this id."""
@@ -107,6 +113,36 @@ def without(group: Group, member_ids: Collection[str]) -> Group:
     return _settled(group._replace(state="PreparingRebalance", members=left))
 
 
+def expired(group: Group, seen: Group, silent: Collection[str]) -> Group:
+    """Return the group without the `silent` members of it, as it was when it was `seen`.
+
+    Whoever has joined anew since then lives, and stays.
+    """
+    still = [
+        member_id
+        for member_id in silent
+        if (before := seen.member(member_id)) is not None
+        and (now := group.member(member_id)) is not None
+        and now.joined_generation == before.joined_generation
+    ]
+    return without(group, still)
+
+
+def deleted(group: Group) -> Group:
+    """Return the group after it was deleted; raises NON_EMPTY_GROUP where it has members."""
+    require_empty(group)
+    return Group(group.group_id, "Dead", group.generation + 1) if group.exists else group
+
+
+def require_empty(group: Group) -> None:
+    """Refuse what a group with members must not suffer: NON_EMPTY_GROUP."""
+    if group.members:
+        names = ", ".join(sorted(one.member_id for one in group.members))
+        raise ProtocolError(
+            "NON_EMPTY_GROUP", f"group {group.group_id} has members, stop them first: {names}"
+        )
+
+
 def assigned(group: Group, assignment: Mapping[str, Collection[TopicIdPartition]]) -> Group:
     """Return the group with what its leader has given to each member."""
     return group._replace(
@@ -159,6 +195,13 @@ class ConsumerGroups:
         """Return the group as it is now."""
         self._table.refresh()
         return _of_rows(group_id, self._table.rows())
+
+    def all(self) -> list[Group]:
+        """Return all groups that exist as they are now, by name."""
+        self._table.refresh()
+        rows = self._table.rows()
+        found = (_of_rows(name, rows) for name in sorted(set(rows["group_id"].to_pylist())))
+        return [group for group in found if group.exists]
 
     def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
         """Let a group take a step, by compare-and-set, and return what it is then.

@@ -12,7 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow as pa
 
 from sparklog.broker.observations import Observations
-from sparklog.clients.consumer_group import ConsumerGroups, Group, Member, assigned, joined, without
+from sparklog.clients.consumer_group import (
+    ConsumerGroups,
+    Group,
+    Member,
+    assigned,
+    expired,
+    joined,
+    without,
+)
 from sparklog.clock import Clock
 from sparklog.config import ConsumerConfig
 from sparklog.errors import ProtocolError
@@ -136,7 +144,7 @@ class GroupMember:
         if not gone:
             return group
         _log.warning("members removed", group=self.group_id, members=gone)
-        return self._groups.change(self.group_id, lambda now: _removed(now, group, gone))
+        return self._groups.change(self.group_id, lambda now: expired(now, group, gone))
 
     def _silent(self, group: Group, heartbeats: Mapping[str, int]) -> list[str]:
         """Return the other members that were silent, or did not join, for too long."""
@@ -182,18 +190,6 @@ class GroupMember:
             return CONSUMER_GROUP_HEARTBEATS.rows([*others, *after]), kept
 
         return self._heartbeats.update(change)
-
-
-def _removed(now: Group, seen: Group, gone: Collection[str]) -> Group:
-    """Remove the silent, but for whoever has joined anew since it was looked."""
-    still = [
-        member_id
-        for member_id in gone
-        if (before := seen.member(member_id)) is not None
-        and (current := now.member(member_id)) is not None
-        and current.joined_generation == before.joined_generation
-    ]
-    return without(now, still)
 
 
 def _new_member_id(config: ConsumerConfig) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 import tenacity
 
 from sparklog.clients.committed_logs import CommittedLogs
-from sparklog.clients.connection import Connection, Visible
+from sparklog.clients.connection import Connection, Visible, connect
 from sparklog.clients.offsets import Offsets
-from sparklog.datasource.cluster import connect
 from sparklog.datasource.options import Assign, ReadOptions, Subscribe
 from sparklog.datasource.replicas import ReplicaChoice
 from sparklog.errors import ProtocolError, SparklogError, StorageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from sparklog.clients.connection import connect
 from sparklog.clients.file_sends import FileSender, MicroBatch, PendingSend
 from sparklog.clients.stream_writes import Files
-from sparklog.datasource.cluster import connect
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.datasource.write_task import WrittenFile
 from sparklog.storage.batch_files import ProcessCopier

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.clients.connection import Connection
+from sparklog.clients.connection import Connection, connect
 from sparklog.clients.encoder import EncodedFile, Encoder
 from sparklog.clients.stream_writes import SentFile
-from sparklog.datasource.cluster import connect
 from sparklog.datasource.write_options import WriteOptions, make_partitioner
 from sparklog.errors import SparklogError
 from sparklog.model import TopicIdPartition

@@ -21,7 +21,7 @@ from sparklog.storage.record_log import RecordLog
 class RunningCluster:
     """Three brokers in threads of this process, over tables in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tick_interval_ms: int = 2) -> None:
         self.folder = folder
         values = {
             "cluster.root": str(folder / "cluster"),
@@ -31,7 +31,7 @@ class RunningCluster:
             "broker.session.timeout.ms": 2_000,
             "broker.heartbeat.interval.ms": 200,
             "replica.lag.time.max.ms": 2_000,
-            "tick.interval.ms": 2,
+            "tick.interval.ms": tick_interval_ms,
         }
         self.application = Application(parse(ClusterConfig, values, "the test"))
         self.application.start()

@@ -37,7 +37,7 @@ def behind(connection: Connection, group_id: str) -> dict[tuple[str, int], int |
     return {(one.topic, one.partition): one.lag for one in lag(connection, group_id)}
 
 
-def process(readable: Readable, start: Offset | None = None, **options: str) -> Offset:
+def process(readable: Readable, start: Offset | None = None, /, **options: str) -> Offset:
     """Let a query that starts take one micro-batch; return where it stands, as its checkpoint."""
     stream = readable.stream(subscribe="t", startingOffsets="earliest", **options)
     begun = stream.initial_offset() if start is None else start

@@ -139,7 +139,8 @@ def outcome_of(program: Program, session: Session) -> Outcome:
 
 
 _NOISE = re.compile(
-    r"(?:[\w.$]+(?:Exception|Error|Fault)|\[[A-Z_.0-9]+\]|Query \[id = [^]]*\] terminated with exception)"
+    r"(?:[\w.$]+(?:Exception|Error|Fault)|\[[A-Z_.0-9]+\]"
+    r"|Query \[id = [^]]*\] terminated with exception)"
     r"(?:: |:|\s)"
 )
 

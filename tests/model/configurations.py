@@ -29,6 +29,9 @@ QUICK: Mapping[str, Setting] = {
 
 FULL: Mapping[str, Setting] = {
     "three, three, three, a pause": Setting(replicas=3, records=3, epochs=3),
+    "three, three, three, a crash and a lost tail": Setting(
+        replicas=3, records=3, epochs=3, pauses=0, crashes=1, lost_tails=1
+    ),
     "three, two, two, a crash": Setting(replicas=3, records=2, epochs=2, crashes=1),
     "three, one, three, min ISR 2": Setting(
         replicas=3, records=1, epochs=3, min_isr=2, crashes=1, fences=1

@@ -1,0 +1,206 @@
+"""`sparklog consumer-groups` and `sparklog get-offsets`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.clients.consumer import Consumer
+from sparklog.model import TopicPartition
+from sparklog.testing import LocalCluster
+from tests.cli.command_line import Finished, files_in, run
+
+_NUMBERS = itertools.count()
+
+
+class Groups:
+    """A cluster with three records in one partition and one in another, a minute apart each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "cluster"
+        self.cluster = LocalCluster(folder, [0, 1, 2])
+        self.cluster.create_topic("t", assignment={0: [0, 1], 1: [1, 0]})
+        self.times_ms = []
+        self.group_id = "g"
+        for partition, value in [(0, b"a"), (0, b"b"), (1, b"c"), (0, b"d")]:
+            self.times_ms.append(self.cluster.clock.now_ms())
+            self.cluster.produce("t", partition, [value])
+            self.cluster.tick_until_idle()
+            self.cluster.clock.advance(1)
+
+    def commit(self, **offsets: int) -> None:
+        with Consumer(str(self.root), self.group_id) as consumer:
+            consumer.commit({TopicPartition("t", int(key[1:])): n for key, n in offsets.items()})
+
+    def run(self, *arguments: str) -> Finished:
+        return run("consumer-groups", *arguments, cluster=self.root)
+
+    def reset(self, *arguments: str) -> Finished:
+        return self.run("reset-offsets", self.group_id, "--topic", "t", *arguments)
+
+    def described(self) -> dict[int, tuple[int | None, int | None]]:
+        """Return the committed offset and the lag of each partition."""
+        rows = json.loads(self.run("describe", self.group_id, "--json").printed)
+        return {row["partition"]: (row["committed_offset"], row["lag"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
+    made = Groups(tmp_path_factory.mktemp("groups"))
+    yield made
+    made.cluster.close()
+
+
+@pytest.fixture
+def groups(shared: Groups) -> Groups:
+    """The cluster that all tests share, with a group of the test's own."""
+    shared.group_id = f"group-{next(_NUMBERS)}"
+    return shared
+
+
+def lines(finished: Finished) -> list[str]:
+    return [line.strip() for line in finished.printed.splitlines() if line.strip()]
+
+
+def test_groups_are_listed_with_and_without_members(tmp_path: Path) -> None:
+    groups = Groups(tmp_path)
+    assert lines(groups.run("list"))[-1] == "(0 rows)"
+    groups.group_id = "by-hand"
+    groups.commit(p0=1)
+    with Consumer(str(groups.root), "shared") as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(1_000)
+        assert lines(groups.run("list")) == [
+            "group_id   state    generation   members",
+            "────────────────────────────────────────",
+            "by-hand    Empty             0         0",
+            "shared     Stable            1         1",
+            "(2 rows)",
+        ]
+        [row] = json.loads(groups.run("list", "--json").printed)[1:]
+        assert row == {"group_id": "shared", "state": "Stable", "generation": 1, "members": 1}
+
+
+def test_a_groups_lag_is_described_partition_by_partition(groups: Groups) -> None:
+    groups.commit(p0=1)
+    assert lines(groups.run("describe", groups.group_id)) == [
+        "topic   partition   committed_offset   high_watermark   lag   member_id",
+        "───────────────────────────────────────────────────────────────────────",
+        "t               0                  1                3     2   NULL",
+        "(1 row)",
+    ]
+    with Consumer(str(groups.root), groups.group_id, client_id="app") as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(1_000)
+        rows = json.loads(groups.run("describe", groups.group_id, "--json").printed)
+    assert [(row["partition"], row["committed_offset"], row["lag"]) for row in rows] == [
+        (0, 1, 2),
+        (1, None, None),
+    ]
+    assert all(row["member_id"].startswith("app-") for row in rows)
+
+
+def test_a_group_is_deleted_with_its_offsets_and_may_come_back(groups: Groups) -> None:
+    name = groups.group_id
+    groups.commit(p0=1, p1=1)
+    groups.group_id = "other"
+    groups.commit(p0=2)
+    assert groups.run("delete", name).printed == f"Deleted group {name}.\n"
+    assert groups.described() == {0: (2, 1)}
+    unknown = f"GROUP_ID_NOT_FOUND: there is no group '{name}': name another"
+    assert groups.run("describe", name).refusal == unknown
+    assert groups.run("delete", name).refusal == unknown
+    groups.group_id = name
+    groups.commit(p1=0)
+    assert groups.described() == {1: (0, 1)}
+
+
+def test_a_group_with_a_member_that_lives_is_left_alone(groups: Groups) -> None:
+    name = groups.group_id
+    with Consumer(str(groups.root), name, heartbeat_interval_ms=50) as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(1_000)
+        for refused in (groups.run("delete", name), groups.reset("--to-latest", "--execute")):
+            assert refused.refusal.startswith(f"NON_EMPTY_GROUP: group {name} has members, stop")
+        assert len(consumer.assignment()) == 2
+        consumer.commit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (["--to-earliest"], {0: (0, 3), 1: (0, 1)}),
+        (["--to-latest"], {0: (3, 0), 1: (1, 0)}),
+        (["--to-offset", "2"], {0: (2, 1), 1: (1, 0)}),
+        (["--shift-by", "-1"], {0: (1, 2), 1: (0, 1)}),
+        (["--shift-by", "7"], {0: (3, 0), 1: (1, 0)}),
+        (["--to-datetime", "1970-01-01"], {0: (0, 3), 1: (0, 1)}),
+        (["--to-datetime", "9999-01-01T00:00:00Z"], {0: (3, 0), 1: (1, 0)}),
+    ],
+)
+def test_offsets_are_set_where_that_is_executed(
+    groups: Groups, arguments: list[str], after: dict[int, tuple[int, int]]
+) -> None:
+    groups.commit(p0=2, p1=0)
+    before = files_in(groups.folder)
+    planned = groups.reset(*arguments)
+    assert lines(planned)[-1] == "Nothing was changed: add --execute to do it."
+    assert files_in(groups.folder) == before
+    done = groups.reset(*arguments, "--execute")
+    assert lines(done) == lines(planned)[:-1]
+    assert groups.described() == after
+
+
+def test_offsets_are_set_by_time(groups: Groups) -> None:
+    groups.reset("--to-datetime", str(groups.times_ms[1]), "--execute")
+    assert groups.described() == {0: (1, 2), 1: (0, 1)}
+    groups.reset("--to-datetime", str(groups.times_ms[3]), "--execute")
+    assert groups.described() == {0: (2, 1), 1: (1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "one of --to-earliest, .* is wanted: 0 are given"),
+        (["--to-earliest", "--to-offset", "1"], "2 are given"),
+        (["--shift-by", "1"], "has not committed an offset in every partition of t"),
+        (["--to-datetime", "yesterday"], "--to-datetime 'yesterday' is no time"),
+    ],
+)
+def test_a_reset_that_makes_no_sense_is_refused(
+    groups: Groups, arguments: list[str], said: str
+) -> None:
+    groups.commit(p0=2)
+    before = files_in(groups.folder)
+    assert re.search(said, groups.reset(*arguments, "--execute").refusal)
+    assert files_in(groups.folder) == before
+
+
+def offsets(groups: Groups, *arguments: str) -> list[Any]:
+    printed = run("get-offsets", "t", "--json", *arguments, cluster=groups.root).printed
+    return [row["offset"] for row in json.loads(printed)]
+
+
+def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) -> None:
+    assert lines(run("get-offsets", "t", cluster=groups.root)) == [
+        "topic   partition   offset",
+        "──────────────────────────",
+        "t               0        3",
+        "t               1        1",
+        "(2 rows)",
+    ]
+    assert offsets(groups, "--time", "latest") == [3, 1]
+    assert offsets(groups, "--time", "earliest") == [0, 0]
+    assert offsets(groups, "--time", str(groups.times_ms[3])) == [2, None]
+    assert offsets(groups, "--time", "1970-01-01T00:00:01+00:00") == [0, 0]
+    refusal = run("get-offsets", "t", "--time", "soon", cluster=groups.root).refusal
+    assert refusal.startswith("--time 'soon' is no time: write it like ")
+    refusal = run("get-offsets", "u", cluster=groups.root).refusal
+    assert refusal.startswith("UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'")

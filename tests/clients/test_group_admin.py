@@ -1,0 +1,118 @@
+"""Looking after groups from outside: who counts as alive, and what a deletion leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata
+from sparklog.clients.connection import Connection
+from sparklog.clients.consumer_group import ConsumerGroups
+from sparklog.clients.group_admin import GroupAdmin, ResetTo
+from sparklog.clients.group_member import GroupMember
+from sparklog.clock import SystemClock
+from sparklog.config import ConsumerConfig, parse
+from sparklog.errors import ProtocolError
+from sparklog.model import TopicIdPartition
+from sparklog.testing import LocalCluster
+
+
+class Administered:
+    """A group of a cluster with one partition, its members, and somebody who looks after it."""
+
+    def __init__(self, folder: Path) -> None:
+        cluster = LocalCluster(folder, [0])
+        cluster.create_topic("t", assignment={0: [0]})
+        cluster.produce("t", 0, [b"a", b"b"])
+        cluster.tick_until_idle()
+        connection = Connection(str(folder / "cluster"))
+        self.root = connection.root
+        self.admin = GroupAdmin(connection)
+        self.groups = ConsumerGroups(self.root.consumer_groups)
+        self.offsets = CommittedOffsets(self.root.consumer_offsets)
+        [self.key] = connection.metadata().partitions
+
+    def join(self, session_timeout_ms: int = 500) -> GroupMember:
+        """Return a member that leads a generation of its own and reads the partition."""
+        keys = {"session.timeout.ms": session_timeout_ms, "heartbeat.interval.ms": 100}
+        config = parse(ConsumerConfig, keys, "the test")
+        member = GroupMember(self.root, "g", config, SystemClock())
+        member.join(["t"])
+        self.offsets.fence("g", member.generation, {self.key: "t"})
+        member.assign({member.member_id: [self.key]})
+        member.beat()
+        return member
+
+    def land(self, generation: int, offset: int) -> None:
+        """Let a commit land that was checked before."""
+        committed: dict[TopicIdPartition, tuple[str, OffsetAndMetadata]]
+        committed = {self.key: ("t", OffsetAndMetadata(offset))}
+        self.offsets.commit("g", generation, committed)
+
+    def names(self) -> list[str]:
+        return [one.group_id for one in self.admin.list_groups()]
+
+
+@pytest.fixture
+def administered(tmp_path: Path) -> Administered:
+    return Administered(tmp_path)
+
+
+def test_members_that_died_do_not_keep_a_group_from_being_deleted(
+    administered: Administered,
+) -> None:
+    """Nobody else would remove them: members watch each other, and none is left."""
+    administered.join()
+    administered.land(1, 1)
+    administered.admin.delete("g")
+    assert administered.names() == []
+    assert administered.offsets.fetch("g") == {}
+    assert administered.root.consumer_group_heartbeats.rows().num_rows == 0
+
+
+def test_a_commit_that_was_on_its_way_does_not_bring_a_deleted_group_back(
+    administered: Administered,
+) -> None:
+    member = administered.join()
+    administered.land(member.generation, 1)
+    administered.admin.delete("g")
+    with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
+        administered.land(member.generation, 2)
+    assert administered.names() == []
+
+    again = administered.join()
+    assert again.generation > member.generation
+    administered.land(again.generation, 0)
+    assert administered.names() == ["g"]
+    assert administered.offsets.fetch("g") == {administered.key: OffsetAndMetadata(0)}
+
+
+def test_a_reset_removes_who_died_and_fences_their_commits(administered: Administered) -> None:
+    member = administered.join()
+    administered.land(member.generation, 1)
+    resets = administered.admin.plan_reset("g", "t", ResetTo("latest"))
+    assert [tuple(one) for one in resets] == [("t", 0, 1, 2)]
+    administered.admin.reset("g", resets)
+    assert administered.groups.find("g").members == ()
+    assert administered.offsets.fetch("g")[administered.key].offset == 2
+    with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
+        administered.land(member.generation, 1)
+
+
+def test_a_deletion_that_stopped_halfway_can_be_repeated(administered: Administered) -> None:
+    member = administered.join()
+    administered.land(member.generation, 1)
+    member.leave()
+    admin = administered.admin
+
+    def stop(*_: object) -> None:
+        raise OSError("stopped between two tables")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CommittedOffsets, "delete", stop)
+        with pytest.raises(OSError, match="stopped"):
+            admin.delete("g")
+    assert administered.names() == ["g"]
+    admin.delete("g")
+    assert administered.names() == []

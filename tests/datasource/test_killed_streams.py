@@ -1,0 +1,118 @@
+"""A stream from topic to topic that is killed at any moment writes every record once."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparklog.clients.committed_offsets import lag
+from sparklog.clients.producer import Producer
+from tests.clients.conftest import RunningCluster
+from tests.datasource.piping_stream import piping
+from tests.jobs.processes import Process
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KILLS = 2
+PATIENCE = 240.0
+"""Seconds: a Spark that starts, and its many Python processes, wait long for busy cores."""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningCluster]:
+    # Not at every moment: Spark needs the two cores as well.
+    cluster = RunningCluster(tmp_path / "running", tick_interval_ms=50)
+    yield cluster
+    cluster.stop()
+
+
+class Traffic:
+    """Sends numbers, one record each, until it is stopped."""
+
+    def __init__(self, cluster: RunningCluster, topic: str) -> None:
+        self._root = cluster.connection.cluster
+        self._topic = topic
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent = 0
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """Send until the end of the block, and until all is delivered."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        # Not more batches than two cores can take beside Spark.
+        with Producer(self._root, linger_ms=200) as producer:
+            while not self._ended.wait(0.01):
+                producer.send(self._topic, b"%d" % self.sent, key=b"%d" % (self.sent % 7))
+                self.sent += 1
+
+
+class Pipe:
+    """The program, over one checkpoint and many processes."""
+
+    def __init__(self, cluster: RunningCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._checkpoint = folder / "checkpoint"
+        self._started = 0
+
+    @property
+    def arguments(self) -> list[str]:
+        return [self._cluster.connection.cluster, "source", "target", str(self._checkpoint)]
+
+    def newest(self, log: str) -> int:
+        """Return the newest micro-batch of a log of the checkpoint, -1 where there is none."""
+        folder = self._checkpoint / log
+        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def be_killed(self, delay_seconds: float) -> bool:
+        """Start it, and kill it so long after the first micro-batch that is new has begun.
+
+        Returns whether it had no time to note that a micro-batch was done.
+        """
+        self._started += 1
+        before = self.newest("offsets")
+        program = [sys.executable, "-m", "tests.datasource.piping_stream", *self.arguments]
+        with closing(Process(program, self._folder / f"process-{self._started}")) as process:
+            deadline = time.monotonic() + PATIENCE
+            while self.newest("offsets") <= before:
+                assert process.popen.poll() is None, process.stderr
+                assert time.monotonic() < deadline, "no micro-batch began in time"
+                time.sleep(0.02)
+            time.sleep(delay_seconds)
+        return self.newest("offsets") > self.newest("commits")
+
+
+def test_a_stream_that_is_killed_at_any_moment_loses_and_doubles_nothing(
+    running: RunningCluster, tmp_path: Path, spark: SparkSession
+) -> None:
+    moments = random.Random(6)
+    running.create_topic("source", partitions=2)
+    running.create_topic("target", partitions=3)
+    pipe = Pipe(running, tmp_path)
+    traffic = Traffic(running, "source")
+    with traffic.flowing():
+        in_the_middle = [pipe.be_killed(moments.uniform(0, 2)) for _ in range(KILLS)]
+    assert any(in_the_middle), "no kill left a micro-batch to be repeated"
+    query = piping(spark, *pipe.arguments).trigger(availableNow=True).start()
+    assert query.awaitTermination(240)
+    found = [int(row["value"]) for rows in running.committed("target").values() for row in rows]
+    assert sorted(found) == list(range(traffic.sent))
+    assert {one.lag for one in lag(running.connection, "piping")} == {0}
