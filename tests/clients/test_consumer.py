@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from sparklog.clients.assigned_partitions import ConsumerRecord
 from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata
@@ -138,7 +139,7 @@ class TestWhatMayBeSeen:
         touched: list[str] = []
         for of, name in (
             (ControlTable, "_read"),
-            (ControlTable, "_load"),
+            (DeltaTable, "update_incremental"),
             (RecordLog, "refresh"),
             (RecordLog, "_load"),
             (Connection, "visible"),
