@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
+
+from sparklog.java import find_java
+from tests.datasource.conftest import Readable
 
 ROOT = Path(__file__).parents[2]
 FILES = [*(ROOT / "sparklog/datasource").glob("*.py"), *(ROOT / "pyspark_sparklog").glob("*.py")]
@@ -48,3 +53,35 @@ def test_a_task_imports_no_rules_engine_and_no_metadata() -> None:
     assert "sparklog.datasource.read_task" in loaded
     assert not [name for name in loaded if name.startswith(("duckdb", "sparklog.clients"))]
     assert "sparklog.protocol" not in loaded
+
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+
+frame = SparkSession.builder.getOrCreate().read.format("sparklog")
+rows = frame.option("cluster", sys.argv[1]).option("subscribe", "t").load().collect()
+print([bytes(row.value).decode() for row in rows])
+"""
+
+
+def test_a_plain_program_under_spark_submit_finds_the_format(
+    readable: Readable, tmp_path: Path
+) -> None:
+    """It names no package, registers nothing, and imports nothing of sparklog's."""
+    readable.create_topic("t")
+    readable.produce("t", b"a", b"b")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    of_spark = ["--master", "local[1]", "--driver-memory", "1g", "--conf", "spark.ui.enabled=false"]
+    environment = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    answer = subprocess.run(
+        [submit, *of_spark, program, readable.root],
+        cwd=tmp_path,
+        env=os.environ | find_java().launch_environment() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.stdout.splitlines()[-1:] == ["['a', 'b']"], answer.stderr
