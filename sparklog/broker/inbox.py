@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS, batch_id
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
-from sparklog.storage.batch_files import parquet_pieces
 from sparklog.storage.location import Location
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ParquetContent, parquet_pieces
 from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)

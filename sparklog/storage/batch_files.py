@@ -25,7 +25,7 @@ from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ParquetContent, parquet_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 4 << 20
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
-
-_ROWS_AT_ONCE = 1 << 16
-"""How many rows of a producer's file are read at once, which bounds the memory that it takes."""
 
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
@@ -175,25 +172,6 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
         return "there is no such file"
     except (OSError, pa.ArrowException, ValueError) as error:
         return f"it cannot be read: {one_line(error)}"
-
-
-def parquet_pieces(content: bytes, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file that anybody may have written, some at a time.
-
-    Text and bytes come dictionary-encoded: a few bytes of a file may stand for the same long value
-    over and over, more often than fits in memory. Raises as `ParquetContent` does.
-    """
-    source = pa.BufferReader(content)
-    footer = pq.ParquetFile(source, pre_buffer=False).metadata
-    # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest of
-    # it makes no sense. And a column goes by its number, for it may have two names there.
-    lengthy = [
-        number
-        for number in range(footer.num_columns)
-        if footer.schema.column(number).physical_type == "BYTE_ARRAY"
-    ]
-    file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=lengthy)
-    yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
 
 
 def _content_fault(content: bytes, file: BatchFile) -> str | None:

@@ -6,8 +6,13 @@ hand to them than to read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+_ROWS_AT_ONCE = 1 << 16
+"""How many rows of a producer's file are read at once, which bounds the memory that it takes."""
 
 
 class ParquetContent:
@@ -32,3 +37,22 @@ class ParquetContent:
     def read(self, columns: list[str] | None = None) -> pa.Table:
         """Return the rows, of all columns or of these."""
         return self._file.read(columns, use_threads=False)
+
+
+def parquet_pieces(content: bytes, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file that anybody may have written, some at a time.
+
+    Text and bytes come dictionary-encoded: a few bytes of a file may stand for the same long value
+    over and over, more often than fits in memory. Raises as `ParquetContent` does.
+    """
+    source = pa.BufferReader(content)
+    footer = pq.ParquetFile(source, pre_buffer=False).metadata
+    # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest of
+    # it makes no sense. And a column goes by its number, for it may have two names there.
+    lengthy = [
+        number
+        for number in range(footer.num_columns)
+        if footer.schema.column(number).physical_type == "BYTE_ARRAY"
+    ]
+    file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=lengthy)
+    yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
