@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import tenacity
 
@@ -24,15 +24,10 @@ from sparklog.model import TopicIdPartition, batch_id, new_batch_path
 from sparklog.storage.batch_files import Copy
 from sparklog.storage.metadata import PartitionState
 
+if TYPE_CHECKING:
+    from sparklog.broker.fetch import Copier
+
 _log = get_logger(__name__)
-
-
-class Copier(Protocol):
-    """What copies batch files: this process, or the tasks of a Spark job."""
-
-    def copy(self, copies: list[Copy]) -> list[str | None]:
-        """Copy all; return what went wrong with each, or `None`."""
-        ...
 
 
 class MicroBatch(NamedTuple):
