@@ -7,8 +7,10 @@ a crash is in them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from sparklog.broker.controller import Controller
 from sparklog.broker.fetch import Copier
@@ -94,11 +96,9 @@ class Broker:
                 Follower(broker_id, self._reader, replicas, purgatory, rules, settings, copier)
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
-        self._reports: dict[tuple[int, int, int], ControlTable] = {}
-        self._report_versions: dict[tuple[int, int, int], int] = {}
+        self._reports: dict[tuple[int, int, int], _Report] = {}
         self.is_paused = False
         """Whether ticks begin with what was loaded last, as those of a paused process would."""
-        self._last_reports = FollowerReports({}, False)
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
 
     @property
@@ -209,7 +209,9 @@ class Broker:
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
         """Read the checkpoints of those that follow what this broker leads, where they changed."""
         if self.is_paused:
-            return self._last_reports
+            # It acts on what it had read, whether or not it has done so before.
+            rows = self._report_rows()
+            return FollowerReports(rows, {key for _, key in rows})
         wanted = {
             (replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
             for state in metadata.partitions.values()
@@ -217,34 +219,44 @@ class Broker:
             for replica in state.replicas
             if replica.broker_id != self.broker_id
         }
-        self._reports = {of: table for of, table in self._reports.items() if of in wanted}
-        rows: dict[tuple[int, TopicIdPartition], dict[str, object]] = {}
-        changed = False
+        self._reports = {of: one for of, one in self._reports.items() if of in wanted}
+        changed: set[TopicIdPartition] = set()
         for of in sorted(wanted):
             try:
-                table = self._report_table(*of)
-                read = table.rows().to_pylist()
+                if of not in self._reports:
+                    self._reports[of] = _Report(of[0], self._reader.location(of[0], of[1]))
+                changed |= self._reports[of].load()
             except UNREADABLE as error:
                 _log.warning("follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.
-                self._report_versions.pop(of, None)
-                continue
-            changed |= table.version != self._report_versions.get(of)
-            self._report_versions[of] = table.version
-            for row in read:
-                rows[of[0], TopicIdPartition(row["topic_id"], row["partition"])] = row
-        # A paused process acts on what it had read, whether or not it has done so before.
-        self._last_reports = FollowerReports(rows, True)
-        return FollowerReports(rows, changed)
+                lost = self._reports.pop(of, None)
+                changed |= {key for _, key in lost.rows} if lost else set()
+        return FollowerReports(self._report_rows(), changed)
 
-    def _report_table(self, broker_id: int, root: int, broker_epoch: int) -> ControlTable:
-        of = (broker_id, root, broker_epoch)
-        if of not in self._reports:
-            location = self._reader.location(broker_id, root)
-            self._reports[of] = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
-        table = self._reports[of]
-        table.refresh()
-        return table
+    def _report_rows(self) -> Mapping[tuple[int, TopicIdPartition], Mapping[str, Any]]:
+        return ChainMap({}, *(one.rows for one in self._reports.values()))
+
+
+class _Report:
+    """The checkpoint of one root of a follower, as its leaders read it."""
+
+    def __init__(self, broker_id: int, root: Location) -> None:
+        self._broker_id = broker_id
+        self._table = ControlTable(root, HIGH_WATERMARK_CHECKPOINT)
+        self._version = -1
+        self.rows: dict[tuple[int, TopicIdPartition], dict[str, Any]] = {}
+
+    def load(self) -> set[TopicIdPartition]:
+        """Read the checkpoint where it has changed; return the partitions whose rows have."""
+        self._table.refresh()
+        if self._table.version == self._version:
+            return set()
+        rows = {
+            (self._broker_id, TopicIdPartition(row["topic_id"], row["partition"])): row
+            for row in self._table.rows().to_pylist()
+        }
+        before, self.rows, self._version = self.rows, rows, self._table.version
+        return {of[1] for of in before.keys() | rows.keys() if before.get(of) != rows.get(of)}
 
 
 def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:

@@ -20,7 +20,8 @@ from sparklog.errors import CommitConflictError, FencedError
 from sparklog.logger import get_logger
 from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
-from sparklog.storage.control_table import CONTROLLER_EPOCH, Fence
+from sparklog.storage.control_table import Fence
+from sparklog.storage.delta_log import CONTROLLER_EPOCH
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
 

@@ -56,6 +56,8 @@ class Follower:
         self._leader_roots = LeaderRoots(reader)
         self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
         self._seen: _News = {}
+        self._agreed: dict[TopicIdPartition, object] = {}
+        self._reported: dict[TopicIdPartition, object] = {}
 
     def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> TickReport:
         """Do what is to be done at `now_ms`."""
@@ -149,6 +151,9 @@ class Follower:
         """Find where each log agrees with its leader's and cut it there (6.3, 6.5)."""
         for one in followed:
             self._replicas.put(one.key, one.state.topic, role="follower")
+        unsettled = [one for one in followed if not self._is_settled(one)]
+        if not unsettled:
+            return followed
         rows = [
             {
                 "topic_id": one.key.topic_id,
@@ -159,13 +164,13 @@ class Follower:
                 "leader_log_start_offset": one.row["log_start_offset"],
                 "leader_log_end_offset": one.row["log_end_offset"],
             }
-            for one in followed
+            for one in unsettled
         ]
         found = self._rules.run(
             "truncation_point",
             followed=rows,
-            own_entries=self._replicas.epoch_entries([one.key for one in followed]),
-            leader_entries=self._leader_entries(followed),
+            own_entries=self._replicas.epoch_entries([one.key for one in unsettled]),
+            leader_entries=self._leader_entries(unsettled),
         )
         points: dict[TopicIdPartition, int] = {}
         restarts: dict[TopicIdPartition, int] = {}
@@ -182,10 +187,29 @@ class Follower:
             waiting |= self._truncate(points, now_ms)
         if restarts:
             self._restart(restarts)
-        agreed = [one for one in followed if one.key not in waiting]
-        for one in agreed:
-            self._replicas.put(one.key, one.state.topic, leader_epoch=one.state.leader_epoch)
-        return agreed
+        for one in unsettled:
+            if one.key in waiting:
+                self._agreed.pop(one.key, None)
+            else:
+                epoch = one.state.leader_epoch
+                self._replicas.put(one.key, one.state.topic, leader_epoch=epoch)
+                self._agreed[one.key] = self._histories(one)
+        return [one for one in followed if one.key not in waiting]
+
+    def _is_settled(self, one: Followed) -> bool:
+        """Say whether the two logs have agreed and nothing has happened that could change it.
+
+        To copy what the leader has keeps them in agreement; a new epoch of either does not.
+        """
+        log_end_offset = self._replicas.log_end_offset(one.key)
+        return (
+            self._agreed.get(one.key) == self._histories(one)
+            and one.row["log_start_offset"] <= log_end_offset <= one.row["log_end_offset"]
+        )
+
+    def _histories(self, one: Followed) -> object:
+        leader = one.root.fetch_id, one.state.leader_epoch, one.row["epochs_version"]
+        return leader, tuple(self._replicas.epochs(one.key))
 
     def _leader_entries(self, followed: Iterable[Followed]) -> list[dict[str, Any]]:
         """Return the leaders' histories, each as of the version that its row names.
@@ -316,7 +340,10 @@ class Follower:
                 "log_end_offset": self._replicas.log_end_offset(one.key),
             }
             for one in agreed
+            if self._has_news_for_leader(one, now_ms)
         ]
+        if not rows:
+            return
         for row in self._rules.run("follower_high_watermark", followed=rows):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             self._replicas.put(
@@ -325,3 +352,17 @@ class Follower:
                 high_watermark=row["high_watermark"],
                 reported_at_ms=now_ms,
             )
+
+    def _has_news_for_leader(self, one: Followed, now_ms: int) -> bool:
+        """Say whether a row is not what was reported, or will soon have to be renewed (5.1)."""
+        replica = self._replicas[one.key]
+        position = (
+            replica.leader_epoch,
+            self._replicas.log_end_offset(one.key),
+            one.row["high_watermark"],
+        )
+        is_news = self._reported.get(one.key) != position
+        self._reported[one.key] = position
+        # Those that are due soon go along, so that rows are renewed together.
+        renewal_ms = self._settings.replica_lag_time_max_ms // 6
+        return is_news or now_ms - replica.reported_at_ms >= renewal_ms

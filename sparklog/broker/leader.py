@@ -69,7 +69,7 @@ class Leader:
         self.appends.inbox.look(now_ms)
         if not (
             touched
-            or reports.changed
+            or reports.changed & self._led.keys()
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions
             or self._purgatory.has_expired("DelayedProduce", now_ms)

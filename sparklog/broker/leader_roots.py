@@ -44,12 +44,17 @@ class LeaderRoot:
         self.log = RecordLog(location)
         self._checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
         self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+        self._rows: dict[TopicIdPartition, dict[str, Any]] = {}
+        self._rows_version = -1
 
     def rows(self) -> dict[TopicIdPartition, dict[str, Any]]:
         """Return the newest rows of the leader's replicas."""
         self._checkpoint.refresh()
-        rows = self._checkpoint.rows().to_pylist()
-        return {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
+        if self._checkpoint.version != self._rows_version:
+            rows = self._checkpoint.rows().to_pylist()
+            self._rows = {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
+            self._rows_version = self._checkpoint.version
+        return self._rows
 
     def entries(self, version: int) -> list[dict[str, Any]]:
         """Return the leader-epoch histories as of the version that a row names."""

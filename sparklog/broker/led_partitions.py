@@ -7,6 +7,7 @@ what happened in it, however many partitions are led.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,10 +52,10 @@ class Leadership:
 
 
 class FollowerReports(NamedTuple):
-    """The followers' checkpoint rows, by broker and partition, as just read."""
+    """The followers' checkpoint rows, by broker and partition, and which are not as they were."""
 
-    rows: dict[tuple[int, TopicIdPartition], dict[str, Any]]
-    changed: bool
+    rows: Mapping[tuple[int, TopicIdPartition], Mapping[str, Any]]
+    changed: AbstractSet[TopicIdPartition]
 
 
 class LedPartitions(dict[TopicIdPartition, Leadership]):
@@ -119,7 +120,9 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         moved: Keys = set()
         shrunk = self._change_isr("isr_shrink", keys, metadata, now_ms)
         moved |= self._advance_high_watermarks(keys, metadata, now_ms)
-        expanded = self._change_isr("isr_expand", keys, metadata, now_ms)
+        # Nobody can join where all are in sync.
+        short = {key for key in keys if len(self[key].state.isr) < len(self[key].state.replicas)}
+        expanded = self._change_isr("isr_expand", short, metadata, now_ms)
         effects.done("isr_change")
         moved |= self._advance_high_watermarks(expanded, metadata, now_ms)
         return {
@@ -139,7 +142,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         """Note how far the followers are; return the partitions of which there is a new report."""
         rows = []
         reported: Keys = set()
-        for key, leadership in self.items():
+        for key in (touched | reports.changed) & self.keys():
+            leadership = self[key]
             for broker_id, progress in leadership.progress.items():
                 report = reports.rows.get((broker_id, key), {})
                 seen = tuple(report.get(name) for name in _REPORTED)

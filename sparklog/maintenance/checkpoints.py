@@ -34,7 +34,8 @@ from sparklog.storage.checkpoint_files import (
     read_epochs,
     read_offsets,
 )
-from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, Fence
+from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import BROKER_EPOCH
 from sparklog.storage.record_log import RecordLog
 
 _TopicPartition = tuple[str, int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from urllib.parse import unquote
@@ -10,10 +9,9 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
 
 from sparklog.model import HEADER_COLUMNS, Batch
-from sparklog.storage.delta_log import AddedFile
+from sparklog.storage.delta_log import AddedFile, RemovedFile
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -66,8 +64,8 @@ def batch_of(file: AddedFile) -> Batch:
     )
 
 
-def add_action(batch: Batch, now_ms: int) -> AddAction:
-    """Return the action that adds `batch`; `OverflowError` for a time that Delta cannot name."""
+def added_file(batch: Batch, now_ms: int) -> AddedFile:
+    """Return what adds `batch` to a log; `OverflowError` for a time that Delta cannot name."""
     header = {name: str(getattr(batch, name)) for name in HEADER_COLUMNS.names}
     statistics = {
         "numRecords": batch.record_count,
@@ -79,15 +77,13 @@ def add_action(batch: Batch, now_ms: int) -> AddAction:
         },
         "nullCount": {"offset_delta": 0, "timestamp": 0},
     }
-    return AddAction(batch.path, batch.size_bytes, header, now_ms, True, json.dumps(statistics))
+    return AddedFile(batch.path, batch.size_bytes, now_ms, header, statistics)
 
 
-def remove_action(batch: Batch, now_ms: int) -> RemoveAction:
-    """Return the action that removes `batch`."""
-    header: dict[str, str | None] = {
-        name: str(getattr(batch, name)) for name in HEADER_COLUMNS.names
-    }
-    return RemoveAction(batch.path, True, now_ms, batch.size_bytes, header)
+def removed_file(batch: Batch, now_ms: int) -> RemovedFile:
+    """Return what removes `batch` from a log."""
+    header = {name: str(getattr(batch, name)) for name in HEADER_COLUMNS.names}
+    return RemovedFile(batch.path, now_ms, batch.size_bytes, header)
 
 
 def _int(value: str | None) -> int:

@@ -1,38 +1,37 @@
 """Control tables: small Delta tables that are overwritten whole, or appended to and trimmed.
 
 Every overwrite is a compare-and-set: it lands as the version after the one that was loaded, or
-it raises `CommitConflictError`. delta-rs does it in milliseconds, on every store that has
-put-if-absent.
+it raises `CommitConflictError`. Appends and trims land behind whatever others have written, unless
+that was a newer fence.
 """
 
 from __future__ import annotations
 
-import re
+import io
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
-from deltalake.transaction import AddAction, RemoveAction, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import TableSchema
-from sparklog.storage.delta_log import is_newest, open_delta_table, read_commit
+from sparklog.storage.delta_log import (
+    AddedFile,
+    DeltaLog,
+    RemovedFile,
+    open_delta_table,
+    read_commit,
+)
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
-
-BROKER_EPOCH = "broker_epoch"
-"""The app transaction that fences the tables of a broker root."""
-
-CONTROLLER_EPOCH = "controller_epoch"
-"""The app transaction that fences the tables that the controller writes."""
-
-_PLAIN_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 _Result = TypeVar("_Result")
 
@@ -59,7 +58,7 @@ def create_table(root: Location, schema: TableSchema) -> None:
             configuration=dict(schema.properties),
             storage_options=dict(table.options) or None,
             # Else the second of two would commit its schema again, over the first one's rows.
-            commit_properties=commit_properties(),
+            commit_properties=CommitProperties(max_commit_retries=0),
         )
     except CommitFailedError:
         # Another process was faster, which is as good.
@@ -68,71 +67,44 @@ def create_table(root: Location, schema: TableSchema) -> None:
         raise StorageError(f"no table can be created at {table.uri}: {one_line(error)}") from error
 
 
-def check_fence(table: DeltaTable, fence: Fence | None) -> None:
-    """Raise `FencedError` unless the loaded version of `table` bears `fence`'s epoch.
+def check_fence(log: DeltaLog, fence: Fence | None) -> None:
+    """Raise `FencedError` unless the loaded version of a table bears `fence`'s epoch.
 
     Together with the compare-and-set on the next version no zombie can ever write.
     """
     if fence is None:
         return
-    held = table.transaction_version(fence.transaction)
+    held = log.transactions.get(fence.transaction)
     if held != fence.epoch:
         raise FencedError(
-            f"{table.table_uri} is held by {fence.transaction} {held}, this process has "
+            f"{log.location.uri} is held by {fence.transaction} {held}, this process has "
             f"{fence.epoch}: a newer process plays this role, so this one must stop"
         )
 
 
-def take_fence(table: DeltaTable, fence: Fence) -> bool:
-    """Write `fence`'s epoch to the table, so that no writer of an older one can commit again.
+def take_fence(table: Location, fence: Fence, load: Callable[[], DeltaLog]) -> bool:
+    """Write `fence`'s epoch to `table`, so that no writer of an older one can commit again.
 
-    Returns whether it was written; where the table bears it already, nothing is to be done.
-    Raises `FencedError` where the table already bears a newer epoch.
+    `load` brings what is known of the table's log up to date and returns it. Returns whether the
+    epoch was written; where the table bears it already, nothing is to be done. Raises
+    `FencedError` where it already bears a newer epoch.
     """
 
     def attempt() -> bool:
-        table.update_incremental()
-        held = table.transaction_version(fence.transaction)
+        log = load()
+        held = log.transactions.get(fence.transaction)
         if held is not None and held > fence.epoch:
             raise FencedError(
-                f"{table.table_uri} is held by {fence.transaction} {held}, newer than "
+                f"{log.location.uri} is held by {fence.transaction} {held}, newer than "
                 f"{fence.epoch}: another process has taken this role over"
             )
         if held == fence.epoch:
             return False
-        # It may land behind the appends of others, but not behind another fence.
-        table.create_write_transaction(
-            [],
-            "append",
-            table.schema(),
-            table.metadata().partition_columns,
-            commit_properties=_rebasing(fence),
-        )
+        if not log.commit("FENCE", transactions={fence.transaction: fence.epoch}):
+            raise _moved(log)
         return True
 
-    written = _until_it_lands(table.table_uri, attempt)
-    table.update_incremental()
-    # Another process may have taken over meanwhile.
-    check_fence(table, fence)
-    return written
-
-
-def commit_properties(fence: Fence | None = None) -> CommitProperties:
-    """Return the properties of a compare-and-set: no retry, and the writer's epoch beside it."""
-    return CommitProperties(max_commit_retries=0, app_transactions=_transactions(fence))
-
-
-def _rebasing(fence: Fence | None) -> CommitProperties:
-    """Return the properties of a commit that may land behind those of others.
-
-    Under a fence it writes the epoch again: delta-rs refuses to let it land behind a commit that
-    writes an epoch too, so it cannot get past a newer fence unseen.
-    """
-    return CommitProperties(app_transactions=_transactions(fence))
-
-
-def _transactions(fence: Fence | None) -> list[Transaction] | None:
-    return [Transaction(fence.transaction, fence.epoch)] if fence else None
+    return _until_it_lands(table, attempt)
 
 
 class ControlTable:
@@ -146,41 +118,54 @@ class ControlTable:
         self.location = root.child(schema.name)
         self.commits = 0
         """How many commits this handle has made."""
-        self._table = open_delta_table(self.location)
+        self._log = DeltaLog(self.location)
+        self._opened_version = self._log.version
+        # The live files, each with the version that added it and its place there, where known.
+        self._files: dict[str, tuple[int, int] | None] = _live_files(self._log.snapshot)
         self._rows: tuple[int, pa.Table] | None = None
-        # The version at which this handle is known to hold a fence: looking it up takes long.
-        self._held: tuple[int, Fence] | None = None
         self._is_current = False
         self._lock = threading.RLock()
 
     @property
     def version(self) -> int:
         """The version that is loaded."""
-        return self._table.version()
+        return self._log.version
 
     @property
     def table_id(self) -> str:
         """The id that Delta gave the table when it was created."""
-        return str(self._table.metadata().id)
+        return self._log.table_id
+
+    def held_by(self, transaction: str) -> int | None:
+        """Return the epoch of a fence that the loaded version bears, or `None`."""
+        return self._log.transactions.get(transaction)
 
     def refresh(self) -> bool:
         """Load the newest version; say whether it is another than before."""
         with self._lock:
-            before = self._table.version()
+            before = self._log.version
             self._load()
-            return self._table.version() != before
+            return self._log.version != before
 
-    def _load(self) -> None:
-        # Two looks at single files; to be told by delta-rs that nothing is new takes long.
-        if is_newest(self.location, self._table.version()):
-            return
-        try:
-            self._table.update_incremental()
-        except DeltaError as error:
+    def _load(self) -> DeltaLog:
+        for commit in self._log.follow():
+            for path in commit.removed:
+                self._files.pop(path, None)
+            for position, file in enumerate(commit.added):
+                self._files[file.path] = commit.version, position
+        if not self._log.is_there():
+            self._reopen()
+        return self._log
+
+    def _reopen(self) -> None:
+        opened = DeltaLog(self.location)
+        if opened.table_id != self._log.table_id or opened.version < self._log.version:
             raise StorageError(
                 f"the table at {self.location.uri} is not the one that was opened: its root was "
-                f"lost or restored, so open it again ({one_line(error)})"
-            ) from error
+                "lost or restored, so open it again"
+            )
+        self._log, self._opened_version = opened, opened.version
+        self._files = _live_files(opened.snapshot)
 
     def rows(self) -> pa.Table:
         """Return all rows of the loaded version."""
@@ -188,27 +173,27 @@ class ControlTable:
 
     def _loaded(self) -> tuple[int, pa.Table]:
         with self._lock:
-            version = self._table.version()
+            version = self._log.version
             if self._rows is None or self._rows[0] != version:
-                self._rows = version, self._read(self._table)
+                self._rows = version, self._read(self._files)
             return self._rows
 
     def rows_at(self, version: int) -> pa.Table:
         """Return all rows of `version`; `StorageError` where there is no such version."""
-        if version == self._table.version():
+        if version == self._log.version:
             return self.rows()
-        return self._read(open_delta_table(self.location, version))
+        return self._read(_live_files(open_delta_table(self.location, version)))
 
-    def _read(self, table: DeltaTable) -> pa.Table:
+    def _read(self, paths: Iterable[str]) -> pa.Table:
         # File by file, and not as a dataset through delta-rs's file system: its threads may
         # outlive a short process and abort it at the end, and it takes twice as long.
-        files = [self.read_file(path) for path in _live_files(table)]
+        files = [self.read_file(path) for path in paths]
         return pa.concat_tables(files) if files else self.schema.columns.empty_table()
 
     def take_fence(self, fence: Fence) -> None:
         """Fence the table: see the function of this name."""
         with self._lock:
-            if take_fence(self._table, fence):
+            if take_fence(self.location, fence, self._load):
                 self.commits += 1
 
     def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
@@ -221,38 +206,45 @@ class ControlTable:
 
     def _replace(self, rows: pa.Table, loaded: int, fence: Fence | None) -> None:
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        moved = CommitConflictError(
-            f"{self.location.uri} moved past version {loaded}: reload and try again"
-        )
         with self._lock:
-            self._check_fence(fence)
+            check_fence(self._log, fence)
             if self.version != loaded:
-                raise moved
-            try:
-                write_deltalake(
-                    self._table,
-                    rows,
-                    mode="overwrite",
-                    # A root that an older version made may lack columns of today.
-                    schema_mode=None if self._has_columns() else "overwrite",
-                    commit_properties=commit_properties(),
-                )
-            except CommitFailedError:
-                raise moved from None
+                raise _moved(self._log, loaded)
+            self._add_columns()
+            file = self._write(rows)
+            removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
+            if not self._log.commit("WRITE", [file], removed):
+                raise _moved(self._log, loaded)
             self.commits += 1
-            self._rows = loaded + 1, rows
-            self._held = (loaded + 1, fence) if fence is not None else None
+            self._files = {file.path: (self.version, 0)}
+            self._rows = self.version, rows
 
-    def _has_columns(self) -> bool:
-        if not self._is_current:
-            names = [field.name for field in self._table.schema().fields]
-            self._is_current = names == self.schema.columns.names
-        return self._is_current
+    def _write(self, rows: pa.Table) -> AddedFile:
+        """Write `rows` as a file that is no part of the table yet."""
+        # By name, too, files come in the order in which a process wrote them.
+        path = f"part-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
+        content = io.BytesIO()
+        pq.write_table(rows, content, store_schema=False)
+        with self.location.create(path) as target:
+            target.write(content.getbuffer())
+        now_ms = time.time_ns() // 1_000_000
+        return AddedFile(path, content.tell(), now_ms, {}, {"numRecords": rows.num_rows})
 
-    def _check_fence(self, fence: Fence | None) -> None:
-        if fence is not None and self._held != (self.version, fence):
-            check_fence(self._table, fence)
-            self._held = self.version, fence
+    def _add_columns(self) -> None:
+        """Give a table that an older version made the columns of today."""
+        if self._is_current:
+            return
+        names = {field.name for field in self._log.snapshot.schema().fields}
+        if not names.issuperset(self.schema.columns.names):
+            write_deltalake(
+                self.location.uri,
+                self.schema.columns.empty_table(),
+                mode="append",
+                schema_mode="merge",
+                storage_options=dict(self.location.options) or None,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        self._is_current = True
 
     def update(
         self,
@@ -283,43 +275,51 @@ class ControlTable:
         Raises `FencedError` as `compare_and_set` does.
         """
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
+        file = self._write(rows)
 
-        def add() -> None:
-            self._check_fence(fence)
-            properties = _rebasing(fence)
-            try:
-                write_deltalake(self._table, rows, mode="append", commit_properties=properties)
-            except SchemaMismatchError:
-                # Somebody has added a column to the table, which must not keep the others out.
-                write_deltalake(
-                    self._table,
-                    rows,
-                    mode="append",
-                    schema_mode="merge",
-                    commit_properties=properties,
-                )
+        def attempt() -> None:
+            with self._lock:
+                self._load()
+                check_fence(self._log, fence)
+                if not self._log.commit("WRITE", [file]):
+                    raise _moved(self._log)
+                self._files[file.path] = self.version, 0
+                self.commits += 1
 
-        self._commit(add)
+        _until_it_lands(self.location, attempt)
 
     def new_files(self, since: int) -> list[str]:
         """Return the paths of the live files that were added after version `since`, in order.
 
         A reader that follows an append-only table needs just these.
         """
-        missing = set(_live_files(self._table))
-        added: list[str] = []
-        version = self.version
+        with self._lock:
+            undated = self._date_files(since)
+            dated = {path: at for path, at in self._files.items() if at is not None}
+        times_ms = _times_ms(self._log.snapshot) if undated else {}
+        return sorted(undated, key=lambda path: (times_ms.get(path, 0), path)) + sorted(
+            (path for path, (version, _) in dated.items() if version > since),
+            key=dated.__getitem__,
+        )
+
+    def _date_files(self, since: int) -> set[str]:
+        """Find out which commits added the live files, as far back as version `since`.
+
+        Returns the files that may have been added after it by commits that are no longer there.
+        """
+        undated = {path for path, at in self._files.items() if at is None}
+        version = self._opened_version
         # Backwards, since what was added long ago is seldom live.
-        while missing and version > since:
+        while undated and version > since:
             commit = read_commit(self.location, version)
             if commit is None:
-                # Their commits are no longer there.
-                return sorted(missing, key=_times_ms(self._table).__getitem__) + added
-            found = [file.path for file in commit.added if file.path in missing]
-            added = found + added
-            missing.difference_update(found)
+                return undated
+            for position, file in enumerate(commit.added):
+                if file.path in undated:
+                    self._files[file.path] = version, position
+                    undated.discard(file.path)
             version -= 1
-        return added
+        return set()
 
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table."""
@@ -333,42 +333,26 @@ class ControlTable:
     def trim(self, paths: Sequence[str], fence: Fence | None = None) -> None:
         """Remove whole files, which were named by `new_files`, while others go on appending."""
 
-        def remove() -> None:
-            self._check_fence(fence)
-            live = set(_live_files(self._table))
-            now = time.time_ns() // 1_000_000
-            actions: list[AddAction | RemoveAction] = [
-                RemoveAction(path, True, now) for path in paths if path in live
-            ]
-            if actions:
-                self._table.create_write_transaction(
-                    actions,
-                    "append",
-                    self._table.schema(),
-                    commit_properties=_rebasing(fence),
-                )
-
-        self._commit(remove)
-
-    def _commit(self, commit: Callable[[], None]) -> None:
         def attempt() -> None:
             with self._lock:
                 self._load()
-                commit()
-                self._load()
+                check_fence(self._log, fence)
+                now_ms = time.time_ns() // 1_000_000
+                gone = [path for path in paths if path in self._files]
+                if not gone:
+                    return
+                if not self._log.commit("DELETE", (), [RemovedFile(p, now_ms) for p in gone]):
+                    raise _moved(self._log)
+                for path in gone:
+                    del self._files[path]
                 self.commits += 1
 
-        _until_it_lands(self.location.uri, attempt)
+        _until_it_lands(self.location, attempt)
 
 
-def _live_files(table: DeltaTable) -> list[str]:
+def _live_files(table: DeltaTable) -> dict[str, tuple[int, int] | None]:
     """Return the paths of a control table's files."""
-    root = table.table_uri.rstrip("/") + "/"
-    paths = [uri.removeprefix(root) for uri in table.file_uris()]
-    if all(_PLAIN_NAME.fullmatch(path) for path in paths):
-        return paths
-    # Others may name files as they like; this says what they wrote, but takes 50 times as long.
-    return list(_times_ms(table))
+    return dict.fromkeys(_times_ms(table))
 
 
 def _times_ms(table: DeltaTable) -> dict[str, int]:
@@ -378,12 +362,19 @@ def _times_ms(table: DeltaTable) -> dict[str, int]:
     return dict(zip(map(unquote, actions["path"].to_pylist()), times, strict=True))
 
 
-def _until_it_lands(uri: str, commit: Callable[[], _Result]) -> _Result:
+def _moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
+    version = log.version if loaded is None else loaded
+    return CommitConflictError(
+        f"{log.location.uri} moved past version {version}: reload and try again"
+    )
+
+
+def _until_it_lands(table: Location, commit: Callable[[], _Result]) -> _Result:
     try:
-        return _retrying(CommitFailedError)(commit)
-    except CommitFailedError as error:
+        return _retrying(CommitConflictError)(commit)
+    except CommitConflictError as error:
         raise CommitConflictError(
-            f"{uri} moves too fast: others write to it without a pause ({one_line(error)})"
+            f"{table.uri} moves too fast: others write to it without a pause"
         ) from error
 
 

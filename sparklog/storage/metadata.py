@@ -127,36 +127,43 @@ class MetadataReader:
     def __init__(self, cluster: ClusterRoot, storage_options: StorageOptions) -> None:
         self._cluster = cluster
         self._storage_options = storage_options
+        self._loaded: tuple[int, int, int] | None = None
         self._versions: tuple[int, int, int] | None = None
+        self._brokers_version = -1
         self._metadata = Metadata({}, {}, {})
 
     @property
     def versions(self) -> tuple[int, int, int] | None:
-        """The versions of the tables that the last look was taken from."""
+        """What changes whenever the metadata do; heartbeats alone change nothing."""
         return self._versions
 
     def load(self) -> Metadata:
-        """Return the newest metadata."""
+        """Return the newest metadata; a part of which nothing is new is the same object."""
         cluster = self._cluster
         # Topics before partitions: a topic's row is written after them, and makes them visible.
         # Brokers last: one that lost its log registers first and raises the partition epochs then,
         # so that whoever sees those does not believe what it reported before (5.2).
-        for table in (cluster.topics, cluster.partition_state, cluster.brokers):
+        tables = (cluster.topics, cluster.partition_state, cluster.brokers)
+        for table in tables:
             table.refresh()
-        versions = (
-            cluster.brokers.version,
-            cluster.topics.version,
-            cluster.partition_state.version,
-        )
-        if versions != self._versions:
+        loaded = (tables[0].version, tables[1].version, tables[2].version)
+        if loaded == self._loaded:
+            return self._metadata
+        before = self._loaded or (None, None, None)
+        brokers, topics, partitions = self._metadata
+        if loaded[2] != before[2]:
+            found = _brokers(cluster.brokers.rows().to_pylist())
+            brokers = brokers if found == brokers else found
+        if loaded[0] != before[0]:
             topics = _topics(cluster.topics.rows().to_pylist())
-            partitions = _partitions(cluster.partition_state.rows().to_pylist())
-            self._metadata = Metadata(
-                _brokers(cluster.brokers.rows().to_pylist()),
-                topics,
-                {key: state for key, state in partitions.items() if key.topic_id in topics},
-            )
-            self._versions = versions
+        if loaded[:2] != before[:2]:
+            states = _partitions(cluster.partition_state.rows().to_pylist())
+            partitions = {key: state for key, state in states.items() if key.topic_id in topics}
+        if brokers is not self._metadata.brokers or self._versions is None:
+            self._brokers_version = loaded[2]
+        self._metadata = Metadata(brokers, topics, partitions)
+        self._loaded = loaded
+        self._versions = (loaded[0], loaded[1], self._brokers_version)
         return self._metadata
 
     @property

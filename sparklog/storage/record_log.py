@@ -15,20 +15,12 @@ from itertools import pairwise
 from operator import attrgetter
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
 
 from sparklog.errors import CommitConflictError
 from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
-from sparklog.storage.batch_actions import add_action, batch_of, live_batches, remove_action
-from sparklog.storage.control_table import (
-    Fence,
-    check_fence,
-    commit_properties,
-    take_fence,
-)
-from sparklog.storage.delta_log import has_commit, open_delta_table, read_commit
+from sparklog.storage.batch_actions import added_file, batch_of, live_batches, removed_file
+from sparklog.storage.control_table import Fence, check_fence, take_fence
+from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
 
 REMEMBERED_BATCHES = 5
@@ -51,52 +43,49 @@ class RecordLog:
         self.fence = fence
         self.commits = 0
         """How many commits this handle has made."""
-        self._table = open_delta_table(self.location)
-        if fence is not None:
-            take_fence(self._table, fence)
+        self._log = DeltaLog(self.location)
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
         self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
         self._appended_at_ms: dict[str, int] = {}
         self._removed: set[str] = set()
-        self._version = -1
-        self._held_at: int | None = None
-        self._load(self._table)
+        self._load()
+        if fence is not None:
+            take_fence(self.location, fence, self._refreshed)
 
     @property
     def version(self) -> int:
         """The version that the index describes."""
-        return self._version
+        return self._log.version
 
     @property
     def table_id(self) -> str:
         """The id that Delta gave the table when it was created."""
-        return str(self._table.metadata().id)
+        return self._log.table_id
 
     def refresh(self, to_version: int | None = None) -> None:
         """Bring the index to `to_version`, or to the newest version.
 
         Raises `StorageError` where the table does not have `to_version` (any more).
         """
-        if to_version is not None and to_version < self._version:
+        if to_version is not None and to_version < self.version:
             self._reopen(to_version)
             return
-        while to_version is None or self._version < to_version:
-            commit = read_commit(self.location, self._version + 1)
-            if commit is None:
-                break
+        self._follow(to_version)
+        if to_version is not None:
+            if self.version < to_version:
+                self._reopen(to_version)
+        elif not self._log.is_there():
+            # The next commits were cleaned up, or the root was lost or restored.
+            self._reopen()
+
+    def _follow(self, to_version: int | None = None) -> None:
+        for commit in self._log.follow(to_version):
             for path in commit.removed:
                 self._forget(path)
             for file in commit.added:
                 self._remember(batch_of(file), file.modified_at_ms)
-            self._version = commit.version
-        if to_version is not None:
-            if self._version < to_version:
-                self._reopen(to_version)
-        elif not has_commit(self.location, self._version):
-            # The next commits were cleaned up, or the root was lost or restored.
-            self._reopen()
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas that have at least one batch here."""
@@ -158,39 +147,19 @@ class RecordLog:
         self._check(added, removed)
         system_ms = time.time_ns() // 1_000_000
         now_ms = system_ms if now_ms is None else now_ms
-        actions: list[AddAction | RemoveAction] = [add_action(batch, now_ms) for batch in added]
+        files = [added_file(batch, now_ms) for batch in added]
         # Delta's own clean-up goes by the system's clock.
-        actions += [remove_action(batch, system_ms) for batch in removed]
-        if self._table.version() != self._version:
-            self._table.update_incremental()
-        if self._table.version() != self._version:
+        gone = [removed_file(batch, system_ms) for batch in removed]
+        check_fence(self._log, self.fence)
+        if not self._log.commit("WRITE" if added else "DELETE", files, gone):
             self.refresh()
-            check_fence(self._table, self.fence)
+            check_fence(self._log, self.fence)
             raise CommitConflictError(f"{self.location.uri} moved: look at it again")
-        # After an own commit nobody else's is in between; looking it up takes long.
-        if self._held_at != self._version:
-            check_fence(self._table, self.fence)
-        try:
-            self._table.create_write_transaction(
-                actions,
-                "append",
-                self._table.schema(),
-                list(LOG.partition_by),
-                commit_properties=commit_properties(),
-            )
-        except CommitFailedError:
-            self._table.update_incremental()
-            check_fence(self._table, self.fence)
-            self.refresh()
-            raise CommitConflictError(f"{self.location.uri} moved: look at it again") from None
-        self._table.update_incremental()
         self.commits += 1
         for batch in removed:
             self._forget(batch.path)
         for batch in added:
             self._remember(batch, now_ms)
-        self._version += 1
-        self._held_at = self._version
 
     def _check(self, added: Sequence[Batch], removed: Sequence[Batch]) -> None:
         assert self.fence is not None, "only the broker that owns a log commits to it"
@@ -220,16 +189,20 @@ class RecordLog:
                 )
 
     def _reopen(self, version: int | None = None) -> None:
-        table = open_delta_table(self.location, version)
+        self._log = DeltaLog(self.location, version)
         self._slices.clear()
         self._live.clear()
         self._by_batch_id.clear()
         self._by_producer.clear()
         self._appended_at_ms.clear()
-        self._load(table)
+        self._load()
 
-    def _load(self, table: DeltaTable) -> None:
-        for batch, modified_at_ms in live_batches(table):
+    def _refreshed(self) -> DeltaLog:
+        self.refresh()
+        return self._log
+
+    def _load(self) -> None:
+        for batch, modified_at_ms in live_batches(self._log.snapshot):
             self._live[batch.path] = batch
             self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
@@ -238,7 +211,6 @@ class RecordLog:
                 self._appended_at_ms[batch.path] = modified_at_ms
         for batches in (*self._slices.values(), *self._by_producer.values()):
             batches.sort(key=_base_offset)
-        self._version = table.version()
 
     def _remember(self, batch: Batch, appended_at_ms: int) -> None:
         self._live[batch.path] = batch

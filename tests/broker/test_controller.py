@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, PRODUCE_REQUESTS, TOPICS
-from sparklog.storage.control_table import CONTROLLER_EPOCH
+from sparklog.storage.delta_log import CONTROLLER_EPOCH
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, error_of_consume, rows, table
 
@@ -152,7 +152,7 @@ class TestTheLease:
         cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
         cluster.controller_tick(stop_after="lease")
         for schema in (BROKERS, PARTITION_STATE):
-            assert table(cluster, None, schema)._table.transaction_version(CONTROLLER_EPOCH) == 2
+            assert table(cluster, None, schema).held_by(CONTROLLER_EPOCH) == 2
         assert {row["state"] for row in rows(cluster, None, BROKERS)} == {"alive"}
 
     def test_is_held_by_one_of_many(self, start: Start) -> None:

@@ -129,6 +129,9 @@ def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
     cluster.produce("t", 1, [b"b"], acks=1)
     cluster.leader_tick(0)
     cluster.leader_tick(1)
+    # A new process has to find out where its logs agree with the leaders' (6.3).
+    cluster.crash(2)
+    cluster.restart(2)
     fail_once("refresh", f"broker-0/{table}")
     cluster.follower_tick(2)
     assert (log(cluster, 2), log(cluster, 2, partition=1)) == ([], ["b"])

@@ -393,5 +393,4 @@ def test_the_control_tables_of_a_root_bear_the_fence(start: Start) -> None:
     cluster = start(0)
     epoch = rows(cluster, None, BROKERS)[0]["broker_epoch"]
     for schema in (DELAYED_OPERATIONS, PRODUCE_REQUESTS, PRODUCE_RESPONSES):
-        opened = table(cluster, 0, schema)._table
-        assert opened.transaction_version("broker_epoch") == epoch
+        assert table(cluster, 0, schema).held_by("broker_epoch") == epoch

@@ -19,7 +19,8 @@ from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.checkpoint_files import read_offsets
-from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, Fence
+from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import BROKER_EPOCH
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot
 from sparklog.testing import LocalCluster

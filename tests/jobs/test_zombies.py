@@ -10,7 +10,8 @@ import pytest
 from sparklog.clients.produce import PendingProduce
 from sparklog.errors import FencedError
 from sparklog.model import BROKERS, new_batch_path
-from sparklog.storage.control_table import BROKER_EPOCH, Fence
+from sparklog.storage.control_table import Fence
+from sparklog.storage.delta_log import BROKER_EPOCH
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import ClusterRoot

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-
 from sparklog.model import BROKERS, LOG, Batch, TableSchema, TopicIdPartition, new_batch_path
-from sparklog.storage.batch_actions import add_action, remove_action
+from sparklog.storage.batch_actions import added_file, removed_file
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
-from sparklog.storage.control_table import ControlTable, commit_properties
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -45,13 +44,11 @@ def replace_batches(
     folder: Path, broker_id: int, removed: Sequence[Batch], added: Sequence[Batch] = ()
 ) -> None:
     """Commit to a broker's log behind its back, and without any check."""
-    table = DeltaTable(f"{root(folder, broker_id).uri}/log")
-    table.create_write_transaction(
-        [*(add_action(one, 0) for one in added), *(remove_action(one, 0) for one in removed)],
-        "append",
-        table.schema(),
-        list(LOG.partition_by),
-        commit_properties=commit_properties(),
+    log = DeltaLog(root(folder, broker_id).child(LOG.name))
+    assert log.commit(
+        "WRITE",
+        [added_file(one, 0) for one in added],
+        [removed_file(one, 0) for one in removed],
     )
 
 

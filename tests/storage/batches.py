@@ -7,7 +7,8 @@ from typing import Any
 
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, records_table
-from sparklog.storage.control_table import BROKER_EPOCH, Fence
+from sparklog.storage.control_table import Fence
+from sparklog.storage.delta_log import BROKER_EPOCH
 from sparklog.storage.location import Location
 
 TOPIC_ID = "a-topic-id"

@@ -30,14 +30,14 @@ from sparklog.model import (
     TableSchema,
 )
 from sparklog.storage import control_table
-from sparklog.storage.control_table import (
+from sparklog.storage.control_table import ControlTable, Fence, create_table
+from sparklog.storage.delta_log import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
-    ControlTable,
-    Fence,
-    create_table,
+    open_delta_table,
+    read_commit,
+    table_identity,
 )
-from sparklog.storage.delta_log import open_delta_table, read_commit, table_identity
 from sparklog.storage.location import Location
 from tests.storage import racing
 from tests.storage.racing import Processes
@@ -301,8 +301,11 @@ class TestAppendAndTrim:
             return read_commit(location, version)
 
         monkeypatch.setattr(control_table, "read_commit", counted)
-        assert ids_in(table, table.new_files(-1)) == ["i"]
+        fresh = ControlTable(root, PRODUCE_REQUESTS)
+        assert ids_in(fresh, fresh.new_files(-1)) == ["i"]
         assert read == [table.version]
+        assert ids_in(table, table.new_files(-1)) == ["i"]
+        assert read == [table.version], "whoever has seen it being added need not look"
 
     def test_trimming_what_is_gone_or_was_never_there_changes_nothing(self, root: Location) -> None:
         table = made(root, PRODUCE_REQUESTS)

@@ -17,8 +17,8 @@ from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, RECORD_COLUMNS, Batch, TopicIdPartition, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.batch_files import BatchFileWriter, records_table
-from sparklog.storage.control_table import BROKER_EPOCH, Fence, create_table
-from sparklog.storage.delta_log import open_delta_table, read_commit
+from sparklog.storage.control_table import Fence, create_table
+from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, read_commit
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import REMEMBERED_BATCHES, RecordLog, index_table
 from tests.storage.batches import FENCE, P0, P1, TOPIC_ID, batch, batch_of_file, chain, write_file

@@ -12,8 +12,8 @@ import pytest
 from sparklog import model
 from sparklog.errors import FencedError, StorageError
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, TableSchema
-from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, create_table
-from sparklog.storage.delta_log import open_delta_table, table_identity
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
 from tests.storage import racing

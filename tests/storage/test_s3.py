@@ -35,8 +35,8 @@ from sparklog.storage.batch_files import (
     read_records,
     rewrite_slice,
 )
-from sparklog.storage.control_table import BROKER_EPOCH, ControlTable, Fence, create_table
-from sparklog.storage.delta_log import open_delta_table, table_identity
+from sparklog.storage.control_table import ControlTable, Fence, create_table
+from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
