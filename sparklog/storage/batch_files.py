@@ -34,6 +34,9 @@ _CHUNK_BYTES = 4 << 20
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
 
+_BYTES_PER_JOB = 1 << 20
+"""Bytes that make a Spark job worth its start, which takes 30 to 80 ms."""
+
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
@@ -268,7 +271,7 @@ class ProcessCopier:
 
 
 class SparkCopier:
-    """Copies files in the tasks of one Spark job, sized by bytes."""
+    """Copies files in the tasks of one Spark job, sized by bytes; small ones on the driver."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -281,6 +284,8 @@ class SparkCopier:
         if not copies:
             return []
         total = sum(copy.size_bytes for copy in copies)
+        if total < _BYTES_PER_JOB:
+            return [copy_file(copy) for copy in copies]
         most = min(len(copies), self._context.defaultParallelism * 4)
         tasks = max(1, min(most, -(-total // _BYTES_PER_TASK)))
         with self._lock:

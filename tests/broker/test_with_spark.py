@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,24 @@ def test_one_job_copies_all_that_a_tick_fetches(spark: SparkSession, tmp_path: P
     cluster = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
     cluster.create_topic("t", assignment={0: [0, 1]})
     cluster.create_topic("u", assignment={0: [0, 1]})
-    for text in (b"a", b"b"):
-        cluster.produce("t", 0, [text], acks=1)
-        cluster.produce("u", 0, [text], acks=1)
+    large = random.Random(7).randbytes(700_000).hex()
+    for text in ("a", large):
+        cluster.produce("t", 0, [text.encode()], acks=1)
+        cluster.produce("u", 0, [text.encode()], acks=1)
     assert cluster.leader_tick(0).spark_jobs == 0
     report = cluster.follower_tick(1)
     assert (report.spark_jobs, report.files_copied) == (1, 4)
     assert cluster.follower_tick(1).spark_jobs == 0
-    check_at_rest(cluster, "a", "b")
-    check_at_rest(cluster, "a", "b", topic="u")
+    check_at_rest(cluster, "a", large)
+    check_at_rest(cluster, "a", large, topic="u")
+
+
+def test_the_driver_copies_what_is_not_worth_a_job(spark: SparkSession, tmp_path: Path) -> None:
+    """A job takes longer to start than small files take to copy."""
+    cluster = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    report = cluster.follower_tick(1)
+    assert (report.spark_jobs, report.files_copied) == (0, 1)
+    check_at_rest(cluster, "a")

@@ -287,7 +287,7 @@ class TestBatches:
         remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
         files = [write_file(where, [b"v"]) for where in (local, remote)]
         copies = [
-            Copy(where, file.path, other, new_batch_path(), file.size_bytes, file.checksum)
+            Copy(where, file.path, other, new_batch_path(), 2 << 20, file.checksum)
             for where, file in zip((local, remote), files, strict=True)
         ]
         assert SparkCopier(spark).copy(copies) == [None, None]
