@@ -7,6 +7,7 @@ may copy for longer than a session lasts.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = get_logger(__name__)
+
+
+_LOOK_SECONDS = 0.003
+"""How often brokers that wait look for the next commit of what they follow, in folders."""
 
 
 class _Trouble(NamedTuple):
@@ -162,13 +167,23 @@ class Application:
         try:
             while self._is_going_on():
                 if not self.round().changed:
-                    self._stopping.wait(self.config.tick_interval_ms / 1000)
+                    self._wait()
             if self._farewell is Broker.stop:
                 self._hand_over()
         finally:
             self._end(self._farewell)
         if self._fatal:
             raise self._fatal
+
+    def _wait(self) -> None:
+        """Wait for tick.interval.ms, or until somebody has written what a tick looks at."""
+        deadline = time.monotonic() + self.config.tick_interval_ms / 1000
+        while (left := deadline - time.monotonic()) > 0:
+            if self._stopping.wait(min(left, _LOOK_SECONDS)):
+                return
+            # What makes ticks fail may be the news: it would be there again at once.
+            if not self._troubles and any(one.has_news() for one in list(self._brokers.values())):
+                return
 
     def stop(self) -> None:
         """Ask the application to end after the round that it is in."""

@@ -63,7 +63,7 @@ class Broker:
         self.broker_id = broker_id
         self._clock = clock
         self._settings = settings
-        cluster = ClusterRoot.create(cluster_root)
+        cluster = self._cluster = ClusterRoot.create(cluster_root)
         for root in roots:
             BrokerRoot.create(root, cluster.cluster_id, broker_id)
         self.broker_epoch = register(cluster, broker_id, list(roots), rack, clock.now_ms())
@@ -105,6 +105,19 @@ class Broker:
     def is_controller(self) -> bool:
         """Whether the broker is the active controller, as far as it knows."""
         return self._controller.is_active
+
+    def has_news(self) -> bool:
+        """Say whether somebody has certainly written what the next tick will look at.
+
+        Cheap enough to be asked all the time; tables on an object store, where each look is a
+        request, are not looked at. May run beside a tick.
+        """
+        return (
+            any(root.produce_requests.has_news() for root in self._roots)
+            or any(report.has_news() for report in list(self._reports.values()))
+            or any(follower.has_news() for follower in self._followers)
+            or self._cluster.partition_state.has_news()
+        )
 
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
@@ -245,6 +258,9 @@ class _Report:
         self._table = ControlTable(root, HIGH_WATERMARK_CHECKPOINT)
         self._version = -1
         self.rows: dict[tuple[int, TopicIdPartition], dict[str, Any]] = {}
+
+    def has_news(self) -> bool:
+        return self._table.has_news()
 
     def load(self) -> set[TopicIdPartition]:
         """Read the checkpoint where it has changed; return the partitions whose rows have."""

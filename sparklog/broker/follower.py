@@ -59,6 +59,10 @@ class Follower:
         self._agreed: dict[TopicIdPartition, object] = {}
         self._reported: dict[TopicIdPartition, object] = {}
 
+    def has_news(self) -> bool:
+        """Say whether a leader has certainly written something since the last tick."""
+        return self._leader_roots.have_news()
+
     def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> TickReport:
         """Do what is to be done at `now_ms`."""
         report = TickReport()

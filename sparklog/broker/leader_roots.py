@@ -56,6 +56,10 @@ class LeaderRoot:
             self._rows_version = self._checkpoint.version
         return self._rows
 
+    def has_news(self) -> bool:
+        """Say whether the leader has certainly written its rows anew."""
+        return self._checkpoint.has_news()
+
     def entries(self, version: int) -> list[dict[str, Any]]:
         """Return the leader-epoch histories as of the version that a row names."""
         self._epochs.refresh()
@@ -79,6 +83,10 @@ class LeaderRoots:
         if of not in self._open:
             self._open[of] = LeaderRoot(of, self._reader.location(of.broker_id, of.root))
         return self._open[of]
+
+    def have_news(self) -> bool:
+        """Say whether a leader has certainly written its rows anew."""
+        return any(root.has_news() for root in list(self._open.values()))
 
     def let_go(self, root: LeaderRoot, error: Exception) -> None:
         """Open a root anew in the next tick; the replicas of other leaders go on."""

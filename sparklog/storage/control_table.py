@@ -147,6 +147,10 @@ class ControlTable:
             self._load()
             return self._log.version != before
 
+    def has_news(self) -> bool:
+        """Say whether there is certainly a newer version; only told of tables in a folder."""
+        return self._log.has_news()
+
     def _load(self) -> DeltaLog:
         for commit in self._log.follow():
             for path in commit.removed:

@@ -111,6 +111,10 @@ class DeltaLog:
         """
         return has_commit(self.location, self.version)
 
+    def has_news(self) -> bool:
+        """Say whether the next commit is there, where a look costs nothing: in a folder."""
+        return self.location.is_local and has_commit(self.location, self.version + 1)
+
     def commit(
         self,
         operation: str,

@@ -13,6 +13,9 @@ import pytest
 
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.clients.producer import Producer
 from sparklog.config import BrokerConfig, ClusterConfig, parse
 from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import ROOT, event_of
@@ -129,6 +132,19 @@ def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None
         application.start_broker(1)
     assert rows(tmp_path)[1]["broker_epoch"] == epoch
     application.run_until_idle()
+
+
+def test_what_is_written_for_a_broker_is_not_kept_waiting_for_its_next_tick(
+    tmp_path: Path,
+) -> None:
+    """tick.interval.ms is for what nobody can tell of: requests and reports in folders are seen."""
+    hour = config(tmp_path, tick_interval_ms=3_600_000)
+    with running(Application(hour)):
+        connection = Connection(hour.cluster_root)
+        Admin(connection).create_topic("t", 1, 3, configs={"min.insync.replicas": 3})
+        with Producer(connection, request_timeout_ms=60_000, acks="all") as producer:
+            sent = [producer.send("t", b"v").result(60) for _ in range(3)]
+    assert [one.offset for one in sent] == [0, 1, 2]
 
 
 # --- failing --------------------------------------------------------------------------------------
