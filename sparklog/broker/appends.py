@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparklog.broker.byte_rates import ByteRates
@@ -35,7 +35,7 @@ class Standing(NamedTuple):
 
     metadata: Metadata
     led: Mapping[TopicIdPartition, PartitionState]
-    log_end_offsets: Mapping[TopicIdPartition, int]
+    log_end_offset: Callable[[TopicIdPartition], int]
 
 
 class Taken(NamedTuple):
@@ -191,7 +191,7 @@ class Appends:
             return {}
         for row in fresh:
             key = TopicIdPartition(row["topic_id"], row["partition"])
-            row["log_end_offset"] = standing.log_end_offsets[key]
+            row["log_end_offset"] = standing.log_end_offset(key)
         numbered = self._rules.run("assigned_offsets", batches=fresh)
         bases = {row["position"]: row["base_offset"] for row in numbered}
         batches = [

@@ -7,10 +7,9 @@ a crash is in them.
 from __future__ import annotations
 
 import json
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from sparklog.broker.controller import Controller
 from sparklog.broker.fetch import Copier
@@ -27,8 +26,9 @@ from sparklog.clock import Clock
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, BrokerState, TopicIdPartition
+from sparklog.model import BROKERS, BrokerState, TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader
@@ -96,7 +96,7 @@ class Broker:
                 Follower(broker_id, self._reader, replicas, purgatory, rules, settings, copier)
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
-        self._reports: dict[tuple[int, int, int], _Report] = {}
+        self._reports: dict[tuple[int, int, int], CheckpointRows] = {}
         self.is_paused = False
         """Whether ticks begin with what was loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
@@ -223,8 +223,7 @@ class Broker:
         """Read the checkpoints of those that follow what this broker leads, where they changed."""
         if self.is_paused:
             # It acts on what it had read, whether or not it has done so before.
-            rows = self._report_rows()
-            return FollowerReports(rows, {key for _, key in rows})
+            return FollowerReports(self._report_rows(), set().union(*self._reports.values()))
         wanted = {
             (replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
             for state in metadata.partitions.values()
@@ -237,42 +236,20 @@ class Broker:
         for of in sorted(wanted):
             try:
                 if of not in self._reports:
-                    self._reports[of] = _Report(of[0], self._reader.location(of[0], of[1]))
-                changed |= self._reports[of].load()
+                    self._reports[of] = CheckpointRows(self._reader.location(of[0], of[1]))
+                changed |= self._reports[of].refresh()
             except UNREADABLE as error:
                 _log.warning("follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.
                 lost = self._reports.pop(of, None)
-                changed |= {key for _, key in lost.rows} if lost else set()
+                changed |= lost.keys() if lost is not None else set()
         return FollowerReports(self._report_rows(), changed)
 
-    def _report_rows(self) -> Mapping[tuple[int, TopicIdPartition], Mapping[str, Any]]:
-        return ChainMap({}, *(one.rows for one in self._reports.values()))
-
-
-class _Report:
-    """The checkpoint of one root of a follower, as its leaders read it."""
-
-    def __init__(self, broker_id: int, root: Location) -> None:
-        self._broker_id = broker_id
-        self._table = ControlTable(root, HIGH_WATERMARK_CHECKPOINT)
-        self._version = -1
-        self.rows: dict[tuple[int, TopicIdPartition], dict[str, Any]] = {}
-
-    def has_news(self) -> bool:
-        return self._table.has_news()
-
-    def load(self) -> set[TopicIdPartition]:
-        """Read the checkpoint where it has changed; return the partitions whose rows have."""
-        self._table.refresh()
-        if self._table.version == self._version:
-            return set()
-        rows = {
-            (self._broker_id, TopicIdPartition(row["topic_id"], row["partition"])): row
-            for row in self._table.rows().to_pylist()
-        }
-        before, self.rows, self._version = self.rows, rows, self._table.version
-        return {of[1] for of in before.keys() | rows.keys() if before.get(of) != rows.get(of)}
+    def _report_rows(self) -> dict[int, list[CheckpointRows]]:
+        rows: dict[int, list[CheckpointRows]] = defaultdict(list)
+        for (broker_id, _, _), read in self._reports.items():
+            rows[broker_id].append(read)
+        return rows
 
 
 def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:

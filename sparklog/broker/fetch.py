@@ -39,14 +39,10 @@ class Copier(Protocol):
 class Followed(NamedTuple):
     """One partition to be followed: what the controller says and the leader's row."""
 
+    key: TopicIdPartition
     state: PartitionState
     root: LeaderRoot
-    row: dict[str, Any]
-
-    @property
-    def key(self) -> TopicIdPartition:
-        """The partition, by its topic's id."""
-        return self.state.key
+    row: Mapping[str, Any]
 
 
 class Fetcher:
@@ -136,8 +132,9 @@ class Fetcher:
             bytes_of: dict[TopicIdPartition, int] = defaultdict(int)
             for batch, _ in work:
                 bytes_of[batch.topic_id_partition] += batch.size_bytes
-            states = [one.state for one in followed if one.root is root]
-            positions = {state.key: self._replicas.log_end_offset(state.key) for state in states}
+            members = [one for one in followed if one.root is root]
+            states = [one.state for one in members]
+            positions = {one.key: self._replicas.log_end_offset(one.key) for one in members}
             fetches[root.fetch_id] = Fetch(states, positions, bytes_of)
         return delayed_fetches(self._purgatory, fetches, self._settings, now_ms)
 

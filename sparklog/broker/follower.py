@@ -55,6 +55,8 @@ class Follower:
         self._copier = copier
         self._leader_roots = LeaderRoots(reader)
         self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
+        self._partitions: object = None
+        self._by_leader: dict[LeaderProcess, dict[TopicIdPartition, PartitionState]] = {}
         self._seen: _News = {}
         self._agreed: dict[TopicIdPartition, object] = {}
         self._reported: dict[TopicIdPartition, object] = {}
@@ -90,16 +92,7 @@ class Follower:
 
     def _followed(self, metadata: Metadata) -> list[Followed]:
         """Return what is to be followed and whose leader's row bears the epoch (6.4)."""
-        wanted: dict[LeaderProcess, list[PartitionState]] = defaultdict(list)
-        for state in metadata.partitions.values():
-            own = state.replica(self._broker_id)
-            if own is None or own.root != self._replicas.root_index:
-                continue
-            leader = state.replica(state.leader) if state.leader is not None else None
-            if leader is None or leader.broker_id == self._broker_id:
-                continue
-            of = LeaderProcess(leader.broker_id, leader.root, state.leader_broker_epoch)
-            wanted[of].append(state)
+        wanted = self._wanted(metadata)
         self._leader_roots.keep(wanted)
         followed = []
         for of, states in wanted.items():
@@ -113,16 +106,34 @@ class Follower:
             except UNREADABLE as error:
                 self._leader_roots.let_go(root, error)
                 continue
-            for state in states:
-                row = rows.get(state.key)
+            for key, state in states.items():
+                row = rows.get(key)
                 if (
                     row is not None
                     and row["role"] == "leader"
                     and row["leader_epoch"] == state.leader_epoch
                     and row["broker_epoch"] == state.leader_broker_epoch
                 ):
-                    followed.append(Followed(state, root, row))
+                    followed.append(Followed(key, state, root, row))
         return followed
+
+    def _wanted(
+        self, metadata: Metadata
+    ) -> dict[LeaderProcess, dict[TopicIdPartition, PartitionState]]:
+        """Return what this root follows, by the leaders; looked for when the partitions change."""
+        if metadata.partitions is not self._partitions:
+            self._partitions = metadata.partitions
+            self._by_leader = defaultdict(dict)
+            for key, state in metadata.partitions.items():
+                own = state.replica(self._broker_id)
+                if own is None or own.root != self._replicas.root_index:
+                    continue
+                leader = state.replica(state.leader) if state.leader is not None else None
+                if leader is None or leader.broker_id == self._broker_id:
+                    continue
+                of = LeaderProcess(leader.broker_id, leader.root, state.leader_broker_epoch)
+                self._by_leader[of][key] = state
+        return self._by_leader
 
     def _is_due(self, followed: list[Followed], news: _News, now_ms: int) -> bool:
         """Say whether there is anything to do.
@@ -154,7 +165,8 @@ class Follower:
     def _agree(self, followed: list[Followed], now_ms: int) -> list[Followed]:
         """Find where each log agrees with its leader's and cut it there (6.3, 6.5)."""
         for one in followed:
-            self._replicas.put(one.key, one.state.topic, role="follower")
+            if one.key not in self._replicas or self._replicas[one.key].role != "follower":
+                self._replicas.put(one.key, one.state.topic, role="follower")
         unsettled = [one for one in followed if not self._is_settled(one)]
         if not unsettled:
             return followed

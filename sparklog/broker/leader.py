@@ -50,6 +50,7 @@ class Leader:
         self._answers: list[Answer] = []
         self._seen_versions: object = None
         self._surroundings: object = None
+        self._roles_of: object = None
         self._looked_at_ms = now_ms
 
     def tick(
@@ -64,6 +65,8 @@ class Leader:
         before = self._commits()
         # A tick that fails is completed by the next one, whatever there is to see then.
         seen_versions, self._seen_versions = self._seen_versions, None
+        if seen_versions is None:
+            self._roles_of = None
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._looked_at_ms, now_ms)
         self.appends.inbox.look(now_ms)
@@ -110,6 +113,9 @@ class Leader:
 
         Returns the partitions of which anything is new.
         """
+        if metadata.partitions is self._roles_of:
+            return set()
+        self._roles_of = None
         mine = {
             key: state
             for key, state in metadata.partitions.items()
@@ -131,6 +137,7 @@ class Leader:
             else:
                 new[key] = state
         if not new:
+            self._roles_of = metadata.partitions
             return touched
         ends = {key: self._replicas.log_end_offset(key) for key in new}
         for key, state in new.items():
@@ -159,13 +166,14 @@ class Leader:
                 leader_epoch=state.leader_epoch,
                 start_offset=start,
             )
+        self._roles_of = metadata.partitions
         return touched | new.keys()
 
     def _standing(self, metadata: Metadata) -> Standing:
         return Standing(
             metadata,
             {key: leadership.state for key, leadership in self._led.items()},
-            {key: self._replicas.log_end_offset(key) for key in self._led},
+            self._replicas.log_end_offset,
         )
 
     def _answer(self, completed: list[tuple[Operation, str]]) -> None:

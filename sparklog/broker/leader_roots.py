@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, TopicIdPartition
+from sparklog.model import LEADER_EPOCH_CHECKPOINT, TopicIdPartition
+from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
@@ -42,19 +43,13 @@ class LeaderRoot:
         self.location = location
         self.fetch_id = "/".join(("fetch", *map(str, of)))
         self.log = RecordLog(location)
-        self._checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
+        self._checkpoint = CheckpointRows(location)
         self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
-        self._rows: dict[TopicIdPartition, dict[str, Any]] = {}
-        self._rows_version = -1
 
-    def rows(self) -> dict[TopicIdPartition, dict[str, Any]]:
+    def rows(self) -> Mapping[TopicIdPartition, Mapping[str, Any]]:
         """Return the newest rows of the leader's replicas."""
         self._checkpoint.refresh()
-        if self._checkpoint.version != self._rows_version:
-            rows = self._checkpoint.rows().to_pylist()
-            self._rows = {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
-            self._rows_version = self._checkpoint.version
-        return self._rows
+        return self._checkpoint
 
     def has_news(self) -> bool:
         """Say whether the leader has certainly written its rows anew."""

@@ -6,7 +6,7 @@ what happened in it, however many partitions are led.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import ClusterRoot
 
@@ -52,10 +53,14 @@ class Leadership:
 
 
 class FollowerReports(NamedTuple):
-    """The followers' checkpoint rows, by broker and partition, and which are not as they were."""
+    """The followers' checkpoints, one or more a broker, and which partitions' rows are new."""
 
-    rows: Mapping[tuple[int, TopicIdPartition], Mapping[str, Any]]
+    rows: Mapping[int, Sequence[CheckpointRows]]
     changed: AbstractSet[TopicIdPartition]
+
+    def row(self, broker_id: int, key: TopicIdPartition) -> Mapping[str, Any]:
+        """Return what a follower has reported of a partition; nothing where it has not."""
+        return next((rows[key] for rows in self.rows.get(broker_id, ()) if key in rows), {})
 
 
 class LedPartitions(dict[TopicIdPartition, Leadership]):
@@ -145,7 +150,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         for key in (touched | reports.changed) & self.keys():
             leadership = self[key]
             for broker_id, progress in leadership.progress.items():
-                report = reports.rows.get((broker_id, key), {})
+                report = reports.row(broker_id, key)
                 seen = tuple(report.get(name) for name in _REPORTED)
                 is_new = seen != leadership.seen.get(broker_id)
                 if is_new:

@@ -7,7 +7,7 @@ it is rebuilt from the tables (rule 7.0).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ class Replicas:
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._epochs: dict[TopicIdPartition, list[EpochEntry]] = {}
         self._epochs_written: pa.Table | None = None
-        self._written: list[dict[str, Any]] | None = None
+        self._written: pa.Table | None = None
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
@@ -137,31 +137,32 @@ class Replicas:
     def write_checkpoint(self) -> bool:
         """Write the high-watermark checkpoint if it has changed; say whether it had (1.5)."""
         rows = self._checkpoint_rows()
-        if rows == self._written:
+        if self._written is not None and rows.equals(self._written):
             return False
-        table = HIGH_WATERMARK_CHECKPOINT.rows(rows)
-        overwrite(self.root.high_watermark_checkpoint, table, self.root.fence)
+        overwrite(self.root.high_watermark_checkpoint, rows, self.root.fence)
         self._written = rows
         return True
 
-    def _checkpoint_rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "topic_id": key.topic_id,
-                "topic": replica.topic,
-                "partition": key.partition,
-                "leader_epoch": replica.leader_epoch,
-                "broker_epoch": self.root.fence.epoch,
-                "role": replica.role,
-                "log_start_offset": replica.log_start_offset,
-                "log_end_offset": self.log_end_offset(key),
-                "high_watermark": replica.high_watermark,
-                "log_version": self.root.log.version,
-                "epochs_version": self.root.leader_epoch_checkpoint.version,
-                "reported_at_ms": replica.reported_at_ms,
-            }
-            for key, replica in sorted(self._replicas.items())
-        ]
+    def _checkpoint_rows(self) -> pa.Table:
+        """Return the checkpoint, built by column, since there may be thousands of rows."""
+        keys = sorted(self._replicas)
+        replicas = [self._replicas[key] for key in keys]
+        count = len(keys)
+        columns: dict[str, Sequence[Any]] = {
+            "topic_id": [key.topic_id for key in keys],
+            "topic": [one.topic for one in replicas],
+            "partition": [key.partition for key in keys],
+            "leader_epoch": [one.leader_epoch for one in replicas],
+            "broker_epoch": [self.root.fence.epoch] * count,
+            "role": [one.role for one in replicas],
+            "log_start_offset": [one.log_start_offset for one in replicas],
+            "log_end_offset": [self.log_end_offset(key) for key in keys],
+            "high_watermark": [one.high_watermark for one in replicas],
+            "log_version": [self.root.log.version] * count,
+            "epochs_version": [self.root.leader_epoch_checkpoint.version] * count,
+            "reported_at_ms": [one.reported_at_ms for one in replicas],
+        }
+        return pa.table(columns, schema=HIGH_WATERMARK_CHECKPOINT.columns)
 
     def _recover(self) -> None:
         log = self.root.log

@@ -79,8 +79,12 @@ class Location:
         """Say whether there is a file at `path`, relative to this location."""
         if self.is_local:
             return Path(self.uri, path).exists()
-        [found] = self.filesystem().get_file_info([path])
-        return bool(found.type != pa_fs.FileType.NotFound)
+        try:
+            # One look at the object; to ask what kind of entry it is would list the prefix, too.
+            self.filesystem().open_input_file(path).close()
+        except FileNotFoundError:
+            return False
+        return True
 
     def read_bytes(self, path: str) -> bytes:
         """Return a file's bytes; `FileNotFoundError` where there is none."""
