@@ -29,7 +29,7 @@ explore: setup-for-tests ## Visit every state of the protocol's model at its ful
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
 clean: ## Remove what the set-up, the tests and the demo made
-	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo
+	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo sparklog-benchmarks
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 
