@@ -62,9 +62,10 @@ class Kafka:
     def __init__(self, servers: str, spark: SparkSession) -> None:
         self.servers = servers
         self._spark = spark
-        self._jvm: Any = spark.sparkContext._jvm
-        settings = java_properties(self._jvm, {"bootstrap.servers": servers})
-        self._admin = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        jvm: Any = spark.sparkContext._jvm
+        self._jvm = jvm
+        settings = java_properties(jvm, {"bootstrap.servers": servers})
+        self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
 
     def close(self) -> None:
         """Let go of the cluster."""

@@ -24,7 +24,9 @@ class BulkProducer:
         self._clock = clock
         self._encoded: dict[int, tuple[BatchFile, bytes]] = {}
 
-    def send(self, topic: str, partitions: Sequence[int], values: Sequence[bytes]) -> PendingProduce:
+    def send(
+        self, topic: str, partitions: Sequence[int], values: Sequence[bytes]
+    ) -> PendingProduce:
         """Send a batch of `values` to each of `partitions`, all in one request, acks=all.
 
         A partition may be named many times. The same list of values is encoded once.

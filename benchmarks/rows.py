@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
     name: str
     value_bytes: int
-    count: int
+    records: int
 
 
 SIZES = (Size("100 B", 100, 1_000_000), Size("1 KiB", 1024, 500_000))

@@ -23,7 +23,7 @@ from sparklog.errors import SparklogError
 from sparklog.storage.location import StorageOptions
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 KINDS = ("PUT", "GET", "LIST", "HEAD", "DELETE")
 BYTES = "bytes put"
@@ -139,9 +139,7 @@ def main() -> None:
     dispatcher: Any = DomainDispatcherApplication(create_backend_app)
     application = CountingApplication(dispatcher)
     port = int(sys.argv[1])
-    run_simple(
-        "127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler
-    )
+    run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
 
 
 if __name__ == "__main__":

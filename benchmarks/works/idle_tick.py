@@ -76,9 +76,7 @@ def _for_a_minute(figures: Figures, cluster: LocalCluster, watch: Watch) -> None
         by_table[name if root.startswith("broker-") else table] += count
     for table, count in sorted(by_table.items()):
         figures.add(f"commits to {table} in a minute, 3 brokers", SPARKLOG, "commits", count)
-    elsewhere = {
-        table: count for table, count in written.files.items() if not table.endswith(_DUE)
-    }
+    elsewhere = {table: count for table, count in written.files.items() if not table.endswith(_DUE)}
     figures.add(ELSEWHERE, SPARKLOG, "files", sum(elsewhere.values()))
 
 
@@ -86,7 +84,7 @@ WORK = Work(
     "idle_tick",
     "Idle tick of a broker",
     "Three brokers with a topic of 4 partitions, RF 3, at rest, ticked by hand over a Spark "
-    "session: controller, leader and follower role of one broker together are its tick. Time stands "
+    "session: the controller, leader and follower role of one broker are its tick. Time stands "
     "still for the first part; then a minute passes in steps of a heartbeat. Jobs are those that "
     "Spark has counted, commits and files those that have appeared in the folder.",
     run,

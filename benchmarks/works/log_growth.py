@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ class _Log:
 
     def __init__(self, folder: Path) -> None:
         known = {field.alias for field in Settings.model_fields.values()}
-        config: dict[str, Any] = {
-            name: value for name, value in _MERGING.items() if name in known
-        }
+        config: dict[str, Any] = {name: value for name, value in _MERGING.items() if name in known}
         config["queued.max.requests"] = 1_000_000
         self._folder = folder
         self._cluster = LocalCluster(folder, config=config)
@@ -102,7 +101,7 @@ class _Log:
             pending = self._producer.send_each("t", numbers, self._record)
             first = seconds(lambda: self._cluster.leader_tick(0))
             # Followers run on machines of their own: the slower one counts.
-            copying = max(seconds(lambda one=one: self._cluster.follower_tick(one)) for one in _FOLLOWERS)  # type: ignore[misc]  # noqa: E501
+            copying = max(seconds(partial(self._cluster.follower_tick, one)) for one in _FOLLOWERS)
             last = seconds(lambda: self._cluster.leader_tick(0))
             assert all(one.is_done for one in pending)
             leader += first
@@ -129,14 +128,12 @@ WORK = Work(
     "A busy tick's cost as the log grows",
     "Three brokers in one process without Spark, 4 partitions, RF 3. One log is grown to 100,000 "
     "batches of 1,000 records each through produce requests, another stays empty; then ticks with "
-    "1 request of one record and with 100 such are measured on both in turn: the leader's tick that "
-    "appends, and that with a follower's and the leader's that answers. Small batches are "
+    "1 request of one record and with 100 such are measured on both in turn: the leader's tick "
+    "that appends, and that with a follower's and the leader's that answers. Small batches are "
     "merged while the log grows and between runs.",
     run,
     tuple(
-        Target(
-            f"{kind}, {part}, {GROWN}", SPARKLOG, 1.5, against_what=f"{kind}, {part}, {EMPTY}"
-        )
+        Target(f"{kind}, {part}, {GROWN}", SPARKLOG, 1.5, against_what=f"{kind}, {part}, {EMPTY}")
         for kind in REQUESTS
         for part in ("leader's tick", "until answered")
     ),

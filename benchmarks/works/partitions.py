@@ -28,7 +28,7 @@ SPARKLOG = "sparklog"
 _BROKERS = (0, 1, 2)
 _FEW, _MANY, _CONTROL = 4, 1000, 10_000
 _TICK_BYTES = 1 << 20
-_TICKS = 10
+_TICKS, _WIDE_TICKS = 10, 3
 _RULES = (
     "follower_progress",
     "isr_shrink",
@@ -43,6 +43,7 @@ _RULES = (
 def run(bench: Bench, figures: Figures) -> None:
     """Measure ticks over few and many partitions in turn; then rules and a checkpoint alone."""
     many = bench.scaled(_MANY, least=12)
+    ticks, wide_ticks = bench.scaled(_TICKS, least=2), bench.scaled(_WIDE_TICKS)
     with bench.temporary("partitions") as folder:
         clusters = {FEW: _Cluster(folder / "few", _FEW), MANY: _Cluster(folder / "many", many)}
         for _ in range(2):
@@ -50,10 +51,12 @@ def run(bench: Bench, figures: Figures) -> None:
                 cluster.tick(range(_FEW))
         for one in range(bench.runs):
             for name, cluster in clusters.items():
-                _measure(figures, name, FOUR, [cluster.tick(range(_FEW)) for _ in range(_TICKS)])
+                _measure(figures, name, FOUR, [cluster.tick(range(_FEW)) for _ in range(ticks)])
             # Few and many batches of the same bytes, and each partition gets one.
             for name, cluster in clusters.items():
-                _measure(figures, name, ALL, [cluster.tick(cluster.numbers) for _ in range(3)])
+                _measure(
+                    figures, name, ALL, [cluster.tick(cluster.numbers) for _ in range(wide_ticks)]
+                )
             bench.say(f"  run {one + 1}: {_told(figures)}")
     _control_state(bench, figures)
 

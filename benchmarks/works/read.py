@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import sparklog
 from benchmarks.bench import Bench
 from benchmarks.clusters import EmbeddedCluster, embedded
 from benchmarks.figures import Figures, Target
-from benchmarks.kafka import DEFAULTS, SHORT_WAIT, TUNED
+from benchmarks.kafka import DEFAULTS, SHORT_WAIT, TUNED, Kafka
 from benchmarks.rows import PARTITIONS, SIZES, Size, cached
 from benchmarks.work import Work
 from benchmarks.works.produce import append_to_delta
@@ -48,11 +48,9 @@ def run(bench: Bench, figures: Figures) -> None:
                     bench.kafka.delete_topic(topic)
 
 
-def _written(
-    bench: Bench, cluster: EmbeddedCluster, folder: Path, size: Size
-) -> dict[str, Load]:
+def _written(bench: Bench, cluster: EmbeddedCluster, folder: Path, size: Size) -> dict[str, Load]:
     spark, kafka = bench.spark, bench.kafka
-    count = bench.scaled(size.count, least=1000)
+    count = bench.scaled(size.records, least=1000)
     with cached(spark, count, size.value_bytes) as rows:
         cluster.create_topic("rows", PARTITIONS)
         SparkProducer(cluster.connection, spark).send(rows, "rows").result()
@@ -76,7 +74,7 @@ def _written(
     return systems
 
 
-def _kafka_load(kafka: Any, topic: str, settings: dict[str, str]) -> Load:
+def _kafka_load(kafka: Kafka, topic: str, settings: Mapping[str, str]) -> Load:
     return lambda: kafka.read(topic, settings)
 
 

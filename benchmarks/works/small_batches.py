@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, seconds
@@ -12,7 +12,7 @@ from benchmarks.figures import Figures, Target
 from benchmarks.kafka import DEFAULTS, TUNED
 from benchmarks.rows import cached
 from benchmarks.work import Work
-from benchmarks.works.produce import append_to_delta
+from benchmarks.works.produce import append_to_each
 from sparklog import SparkProducer
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ def run(bench: Bench, figures: Figures) -> None:
     """Measure all systems in turn, each sending the same records many times."""
     sends = bench.scaled(_SENDS, least=10)
     with cached(bench.spark, _RECORDS, 100) as rows:
+        systems: dict[str, Callable[[], list[float]]] = {
+            SPARKLOG: lambda: _sparklog(bench, rows, sends)
+        }
+        if bench.kafka is not None:
+            systems["Kafka, defaults"] = lambda: _kafka(bench, rows, DEFAULTS, sends)
+            systems["Kafka, tuned"] = lambda: _kafka(bench, rows, TUNED, sends)
+        systems["three Delta appends"] = lambda: _delta(bench, rows, min(sends, _DELTA_SENDS))
         for one in range(bench.runs):
-            systems = {SPARKLOG: lambda: _sparklog(bench, rows, sends)}
-            if bench.kafka is not None:
-                systems["Kafka, defaults"] = lambda: _kafka(bench, rows, DEFAULTS, sends)
-                systems["Kafka, tuned"] = lambda: _kafka(bench, rows, TUNED, sends)
-            systems["three Delta appends"] = lambda: _delta(
-                bench, rows, min(sends, _DELTA_SENDS)
-            )
             for name, system in systems.items():
                 taken = system()
                 figures.add_latencies(WHAT, name, taken, 99)
@@ -58,7 +58,7 @@ def _sparklog(bench: Bench, rows: DataFrame, sends: int) -> list[float]:
         return _repeated(lambda: producer.send(rows, "rows").result(), sends)
 
 
-def _kafka(bench: Bench, rows: DataFrame, settings: dict[str, str], sends: int) -> list[float]:
+def _kafka(bench: Bench, rows: DataFrame, settings: Mapping[str, str], sends: int) -> list[float]:
     kafka = bench.kafka
     assert kafka is not None
     topic = f"small-{time.time_ns()}"
@@ -71,7 +71,7 @@ def _kafka(bench: Bench, rows: DataFrame, settings: dict[str, str], sends: int) 
 def _delta(bench: Bench, rows: DataFrame, sends: int) -> list[float]:
     with bench.temporary("delta") as folder:
         tables = [folder / f"replica-{number}" for number in range(3)]
-        return _repeated(lambda: [append_to_delta(rows, table) for table in tables], sends)
+        return _repeated(lambda: append_to_each(rows, tables), sends)
 
 
 WORK = Work(

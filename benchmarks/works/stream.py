@@ -47,7 +47,9 @@ def _sparklog(bench: Bench, records: int) -> list[float]:
         stream = bench.spark.readStream.format("sparklog").option("cluster", cluster.root)
         frame = stream.option("subscribe", "records").option("startingOffsets", "latest").load()
         with Producer(cluster.connection) as producer, _seen(frame, folder) as seen:
-            return _one_by_one(lambda value: producer.send("records", value).result(60), seen, records)
+            return _one_by_one(
+                lambda value: producer.send("records", value).result(60), seen, records
+            )
 
 
 def _kafka(bench: Bench, records: int) -> list[float]:
