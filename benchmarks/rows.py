@@ -27,8 +27,10 @@ class Size(NamedTuple):
 SIZES = (Size("100 B", 100, 1_000_000), Size("1 KiB", 1024, 500_000))
 
 
-def records(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
-    """Return `count` rows with values of 100 or 1,024 bytes, in four Spark partitions."""
+def records(
+    spark: SparkSession, count: int, value_bytes: int, partitions: int = PARTITIONS
+) -> DataFrame:
+    """Return `count` rows with values of 100 or 1,024 bytes, in so many Spark partitions."""
     from pyspark.sql import functions as sf
 
     number = sf.col("id")
@@ -53,17 +55,19 @@ def records(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
         parts.append(sf.lit('"'))
     body = sf.concat(*parts)  # type: ignore[arg-type]
     value = sf.concat(sf.rpad(body, value_bytes - 1, " "), sf.lit("}"))
-    rows = spark.range(0, count, 1, PARTITIONS)
+    rows = spark.range(0, count, 1, partitions)
     return rows.select(key.alias("key"), value.alias("value"))
 
 
 @contextmanager
-def cached(spark: SparkSession, count: int, value_bytes: int) -> Iterator[DataFrame]:
+def cached(
+    spark: SparkSession, count: int, value_bytes: int, partitions: int = PARTITIONS
+) -> Iterator[DataFrame]:
     """Give the rows, computed and held in memory."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as sf
 
-    rows = records(spark, count, value_bytes).persist(StorageLevel.MEMORY_AND_DISK)
+    rows = records(spark, count, value_bytes, partitions).persist(StorageLevel.MEMORY_AND_DISK)
     extent = rows.agg(sf.count("*"), sf.min(sf.length("value")), sf.max(sf.length("value"))).first()
     assert extent is not None
     assert tuple(extent) == (count, value_bytes, value_bytes)

@@ -30,7 +30,7 @@ _WARM_SENDS = 10
 def run(bench: Bench, figures: Figures) -> None:
     """Measure all systems in turn, each sending the same records many times."""
     sends = bench.scaled(_SENDS, least=10)
-    with cached(bench.spark, _RECORDS, 100) as rows:
+    with cached(bench.spark, _RECORDS, 100, partitions=1) as rows:
         systems: dict[str, Callable[[], list[float]]] = {
             SPARKLOG: lambda: _sparklog(bench, rows, sends)
         }
@@ -77,7 +77,7 @@ def _delta(bench: Bench, rows: DataFrame, sends: int) -> list[float]:
 WORK = Work(
     "small_batches",
     "100 records from a warm Spark: send to committed on all replicas",
-    "100 cached rows of 100 B in 4 Spark partitions, sent at least 50 times a run, one send after "
+    "100 cached rows of 100 B in one Spark partition, sent at least 50 times a run, one send after "
     "the other, acks=all to a topic of 4 partitions. sparklog: embedded cluster over the same "
     "Spark session, `SparkProducer.send` until it is answered. Kafka: the sink's `save`. p50 and "
     "p99 are taken of each run.",

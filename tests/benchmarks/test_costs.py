@@ -15,13 +15,20 @@ import pytest
 from benchmarks.counts import Watch, spark_jobs
 from benchmarks.figures import Figures
 from benchmarks.s3_server import running_store
-from benchmarks.works.storage_requests import BUSY, IDLE, MEBIBYTE, Counted
+from benchmarks.works.storage_requests import BUSY, IDLE, Counted
 from sparklog.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BROKERS = (0, 1, 2)
+
+MOST_COMMITS, MOST_FILES = 24, 39
+"""Of a round in which all three brokers take requests and copy, until it is answered."""
+MOST_BYTES = 55_000
+"""Of a batch of one record, on three brokers with all tables that it passes."""
+MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 28.7, 28.7, 63
+"""Asked of a store: by a broker's idle tick, and by all brokers for a request of four batches."""
 
 
 def cluster_at_rest(folder: Path, partitions: int, spark: SparkSession | None) -> LocalCluster:
@@ -67,18 +74,12 @@ def test_the_files_of_a_busy_round_are_its_batches_and_a_fixed_number_of_commits
     assert written.files.total() - copies <= MOST_FILES
 
 
-MOST_COMMITS, MOST_FILES = 0, 0
-
-
 def test_the_bytes_that_a_small_batch_costs_beside_its_own_are_bounded(tmp_path: Path) -> None:
     cluster = cluster_at_rest(tmp_path, 1, None)
     watch = Watch(tmp_path)
     cluster.produce("t", 0, [b"x"])
     cluster.tick_until_idle()
     assert watch.written().bytes.total() <= MOST_BYTES
-
-
-MOST_BYTES = 0
 
 
 def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkSession) -> None:
@@ -110,16 +111,6 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
         return sum(one.median for one in found if one is not None)
 
     assert count(IDLE, "PUT", "DELETE") == 0
-    print(
-        count(IDLE, "LIST"),
-        count(IDLE, "GET", "HEAD"),
-        count(BUSY, "PUT"),
-        count(BUSY, "LIST"),
-        count(MEBIBYTE, "PUT"),
-    )
     assert count(IDLE, "LIST") <= MOST_IDLE_LISTS
     assert count(IDLE, "GET", "HEAD") <= MOST_IDLE_GETS
     assert count(BUSY, "PUT") <= MOST_BUSY_PUTS
-
-
-MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 0, 0, 0

@@ -92,7 +92,7 @@ def test_a_work_that_is_run_again_replaces_its_own_results_alone(tmp_path: Path)
     results.note("two", result(figures(ours=(2.0,))), file)
     results.note("one", result(figures(ours=(3.0,))), file)
     loaded = results.load(file)
-    assert {name: [*one.figures][0].values for name, one in loaded.items()} == {
+    assert {name: next(iter(one.figures)).values for name, one in loaded.items()} == {
         "one": (3.0,),
         "two": (2.0,),
     }
