@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import Bench, seconds
@@ -67,7 +68,7 @@ def _kafka(bench: Bench, sends: int) -> list[float]:
 def _one_by_one(send: Callable[[bytes], object], sends: int) -> list[float]:
     for number in range(_WARM_SENDS):
         send(b"%d" % number)
-    return [seconds(lambda key=b"%d" % number: send(key)) for number in range(sends)]  # type: ignore[misc]
+    return [seconds(partial(send, b"%d" % number)) for number in range(sends)]
 
 
 WORK = Work(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparklog.errors import SparklogError
 from sparklog.java import find_java
 from tests.kafka_comparison.programs import STORED, TARGETS, Side, stored_record
 
@@ -51,6 +53,7 @@ def running_kafka(
     with ExitStack() as ending:
         ending.callback(_end, processes)
         for node in nodes:
+            _check_free(_PORT + node - 1)
             properties = folder / f"server-{node}.properties"
             text = _PROPERTIES.format(
                 node=node,
@@ -76,6 +79,13 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.terminate()
     for process in processes:
         process.wait()
+
+
+def _check_free(port: int) -> None:
+    """Refuse to start beside another Kafka: clients would talk to that one."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise SparklogError(f"port {port} is in use: end the Kafka that listens there")
 
 
 def _tool(java: Sequence[str], *arguments: str) -> str:
