@@ -6,7 +6,7 @@ VENV_PYTHON := .venv/bin/python
 PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint explore clean lock setup setup-for-tests check-python
+.PHONY: help demo test lint bench explore clean lock setup setup-for-tests check-python
 
 help: ## Show this list
 	@echo "make TARGET, from a bare clone; Python 3.10 or newer is all it needs."
@@ -25,18 +25,21 @@ lint: setup-for-tests ## ruff and mypy, over everything
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
 
+bench: setup ## Measure sparklog, a real Kafka and plain Delta side by side: docs/benchmarks.md
+	$(VENV_PYTHON) -m benchmarks $(BENCH_OPTIONS)
+
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
 clean: ## Remove what the set-up, the tests and the demo made
-	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo
+	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo sparklog-benchmarks
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 
 lock: setup-for-tests ## Resolve the dependencies anew, for maintainers
 	$(VENV_PYTHON) -m pip install --quiet uv
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) pyproject.toml --extra local --extra demo --extra dev -c requirements/build.lock \
+	$(LOCK) pyproject.toml --extra local --extra demo --extra bench --extra dev -c requirements/build.lock \
 		-o requirements/sparklog.lock
 	$(LOCK) requirements/java.in -o requirements/java.lock
 

@@ -177,7 +177,8 @@ def declared(lock: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if lock == "sparklog.lock":
-        return [*project["dependencies"], *extras["local"], *extras["demo"], *extras["dev"]]
+        locked = ("local", "demo", "bench", "dev")
+        return [*project["dependencies"], *(one for name in locked for one in extras[name])]
     lines = (ROOT / "requirements" / lock).with_suffix(".in").read_text().splitlines()
     direct = [line for line in lines if line and not line.startswith("#")]
     return direct + (extras["java"] if lock == "java.lock" else [])
@@ -217,5 +218,5 @@ def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
 
 def test_make_explains_itself() -> None:
     explained = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("demo", "test", "lint", "clean"):
+    for target in ("demo", "test", "lint", "bench", "clean"):
         assert re.search(rf"^  {target} +\S", explained.stdout, re.MULTILINE)

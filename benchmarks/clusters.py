@@ -1,0 +1,151 @@
+"""Clusters of sparklog with three brokers: embedded in this process, or in one of its own."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sparklog.broker.application import Application
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.config import ClusterConfig, parse
+from sparklog.errors import SparklogError
+from sparklog.logger import ROOT as LOGGER
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BROKER_IDS = (0, 1, 2)
+CHECKOUT = Path(__file__).resolve().parents[1]
+_PATIENCE_SECONDS = 120
+
+
+def configuration(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Return the configuration of a cluster in a folder: defaults, but for `settings`."""
+    brokers = [{"broker.id": one, "log.dirs": str(folder / f"broker-{one}")} for one in BROKER_IDS]
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    return {"cluster.root": str(folder / "cluster"), "brokers": brokers, **given}
+
+
+class Cluster:
+    """A running cluster, as a client sees it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.connection = Connection(root)
+
+    def create_topic(self, topic: str, partitions: int = 4) -> None:
+        """Create a topic on all brokers and wait until each replica has reported."""
+        admin = Admin(self.connection)
+        configs = {"min.insync.replicas": "2"}
+        admin.create_topic(topic, partitions, len(BROKER_IDS), configs=configs)
+        await_true(lambda: len(self.positions(topic)) == partitions * len(BROKER_IDS), "leaders")
+
+    def positions(self, topic: str) -> list[tuple[int, int]]:
+        """Return (log end offset, high watermark) of every replica that is as elected."""
+        metadata = self.connection.metadata()
+        found = []
+        for number in range(metadata.topic(topic).partitions):
+            state = metadata.partition(topic, number)
+            for broker in (one.broker_id for one in state.replicas):
+                location = self.connection.replica_location(state, broker)
+                table = self.connection.table(location, HIGH_WATERMARK_CHECKPOINT)
+                found += [
+                    (row["log_end_offset"], row["high_watermark"])
+                    for row in table.rows().to_pylist()
+                    if (row["topic_id"], row["partition"]) == state.key
+                    and row["leader_epoch"] == state.leader_epoch
+                ]
+        return found
+
+    def await_in_all_logs(self, topic: str, records: int) -> None:
+        """Wait until all three replicas hold so many records."""
+        wanted = records * len(BROKER_IDS)
+        await_true(lambda: sum(end for end, _ in self.positions(topic)) >= wanted, "copies")
+
+    def await_known_to_all(self, topic: str, records: int) -> None:
+        """Wait until all three replicas know so many records to be committed."""
+        wanted = records * len(BROKER_IDS)
+        await_true(lambda: sum(mark for _, mark in self.positions(topic)) >= wanted, "marks")
+
+
+class EmbeddedCluster(Cluster):
+    """A cluster whose brokers run in threads of this process."""
+
+    def __init__(self, root: str, application: Application) -> None:
+        super().__init__(root)
+        self._application = application
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let the brokers rest while something else is measured; heartbeats go on."""
+        with self._application.between_rounds():
+            yield
+
+
+@contextmanager
+def embedded(
+    folder: Path, spark: SparkSession | None = None, **settings: Any
+) -> Iterator[EmbeddedCluster]:
+    """Run a cluster in this process, over `spark` or copying by itself."""
+    logging.getLogger(LOGGER).setLevel(logging.ERROR)
+    config = parse(ClusterConfig, configuration(folder, **settings), "the benchmark")
+    application = Application(config, spark)
+    application.start()
+    thread = threading.Thread(target=application.run, name="brokers")
+    thread.start()
+    try:
+        yield EmbeddedCluster(config.cluster_root, application)
+    finally:
+        application.stop()
+        thread.join()
+
+
+@contextmanager
+def resident(folder: Path, *, with_spark: bool = True) -> Iterator[Cluster]:
+    """Run a cluster in a process of its own, as `jobs.cluster` does."""
+    file = folder / "cluster.yaml"
+    file.write_text(yaml.safe_dump(configuration(folder)), encoding="utf-8")
+    command = [sys.executable, "-m", "jobs.cluster", "--config", str(file)]
+    command += ["--log-level", "error"] + ([] if with_spark else ["--without-spark"])
+    log = folder / "cluster.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=output)
+    try:
+        yield _connected(folder / "cluster", process, log)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _connected(root: Path, process: subprocess.Popen[bytes], log: Path) -> Cluster:
+    def is_up() -> bool:
+        if process.poll() is not None:
+            raise SparklogError(f"the cluster's process has ended: {log.read_text()[-2000:]}")
+        try:
+            alive = Connection(str(root)).metadata().brokers.values()
+        except SparklogError:
+            return False
+        return sum(one.is_alive for one in alive) == len(BROKER_IDS)
+
+    await_true(is_up, "brokers", every_seconds=0.2)
+    return Cluster(str(root))
+
+
+def await_true(look: Callable[[], bool], what: str, every_seconds: float = 0.005) -> None:
+    """Wait until `look` says so; `SparklogError` where it never does."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not look():
+        if time.monotonic() > deadline:
+            raise SparklogError(f"there were no {what} in {_PATIENCE_SECONDS} s")
+        time.sleep(every_seconds)

@@ -1,0 +1,140 @@
+"""What a work measures, and what is asked of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity of one system: a value for each run, in `unit`."""
+
+    what: str
+    system: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle of the runs, which is what is compared."""
+        return statistics.median(self.values)
+
+
+class Figures:
+    """The figures of one work, as they are measured."""
+
+    def __init__(self, figures: Iterable[Figure] = ()) -> None:
+        self._figures = {(one.what, one.system): one for one in figures}
+
+    def __iter__(self) -> Iterator[Figure]:
+        return iter(self._figures.values())
+
+    def add(self, what: str, system: str, unit: str, value: float) -> None:
+        """Note what one run has measured."""
+        before = self.get(what, system)
+        values = () if before is None else before.values
+        # More digits than a measurement has would only make the noted results longer.
+        self._figures[what, system] = Figure(what, system, unit, (*values, float(f"{value:.5g}")))
+
+    def add_latencies(self, what: str, system: str, seconds: Sequence[float], tail: int) -> None:
+        """Note one run's p50 and p`tail` of how long each of many took."""
+        for percent in (50, tail):
+            found = np.percentile(seconds, percent, method="higher")
+            self.add(f"{what}, p{percent}", system, "ms", float(found) * 1000)
+
+    def get(self, what: str, system: str) -> Figure | None:
+        """Return a figure, `None` where it was not measured."""
+        return self._figures.get((what, system))
+
+    def whats(self) -> list[str]:
+        """Return what was measured, in order."""
+        return list(dict.fromkeys(one.what for one in self))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the figures as plain values."""
+        return [{**vars(one), "values": list(one.values)} for one in self]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[dict[str, Any]]) -> Figures:
+        """Return the figures that `to_json` gave."""
+        return cls(Figure(**{**row, "values": tuple(row["values"])}) for row in rows)
+
+
+Held = Literal["aim held", "held", "not held", "not measured"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a target: the median, what it is compared with, their ratio."""
+
+    held: Held
+    median: float | None = None
+    compared_with: str = ""
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of one figure.
+
+    Parameters: `least`, the bound that has to hold; `aim`, the one that should; `against`, the
+    systems of whose medians the best is the measure, and both bounds are ratios to it; without
+    any, bounds are absolute, in the figure's unit. `against_what` compares with another quantity of
+    the same system instead. `is_floor`: the bounds are to be reached, not kept below.
+    """
+
+    what: str
+    system: str
+    least: float
+    aim: float | None = None
+    against: tuple[str, ...] = ()
+    against_what: str | None = None
+    is_floor: bool = False
+
+    def judge(self, figures: Figures) -> Verdict:
+        """Say whether the target holds."""
+        figure = figures.get(self.what, self.system)
+        if figure is None:
+            return Verdict("not measured")
+        if not self.against and self.against_what is None:
+            return Verdict(self._held(figure.median), figure.median)
+        base = self._base(figures)
+        if base is None:
+            return Verdict("not measured", figure.median)
+        ratio = figure.median / base.median
+        name = base.what if self.against_what is not None else base.system
+        return Verdict(self._held(ratio), figure.median, name, ratio)
+
+    def words(self, unit: str) -> str:
+        """Return the bounds in words."""
+        is_ratio = bool(self.against) or self.against_what is not None
+        kind = "x" if is_ratio else f" {unit}"
+        word = "at least" if self.is_floor else "at most"
+        least = f"{word} {self.least:g}{kind}"
+        if is_ratio:
+            least += f" of {self.against_what or self._measure()}"
+        return least if self.aim is None else f"{least}; aim {self.aim:g}{kind}"
+
+    def _measure(self) -> str:
+        return self.against[0] if len(self.against) == 1 else f"the best of {len(self.against)}"
+
+    def _base(self, figures: Figures) -> Figure | None:
+        if self.against_what is not None:
+            return figures.get(self.against_what, self.system)
+        found = [figures.get(self.what, system) for system in self.against]
+        known = [one for one in found if one is not None]
+        best = max if self.is_floor else min
+        return best(known, key=lambda one: one.median) if known else None
+
+    def _held(self, value: float) -> Held:
+        if self.aim is not None and self._keeps(value, self.aim):
+            return "aim held"
+        return "held" if self._keeps(value, self.least) else "not held"
+
+    def _keeps(self, value: float, bound: float) -> bool:
+        return value >= bound if self.is_floor else value <= bound

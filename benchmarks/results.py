@@ -1,0 +1,46 @@
+"""The noted results: one file, in which each work has the figures of the last time it was run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Figures
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one work has measured, when, at which scale, how often, and on what."""
+
+    figures: Figures
+    measured_at: str
+    scale: float
+    runs: int
+    machine: dict[str, str]
+
+
+def load(path: Path = RESULTS) -> dict[str, Result]:
+    """Return the results by work; nothing where nothing was noted."""
+    if not path.is_file():
+        return {}
+    noted = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: Result(**{**one, "figures": Figures.from_json(one["figures"])})
+        for name, one in noted.items()
+    }
+
+
+def note(name: str, result: Result, path: Path = RESULTS) -> None:
+    """Put one work's result in place of its last one; those of other works stay."""
+    results = load(path) | {name: result}
+    noted = {
+        work: {**vars(one), "figures": one.figures.to_json()}
+        for work, one in sorted(results.items())
+    }
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(noted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,116 @@
+"""What ticks cost, in counts that no machine changes: files, bytes, Spark jobs, store requests.
+
+Each number is a bound that was just reached when it was written: less is welcome, and then the
+bound is to be lowered. How many commits a tick makes is counted in tests/broker/test_counts.py.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.counts import Watch, spark_jobs
+from benchmarks.figures import Figures
+from benchmarks.s3_server import running_store
+from benchmarks.works.storage_requests import BUSY, IDLE, Counted
+from sparklog.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BROKERS = (0, 1, 2)
+
+MOST_COMMITS, MOST_FILES = 24, 39
+"""Of a round in which all three brokers take requests and copy, until it is answered."""
+MOST_BYTES = 55_000
+"""Of a batch of one record, on three brokers with all tables that it passes."""
+MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 28.7, 28.7, 63
+"""Asked of a store: by a broker's idle tick, and by all brokers for a request of four batches."""
+
+
+def cluster_at_rest(folder: Path, partitions: int, spark: SparkSession | None) -> LocalCluster:
+    cluster = LocalCluster(folder, BROKERS, spark=spark)
+    assignment = {one: [(one + other) % 3 for other in BROKERS] for one in range(partitions)}
+    cluster.create_topic("t", assignment=assignment, configs={"min.insync.replicas": "2"})
+    for partition in range(partitions):
+        cluster.produce("t", partition, [b"a record"])
+    cluster.tick_until_idle()
+    return cluster
+
+
+@pytest.mark.parametrize("partitions", [1, 7])
+def test_an_idle_tick_writes_no_file(tmp_path: Path, partitions: int) -> None:
+    cluster = cluster_at_rest(tmp_path, partitions, None)
+    watch = Watch(tmp_path)
+    for broker in BROKERS:
+        cluster.leader_tick(broker)
+        cluster.follower_tick(broker)
+    cluster.controller_tick()
+    written = watch.written()
+    assert (written.files.total(), written.commits.total()) == (0, 0)
+
+
+@pytest.mark.parametrize("partitions", [3, 9])
+def test_the_files_of_a_busy_round_are_its_batches_and_a_fixed_number_of_commits(
+    tmp_path: Path, partitions: int
+) -> None:
+    """Every broker leads a third and follows the rest; partitions and batches add their own
+    files on three replicas, and nothing else.
+    """
+    cluster = cluster_at_rest(tmp_path, partitions, None)
+    pending = [cluster.produce("t", one, [b"x" * 1000] * 10) for one in range(partitions)]
+    watch = Watch(tmp_path)
+    cluster.tick_until_idle()
+    assert all(one.response is not None and one.response.error == "NONE" for one in pending)
+    written = watch.written()
+    batches = [name for name in written.files if name.endswith("/log")]
+    # The leaders' own files lay in their inboxes before: two copies of each are new.
+    copies = sum(written.files[name] - written.commits[name] for name in batches)
+    assert copies == 2 * partitions
+    assert written.commits.total() <= MOST_COMMITS
+    assert written.files.total() - copies <= MOST_FILES
+
+
+def test_the_bytes_that_a_small_batch_costs_beside_its_own_are_bounded(tmp_path: Path) -> None:
+    cluster = cluster_at_rest(tmp_path, 1, None)
+    watch = Watch(tmp_path)
+    cluster.produce("t", 0, [b"x"])
+    cluster.tick_until_idle()
+    assert watch.written().bytes.total() <= MOST_BYTES
+
+
+def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkSession) -> None:
+    cluster = cluster_at_rest(tmp_path, 4, spark)
+    for partition in range(4):
+        cluster.produce("t", partition, [b"x"])
+    before = spark_jobs(spark)
+    cluster.tick_until_idle()
+    # Each follows two of three leaders, and copies from both in one job.
+    assert spark_jobs(spark) - before <= len(BROKERS)
+    before = spark_jobs(spark)
+    for broker in BROKERS:
+        cluster.leader_tick(broker)
+        cluster.follower_tick(broker)
+    assert spark_jobs(spark) == before
+
+
+@pytest.mark.skipif(
+    find_spec("moto") is None or find_spec("flask_cors") is None,
+    reason="moto's server is not installed: it plays S3",
+)
+def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
+    figures = Figures()
+    with running_store(tmp_path / "log") as store:
+        Counted(store, "bucket", 4).measure(figures)
+
+    def count(what: str, *kinds: str) -> float:
+        found = [figures.get(f"{what}: {kind}", "4 partitions") for kind in kinds]
+        return sum(one.median for one in found if one is not None)
+
+    assert count(IDLE, "PUT", "DELETE") == 0
+    assert count(IDLE, "LIST") <= MOST_IDLE_LISTS
+    assert count(IDLE, "GET", "HEAD") <= MOST_IDLE_GETS
+    assert count(BUSY, "PUT") <= MOST_BUSY_PUTS
