@@ -163,7 +163,7 @@ class MetadataReader:
             self._brokers_version = loaded[2]
         self._metadata = Metadata(brokers, topics, partitions)
         self._loaded = loaded
-        self._versions = (loaded[0], loaded[1], self._brokers_version)
+        self._versions = (self._brokers_version, *loaded[:2])
         return self._metadata
 
     @property

@@ -130,6 +130,24 @@ def test_nothing_is_read_again_while_nothing_changes(cluster: ClusterRoot) -> No
     assert reader.versions == (1, 1, 1)
 
 
+def test_a_heartbeat_changes_nothing(cluster: ClusterRoot) -> None:
+    """Every broker sends them all the time; a tick is not to look at everything anew for one."""
+    reader = MetadataReader(cluster, {})
+    before, versions = reader.load(), reader.versions
+    cluster.brokers.update(lambda rows: (rows.set_column(*_column(rows, "heartbeat", 7)), None))
+    after = reader.load()
+    assert (after, reader.versions) == (before, versions)
+    assert after.brokers is before.brokers
+    cluster.brokers.update(lambda rows: (rows.set_column(*_column(rows, "state", "fenced")), None))
+    assert not any(one.is_alive for one in reader.load().brokers.values())
+    assert reader.versions != versions
+
+
+def _column(rows: pa.Table, name: str, value: object) -> tuple[int, str, pa.Array[Any]]:
+    index = rows.column_names.index(name)
+    return index, name, pa.array([value] * rows.num_rows, rows.schema.field(index).type)
+
+
 @pytest.mark.parametrize(
     ("broker_id", "number", "found"),
     [(2, 0, "/a"), (1, 0, "/b"), (1, 1, "s3://lake/b")],
