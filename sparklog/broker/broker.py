@@ -17,6 +17,7 @@ from sparklog.broker.leader import Leader
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.led_partitions import FollowerReports
 from sparklog.broker.observations import Observations
+from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.registration import check_registered, heartbeat, register
 from sparklog.broker.replicas import Replicas
@@ -86,12 +87,15 @@ class Broker:
             self._roots.append(opened)
             replicas = Replicas(opened, index, rules)
             now_ms = clock.now_ms()
+            known = ProducerState(replicas, rules, settings)
             purgatory = Purgatory(opened, rules)
             self._leaders.append(
-                Leader(broker_id, cluster, replicas, purgatory, rules, settings, now_ms)
+                Leader(broker_id, cluster, replicas, known, purgatory, rules, settings, now_ms)
             )
             self._followers.append(
-                Follower(broker_id, self._reader, replicas, purgatory, rules, settings, copier)
+                Follower(
+                    broker_id, self._reader, replicas, known, purgatory, rules, settings, copier
+                )
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
         self._reports: dict[tuple[int, int, int], ControlTable] = {}
