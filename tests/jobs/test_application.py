@@ -249,6 +249,9 @@ class _NoCopier:
     def copy(self, copies: Sequence[Any]) -> list[str | None]:
         raise AssertionError(f"nothing is to be copied, not {copies}")
 
+    def merge(self, merges: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing is to be merged, not {merges}")
+
 
 def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path) -> None:
     ClusterRoot.create(Location.of(str(tmp_path / "cluster")))
