@@ -18,6 +18,7 @@ from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedClust
 LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
 FOLLOWER_POINTS = ("truncate", "copy", "log_commit", "checkpoint")
 CONTROLLER_POINTS = ("lease", "fence", "election")
+MERGER_POINTS = ("files", "producer_state", "log_commit", "checkpoint")
 RULES = {
     "leader_tick": ("follower_progress", "isr_shrink", "high_watermark", "isr_expand"),
     "follower_tick": ("truncation_point", "fetch", "follower_high_watermark"),
@@ -31,6 +32,8 @@ WEIGHTS = {
     "follower_tick": 5,
     "controller_tick": 3,
     "tick_until_idle": 2,
+    "merge": 3,
+    "merge_during": 2,
     "tick_during": 3,
     "retry": 3,
     "consume": 1,
@@ -107,6 +110,8 @@ class ClusterMachine(RuleBasedStateMachine):
             "leader_tick": cluster.running(),
             "follower_tick": cluster.running(),
             "replicate": cluster.awake(),
+            "merge": cluster.running(),
+            "merge_during": cluster.running(),
             "tick_during": cluster.running()[1:],
             "restart": cluster.crashed(),
             "resume": sorted(cluster.paused),
@@ -165,6 +170,13 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.follower_tick(self._one_of(awake))
         for broker in awake:
             self.cluster.leader_tick(broker)
+
+    def _merge(self) -> None:
+        self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
+
+    def _merge_during(self) -> None:
+        broker, other = self._whom("merge_during"), self._one_of(self.cluster.running())
+        self.cluster.merge_during(broker, self._one_of(sorted(RULES)), other)
 
     def _tick_during(self) -> None:
         role = self._one_of(sorted(RULES))
