@@ -192,7 +192,9 @@ class Merger:
             batch._asdict()
             | {
                 "appended_at_ms": appended_at_ms,
-                "is_settled": batch.batch_id not in awaited,
+                # Merging numbers records anew, and compaction leaves gaps.
+                "is_settled": batch.batch_id not in awaited
+                and batch.record_count == batch.last_offset_delta + 1,
                 "high_watermark": window.high_watermark,
                 "now_ms": now_ms,
                 "min_lag_ms": settings.log_merger_min_lag_ms,
