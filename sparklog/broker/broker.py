@@ -171,7 +171,15 @@ class Broker:
         does.
         """
         effects = Effects(stop_after)
-        reports = [merger.merge(effects) for merger in self._mergers]
+        reports = [MergeReport()]
+        failure: Exception | None = None
+        for merger in self._mergers:
+            try:
+                reports.append(merger.merge(effects))
+            except UNREADABLE as error:
+                failure = error
+        if failure is not None:
+            raise failure
         return MergeReport(*map(sum, zip(*reports, strict=True)))
 
     def heartbeat(self) -> None:

@@ -306,33 +306,40 @@ def merge_batches(merge: Merge) -> Batch | str:
 
 def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield the records of many files in tables of some MiB, so that many become a row group."""
-    gathered: list[pa.Table] = []
+    gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for piece in pieces:
-        decoded = pa.Table.from_batches([piece]).cast(RECORD_COLUMNS)
-        gathered.append(decoded)
-        size_bytes += decoded.nbytes
-        if size_bytes >= _ROW_GROUP_BYTES:
-            yield pa.concat_tables(gathered)
+        if gathered and size_bytes + _decoded_bytes(piece) > _ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
             gathered, size_bytes = [], 0
+        gathered.append(piece)
+        size_bytes += _decoded_bytes(piece)
     if gathered:
-        yield pa.concat_tables(gathered)
+        yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
 
 
 def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut dictionary-encoded records into pieces that fit in memory without the dictionary."""
-    lengths = (
-        pc.binary_length(column.dictionary).take(column.indices)
-        for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
-        if pa.types.is_dictionary(column.type)
-    )
-    size_bytes = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
-    if size_bytes <= _ROW_GROUP_BYTES or records.num_rows < 2:
+    if _decoded_bytes(records) <= _ROW_GROUP_BYTES or records.num_rows < 2:
         yield records
         return
     half = records.num_rows // 2
     yield from _decodable(records.slice(0, half))
     yield from _decodable(records.slice(half))
+
+
+def _decoded_bytes(records: pa.RecordBatch) -> int:
+    """Return how many bytes dictionary-encoded records have at most without the dictionary."""
+    at_most = int(records.nbytes) * records.num_rows
+    if at_most < _ROW_GROUP_BYTES // 256:
+        # Small batches are many.
+        return at_most
+    lengths = (
+        pc.binary_length(column.dictionary).take(column.indices)
+        for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
+        if pa.types.is_dictionary(column.type)
+    )
+    return sum(int(pc.sum(length.cast(pa.int64())).as_py() or 0) for length in lengths)
 
 
 class ProcessCopier:

@@ -210,7 +210,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.replace_process(self._whom("replace_process"))
 
     def _zombie_tick(self) -> None:
-        self.cluster.zombie_tick(self._whom("zombie_tick"), self._one_of(sorted(RULES)))
+        action = self._one_of([*sorted(RULES), "merge"])
+        self.cluster.zombie_tick(self._whom("zombie_tick"), action)
 
     def _lose_root(self) -> None:
         self.cluster.lose_root(self._whom("lose_root"))
