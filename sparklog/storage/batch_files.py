@@ -330,7 +330,7 @@ def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _decoded_bytes(records: pa.RecordBatch) -> int:
     """Return how many bytes dictionary-encoded records have at most without the dictionary."""
-    at_most = int(records.nbytes) * records.num_rows
+    at_most: int = records.nbytes * records.num_rows
     if at_most < _ROW_GROUP_BYTES // 256:
         # Small batches are many.
         return at_most
@@ -339,7 +339,8 @@ def _decoded_bytes(records: pa.RecordBatch) -> int:
         for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
         if pa.types.is_dictionary(column.type)
     )
-    return sum(int(pc.sum(length.cast(pa.int64())).as_py() or 0) for length in lengths)
+    total: int = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
+    return total
 
 
 class ProcessCopier:
