@@ -171,10 +171,23 @@ class ClusterMachine(RuleBasedStateMachine):
         for broker in awake:
             self.cluster.leader_tick(broker)
 
+    def _have_small_batches(self) -> None:
+        """Stories are short, and mostly there would be nothing to merge; what there is, is known
+        by its sequences alone when it is sent again.
+        """
+        for partition in self._who()["produce"]:
+            for producer in (0, 1):
+                self.cluster.produce(partition, self._one_of([1, 2]), producer=producer)
+        self.cluster.tick_until_idle()
+
     def _merge(self) -> None:
+        if self._one_of([True, False]):
+            self._have_small_batches()
         self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
 
     def _merge_during(self) -> None:
+        if self._one_of([True, False]):
+            self._have_small_batches()
         broker, other = self._whom("merge_during"), self._one_of(self.cluster.running())
         self.cluster.merge_during(broker, self._one_of(sorted(RULES)), other)
 
