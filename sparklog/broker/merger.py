@@ -34,7 +34,7 @@ _log = get_logger(__name__)
 
 _base_offset = attrgetter("base_offset")
 
-_MOST_BATCHES = 2_000
+_MOST_BATCHES = 1_000
 """Batches that are looked at and committed at once: a tick does not wait long for the commit."""
 
 _MOST_BYTES = 256 << 20

@@ -184,6 +184,11 @@ class ClusterMachine(RuleBasedStateMachine):
         if self._one_of([True, False]):
             self._have_small_batches()
         self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
+        # A late retry is what merging may get wrong.
+        requests = self._who()["retry"][-4:]
+        if requests and self._one_of([True, False]):
+            self.cluster.retry(self._one_of(requests))
+            self.cluster.tick_until_idle()
 
     def _merge_during(self) -> None:
         if self._one_of([True, False]):
