@@ -186,7 +186,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
         # A late retry is what merging may get wrong.
         requests = self._who()["retry"][-4:]
-        if requests and self._one_of([True, False]):
+        if self._one_of([True, False]) and requests:
             self.cluster.retry(self._one_of(requests))
             self.cluster.tick_until_idle()
 
