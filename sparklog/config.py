@@ -125,6 +125,35 @@ class Settings(_Keys):
         alias="producer.id.expiration.ms",
         description="An idempotent producer silent for longer is forgotten in a partition.",
     )
+    log_merger_enable: bool = Field(
+        True,
+        alias="log.merger.enable",
+        description="Whether small batches of a log are merged in the background.",
+    )
+    log_merger_backoff_ms: int = Field(
+        15_000,
+        gt=0,
+        alias="log.merger.backoff.ms",
+        description="How long the merger waits when there is nothing to merge.",
+    )
+    log_merger_min_lag_ms: int = Field(
+        120_000,
+        ge=0,
+        alias="log.merger.min.lag.ms",
+        description="How long a batch stays as it was sent: as long as it may be sent again.",
+    )
+    log_merger_min_batches: int = Field(
+        32,
+        ge=2,
+        alias="log.merger.min.batches",
+        description="How many adjacent small batches are merged into one, at least.",
+    )
+    log_merger_max_batch_bytes: int = Field(
+        16 * _MEBIBYTE,
+        gt=0,
+        alias="log.merger.max.batch.bytes",
+        description="The largest merged batch; one larger than a quarter of it is not merged.",
+    )
     quota_window_num: int = Field(
         11, gt=0, alias="quota.window.num", description="Windows over which a rate is measured."
     )

@@ -79,9 +79,39 @@ class Batch(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
+    def last_sequence(self) -> int:
+        """The sequence number of an idempotent producer's last record; they begin anew at 2^31."""
+        return (self.base_sequence + self.last_offset_delta) % (1 << 31)
+
+    @property
     def batch_id(self) -> str:
         """What stays the same in every copy and every retry of the batch."""
         return batch_id(self.path)
+
+
+class ProducerBatch(NamedTuple):
+    """What is known of a batch of an idempotent producer that is no longer in the log (rule 3.6).
+
+    `timestamp_ms` is when it was committed to this log, on the broker's clock; `snapshot_offset`
+    the end of the batch that has taken its place.
+    """
+
+    topic_id: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    timestamp_ms: int
+    snapshot_offset: int
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        """The partition that the batch was part of."""
+        return TopicIdPartition(self.topic_id, self.partition)
 
 
 class Record(NamedTuple):
@@ -261,6 +291,7 @@ PRODUCER_STATE = _busy_table(
     last_sequence=_INT,
     base_offset=_LONG,
     last_offset=_LONG,
+    leader_epoch=_INT,
     timestamp_ms=_LONG,
     snapshot_offset=_LONG,
 )

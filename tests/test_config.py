@@ -69,6 +69,11 @@ DELIBERATE = {
 NOT_KAFKAS = {
     "replica.lag.max.messages": "gone from Kafka since 0.9; kept, and off",
     "tick.interval.ms": "Kafka's brokers do not tick",
+    "log.merger.enable": "Kafka's batches are no files, and are never merged",
+    "log.merger.backoff.ms": "as log.cleaner.backoff.ms",
+    "log.merger.min.lag.ms": "as log.cleaner.min.compaction.lag.ms",
+    "log.merger.min.batches": "see log.merger.enable",
+    "log.merger.max.batch.bytes": "see log.merger.enable",
     "rules.engine": "Kafka has no choice of engines",
     "cluster.root": "takes the place of controller.quorum.*",
     "storage.options": "Kafka's logs lie on disks",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sparklog.broker.byte_rates import ByteRates
 from sparklog.broker.inbox import Group, Inbox, group
+from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Operation
 from sparklog.broker.sequences import Offsets, Sequences
 from sparklog.config import Settings
@@ -50,13 +51,18 @@ class Appends:
     """The produce requests of one broker root, from the inbox to the answer."""
 
     def __init__(
-        self, root: BrokerRoot, rules: Rules, settings: Settings, looked_at_ms: int
+        self,
+        root: BrokerRoot,
+        producer_state: ProducerState,
+        rules: Rules,
+        settings: Settings,
+        looked_at_ms: int,
     ) -> None:
         self._root = root
         self._rules = rules
         self._settings = settings
         self.inbox = Inbox(root, looked_at_ms)
-        self._sequences = Sequences(root.log, rules, settings)
+        self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)
         earlier = root.produce_responses.new_files(-1)

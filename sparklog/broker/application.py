@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.merger import MergeReport
 from sparklog.broker.registration import await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
@@ -38,6 +39,10 @@ _log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.003
 """How often brokers that wait look for the next commit of what they follow, in folders."""
+
+_TICKS = frozenset(
+    tick.__name__ for tick in (Broker.controller_tick, Broker.leader_tick, Broker.follower_tick)
+)
 
 
 class _Trouble(NamedTuple):
@@ -72,9 +77,11 @@ class Application:
         self._brokers: dict[int, Broker] = {}
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
+        self._merge_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
         # The same threads all along: rules and Spark keep a connection for each.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
@@ -99,6 +106,8 @@ class Application:
             if self._stopping.is_set():
                 return
             self._heartbeats.start()
+            if self.config.log_merger_enable:
+                self._merging.start()
             for entry in self.config.brokers:
                 self.start_broker(entry.broker_id)
         except BaseException as error:
@@ -149,6 +158,9 @@ class Application:
         """
         try:
             while self._is_going_on() and self.round().changed:
+                pass
+            # A run that is scheduled is over before the merger's time comes.
+            while self.config.log_merger_enable and self._is_going_on() and self._merge():
                 pass
         finally:
             self._end(Broker.park)
@@ -262,6 +274,24 @@ class Application:
                 if not self._is_stuck(broker):
                     self._attempt(Broker.heartbeat, broker)
 
+    def _merge_beside(self) -> None:
+        interval = self.config.log_merger_backoff_ms / 1000
+        while not self._ended.wait(interval):
+            while not self._ended.is_set() and self._merge():
+                pass
+
+    def _merge(self) -> bool:
+        """Let every broker merge small batches once; say whether there were any."""
+        reports: list[MergeReport] = []
+
+        def merge(broker: Broker) -> None:
+            reports.append(broker.merge())
+
+        with self._merge_lock:
+            for broker in list(self._brokers.values()):
+                self._attempt(merge, broker)
+        return any(report.batches for report in reports)
+
     def _is_stuck(self, broker: Broker) -> bool:
         """Whether the broker's ticks have failed for longer than a session lasts.
 
@@ -271,14 +301,15 @@ class Application:
         return any(
             now_ms - trouble.since_ms > self.config.broker_session_timeout_ms
             for (broker_id, action), trouble in list(self._troubles.items())
-            if broker_id == broker.broker_id and action != Broker.heartbeat.__name__
+            if broker_id == broker.broker_id and action in _TICKS
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
         # Heartbeats go on until here, however long the last round has taken.
         self._ended.set()
-        if self._heartbeats.is_alive():
-            self._heartbeats.join()
+        for thread in (self._heartbeats, self._merging):
+            if thread.is_alive():
+                thread.join()
         for broker in list(self._brokers.values()):
             self._attempt(how, broker)
             _log.info("broker ended", broker=broker.broker_id, by=how.__name__)

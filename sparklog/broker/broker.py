@@ -7,6 +7,7 @@ a crash is in them.
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,7 +18,9 @@ from sparklog.broker.follower import Follower
 from sparklog.broker.leader import Leader
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.led_partitions import FollowerReports
+from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.observations import Observations
+from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.registration import check_registered, heartbeat, register
 from sparklog.broker.replicas import Replicas
@@ -83,17 +86,35 @@ class Broker:
         self._roots: list[BrokerRoot] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
+        self._mergers: list[Merger] = []
+        # Merging goes on beside the ticks; what it looks at and commits it does between two.
+        self._lock = threading.RLock()
         for index, root in enumerate(roots):
             opened = BrokerRoot(root, self.broker_epoch)
             self._roots.append(opened)
             replicas = Replicas(opened, index, rules)
             now_ms = clock.now_ms()
+            known = ProducerState(replicas, rules, settings)
             purgatory = Purgatory(opened, rules)
             self._leaders.append(
-                Leader(broker_id, cluster, replicas, purgatory, rules, settings, now_ms)
+                Leader(broker_id, cluster, replicas, known, purgatory, rules, settings, now_ms)
             )
             self._followers.append(
-                Follower(broker_id, self._reader, replicas, purgatory, rules, settings, copier)
+                Follower(
+                    broker_id, self._reader, replicas, known, purgatory, rules, settings, copier
+                )
+            )
+            self._mergers.append(
+                Merger(
+                    replicas,
+                    known,
+                    cluster.stream_writes,
+                    rules,
+                    settings,
+                    copier,
+                    clock,
+                    self._lock,
+                )
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
         self._reports: dict[tuple[int, int, int], CheckpointRows] = {}
@@ -126,25 +147,27 @@ class Broker:
         log_commit, isr_change, checkpoint, responses. Raises `FencedError` where a newer process
         plays this broker; the caller must then drop it.
         """
-        metadata = self._load()
-        versions = self._reader.versions
-        reports = self._follower_reports(metadata)
-        now_ms, effects = self._clock.now_ms(), Effects(stop_after)
-        return self._each_root(
-            partial(leader.tick, metadata, versions, reports, now_ms, effects)
-            for leader in self._leaders
-        )
+        with self._lock:
+            metadata = self._load()
+            versions = self._reader.versions
+            reports = self._follower_reports(metadata)
+            now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+            return self._each_root(
+                partial(leader.tick, metadata, versions, reports, now_ms, effects)
+                for leader in self._leaders
+            )
 
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: agree with the leaders, copy what they have, report.
 
         `stop_after`: truncate, copy, log_commit, checkpoint. Raises as `leader_tick` does.
         """
-        metadata = self._load()
-        now_ms, effects = self._clock.now_ms(), Effects(stop_after)
-        return self._each_root(
-            partial(follower.tick, metadata, now_ms, effects) for follower in self._followers
-        )
+        with self._lock:
+            metadata = self._load()
+            now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+            return self._each_root(
+                partial(follower.tick, metadata, now_ms, effects) for follower in self._followers
+            )
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the controller, or watch whoever does. `stop_after`: lease, fence, election.
@@ -152,6 +175,25 @@ class Broker:
         Raises as `leader_tick` does.
         """
         return self._controller.tick(self._clock.monotonic_ms(), Effects(stop_after))
+
+    def merge(self, stop_after: str | None = None) -> MergeReport:
+        """Merge small batches of the broker's replicas, once; may run beside a tick (rule 8.4).
+
+        Returns how many batches were merged into how many; where that is none there is nothing to
+        merge. `stop_after`: files, producer_state, log_commit, checkpoint. Raises as `leader_tick`
+        does.
+        """
+        effects = Effects(stop_after)
+        reports = [MergeReport()]
+        failure: Exception | None = None
+        for merger in self._mergers:
+            try:
+                reports.append(merger.merge(effects))
+            except UNREADABLE as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return MergeReport(*map(sum, zip(*reports, strict=True)))
 
     def heartbeat(self) -> None:
         """Say that the broker lives; may run beside a tick. Raises as `leader_tick` does."""

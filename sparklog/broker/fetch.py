@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from sparklog.broker.delayed_fetch import Fetch, delayed_fetches
@@ -16,7 +16,7 @@ from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.rules import Rules
-from sparklog.storage.batch_files import Copy, rewrite_slice
+from sparklog.storage.batch_files import Copy, Merge, rewrite_slice
 from sparklog.storage.metadata import PartitionState
 
 _log = get_logger(__name__)
@@ -27,12 +27,16 @@ _Work: TypeAlias = list[tuple[Batch, bool]]
 
 
 class Copier(Protocol):
-    """What copies batch files: this process, or the tasks of a Spark job."""
+    """What copies and merges batch files: this process, or the tasks of a Spark job."""
 
     jobs: int
 
     def copy(self, copies: list[Copy]) -> list[str | None]:
         """Copy all; return what went wrong with each, or `None`."""
+        ...
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """Merge batches; return what they became, or what went wrong."""
         ...
 
 

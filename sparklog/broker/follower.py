@@ -13,6 +13,8 @@ from typing import Any
 
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoot, LeaderRoots
+from sparklog.broker.producer_fetch import ProducerFetcher
+from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
@@ -40,6 +42,7 @@ class Follower:
         broker_id: int,
         reader: MetadataReader,
         replicas: Replicas,
+        producer_state: ProducerState,
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
@@ -48,12 +51,14 @@ class Follower:
         self._broker_id = broker_id
         self._reader = reader
         self._replicas = replicas
+        self._producer_state = producer_state
         self._purgatory = purgatory
         self._root = replicas.root
         self._rules = rules
         self._settings = settings
         self._copier = copier
         self._leader_roots = LeaderRoots(reader)
+        self._producers = ProducerFetcher(producer_state, self._leader_roots)
         self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
         self._partitions: object = None
         self._by_leader: dict[LeaderProcess, dict[TopicIdPartition, PartitionState]] = {}
@@ -79,7 +84,7 @@ class Follower:
         effects.done("truncate")
         copied = self._fetcher.fetch(agreed, now_ms, report)
         effects.done("copy")
-        self._commit(copied, now_ms)
+        self._commit(copied, agreed, now_ms)
         effects.done("log_commit")
         self._report(agreed, now_ms)
         report.changed = self._replicas.write_checkpoint()
@@ -202,7 +207,7 @@ class Follower:
         if points:
             waiting |= self._truncate(points, now_ms)
         if restarts:
-            self._restart(restarts)
+            waiting |= self._restart(restarts, followed, now_ms)
         for one in unsettled:
             if one.key in waiting:
                 self._agreed.pop(one.key, None)
@@ -279,12 +284,22 @@ class Follower:
                 log_start_offset=min(replica.log_start_offset, offset),
                 high_watermark=min(replica.high_watermark, offset),
             )
+        self._producer_state.truncate(cut)
         self._replicas.truncate_epochs(cut)
         self._replicas.write_epochs()
         return unreadable
 
-    def _restart(self, starts: dict[TopicIdPartition, int]) -> None:
-        """Drop whole logs whose leaders' begin later by now, and begin there as well (6.7)."""
+    def _restart(
+        self, starts: dict[TopicIdPartition, int], followed: list[Followed], now_ms: int
+    ) -> set[TopicIdPartition]:
+        """Drop whole logs whose leaders' begin later by now, and begin there as well (6.7).
+
+        What the leaders know of producers from before is taken over. Returns the partitions whose
+        leaders cannot be asked for it.
+        """
+        kept = self._producers.take_before(starts, followed, now_ms)
+        unknown = starts.keys() - kept.keys()
+        starts = {key: offset for key, offset in starts.items() if key in kept}
         removed = [batch for key in starts for batch in self._root.log.batches(key)]
         if removed:
             self._root.log.commit([], removed)
@@ -302,8 +317,10 @@ class Follower:
                 log_start_offset=offset,
                 high_watermark=offset,
             )
+        self._producer_state.restart(kept)
         self._replicas.truncate_epochs(dict.fromkeys(starts, 0))
         self._replicas.write_epochs()
+        return set(unknown)
 
     def _announce_truncation(self, key: TopicIdPartition, offset: int) -> None:
         replica = self._replicas[key]
@@ -317,7 +334,7 @@ class Follower:
             to_offset=offset,
         )
 
-    def _commit(self, batches: list[Batch], now_ms: int) -> None:
+    def _commit(self, batches: list[Batch], followed: list[Followed], now_ms: int) -> None:
         """Commit what was copied, unless a leader moved meanwhile; then its new epochs (6.1)."""
         if not batches:
             return
@@ -329,6 +346,7 @@ class Follower:
             or partitions[key].leader_epoch != self._replicas[key].leader_epoch
         }
         batches = [batch for batch in batches if batch.topic_id_partition not in moved]
+        batches = self._producers.take(batches, followed, now_ms)
         if not batches:
             return
         in_order = sorted(batches, key=lambda batch: batch.base_offset)

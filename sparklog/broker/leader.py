@@ -14,6 +14,7 @@ from typing import Any
 from sparklog.broker.appends import Answer, Appends, Standing, answer
 from sparklog.broker.inbox import group
 from sparklog.broker.led_partitions import FollowerReports, Keys, LedPartitions
+from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Operation, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
@@ -35,6 +36,7 @@ class Leader:
         broker_id: int,
         cluster: ClusterRoot,
         replicas: Replicas,
+        producer_state: ProducerState,
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
@@ -46,7 +48,8 @@ class Leader:
         self._root = replicas.root
         self._purgatory = purgatory
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
-        self.appends = Appends(self._root, rules, settings, replicas.last_report_ms() or now_ms)
+        looked_at_ms = replicas.last_report_ms() or now_ms
+        self.appends = Appends(self._root, producer_state, rules, settings, looked_at_ms)
         self._answers: list[Answer] = []
         self._seen_versions: object = None
         self._surroundings: object = None

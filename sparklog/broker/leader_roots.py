@@ -7,9 +7,15 @@ from typing import Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
+from sparklog.broker.producer_state import producer_batches
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
-from sparklog.model import LEADER_EPOCH_CHECKPOINT, TopicIdPartition
+from sparklog.model import (
+    LEADER_EPOCH_CHECKPOINT,
+    PRODUCER_STATE,
+    ProducerBatch,
+    TopicIdPartition,
+)
 from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
@@ -45,6 +51,7 @@ class LeaderRoot:
         self.log = RecordLog(location)
         self._checkpoint = CheckpointRows(location)
         self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+        self._producer_state: ControlTable | None = None
 
     def rows(self) -> Mapping[TopicIdPartition, Mapping[str, Any]]:
         """Return the newest rows of the leader's replicas."""
@@ -60,6 +67,14 @@ class LeaderRoot:
         self._epochs.refresh()
         rows: list[dict[str, Any]] = self._epochs.rows_at(version).to_pylist()
         return rows
+
+    def producer_batches(self) -> list[ProducerBatch]:
+        """Return what the leader knows of producers whose batches it has merged (3.6, 8.4)."""
+        if self._producer_state is None:
+            # Only those who are far behind ask for it.
+            self._producer_state = ControlTable(self.location, PRODUCER_STATE)
+        self._producer_state.refresh()
+        return producer_batches(self._producer_state.rows())
 
 
 class LeaderRoots:

@@ -134,6 +134,15 @@ class Replicas:
         self._epochs_written = rows
         return True
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the checkpoint says all there is to say, but for the log's newest version.
+
+        It does not before the first tick, and after one that failed half-way.
+        """
+        rows = [row | {"log_version": None} for row in self._checkpoint_rows()]
+        return rows == [row | {"log_version": None} for row in self._written or ()]
+
     def write_checkpoint(self) -> bool:
         """Write the high-watermark checkpoint if it has changed; say whether it had (1.5)."""
         rows = self._checkpoint_rows()

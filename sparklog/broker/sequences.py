@@ -1,8 +1,8 @@
 """Idempotence: which batches are in a log already, and which do not follow their producer's last
 (rules 3.6, 3.7).
 
-What is known of a producer is its last batches in the log, so it is copied, cut and recovered with
-them.
+What is known of a producer is its last batches in the log, which is copied, cut and recovered with
+them, and those that were merged or dropped since, of which `ProducerState` tells.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sparklog.broker.inbox import group
+from sparklog.broker.producer_state import ProducerState
 from sparklog.config import Settings
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.record_log import RecordLog
+from sparklog.storage.record_log import REMEMBERED_BATCHES, RecordLog
 
 
 class Offsets(NamedTuple):
@@ -27,8 +28,11 @@ class Offsets(NamedTuple):
 class Sequences:
     """What one log knows of its producers."""
 
-    def __init__(self, log: RecordLog, rules: Rules, settings: Settings) -> None:
+    def __init__(
+        self, log: RecordLog, producer_state: ProducerState, rules: Rules, settings: Settings
+    ) -> None:
         self._log = log
+        self._producer_state = producer_state
         self._rules = rules
         self._settings = settings
 
@@ -49,14 +53,13 @@ class Sequences:
             if row["producer_id"] >= 0
         }
         batches = [
-            _appended_row(batch)
+            row
             | {
-                "appended_at_ms": self._log.appended_at_ms(batch),
                 "now_ms": now_ms,
                 "producer_id_expiration_ms": self._settings.producer_id_expiration_ms,
             }
-            for partition, producer_id in producers
-            for batch in self._log.producer_batches(partition, producer_id)
+            for producer in producers
+            for row in self._last_batches(*producer)
         ]
         if not batches:
             return []
@@ -67,6 +70,19 @@ class Sequences:
             for row in batches
             if (row["topic_id"], row["partition"], row["producer_id"]) not in forgotten
         ]
+
+    def _last_batches(self, partition: TopicIdPartition, producer_id: int) -> list[dict[str, Any]]:
+        """Return a producer's last batches, be they in the log or no longer."""
+        # What was removed cannot be known by its file's name any more.
+        by_offset = {
+            batch.base_offset: batch._asdict()
+            | {"batch_id": None, "appended_at_ms": batch.timestamp_ms}
+            for batch in self._producer_state.batches(partition, producer_id)
+        }
+        for batch in self._log.producer_batches(partition, producer_id):
+            appended_at_ms = self._log.appended_at_ms(batch)
+            by_offset[batch.base_offset] = _appended_row(batch) | {"appended_at_ms": appended_at_ms}
+        return [by_offset[offset] for offset in sorted(by_offset)[-REMEMBERED_BATCHES:]]
 
     def refused(
         self,
@@ -91,9 +107,8 @@ class Sequences:
 
 
 def _appended_row(batch: Batch) -> dict[str, Any]:
-    last_sequence = (batch.base_sequence + batch.last_offset_delta) % (1 << 31)
     return batch._asdict() | {
         "batch_id": batch.batch_id,
-        "last_sequence": last_sequence,
+        "last_sequence": batch.last_sequence,
         "last_offset": batch.next_offset - 1,
     }

@@ -1,10 +1,11 @@
 -- Which requested batches are in the log already, and where. The batch id in a file's name stays
 -- the same in every retry and every copy (3.7); an idempotent producer's batch is known by its
 -- producer id, latest epoch and sequence, among the last five batches of that producer in the
--- partition (3.6, KIP-98). Sequences wrap at 2^31.
+-- partition (3.6, KIP-98). Sequences wrap at 2^31. Of a batch that was merged with others only the
+-- latter is known: its `batch_id` is null.
 -- takes requests: position int, topic_id string, partition int, batch_id string,
 --   producer_id bigint, producer_epoch int, base_sequence int, record_count bigint
--- takes batches: topic_id string, partition int, batch_id string, producer_id bigint,
+-- takes batches: topic_id string, partition int, batch_id string?, producer_id bigint,
 --   producer_epoch int, base_sequence int, last_sequence bigint, base_offset bigint,
 --   last_offset bigint
 -- gives: position int, base_offset bigint, last_offset bigint

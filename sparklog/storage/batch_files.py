@@ -37,6 +37,9 @@ _BYTES_PER_TASK = 32 << 20
 _BYTES_PER_JOB = 1 << 20
 """Bytes that make a Spark job worth its start, which takes 30 to 80 ms."""
 
+_ROW_GROUP_BYTES = 16 << 20
+"""Bytes of decoded records that are held at once, and make a row group, when batches are merged."""
+
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
@@ -259,6 +262,90 @@ def file_checksum(log: Location, path: str) -> str:
     return digest.hexdigest()
 
 
+class Merge(NamedTuple):
+    """Adjacent batches of one log that become one batch in a new file at `path`."""
+
+    log: Location
+    batches: tuple[Batch, ...]
+    path: str
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the batches have."""
+        return sum(batch.size_bytes for batch in self.batches)
+
+
+def merge_batches(merge: Merge) -> Batch | str:
+    """Write the records of adjacent batches as one batch; return it, or what went wrong.
+
+    Checksums are verified before anything is written. The header is the first batch's, but for
+    the producer: several may have written it (rule 8.4).
+    """
+    try:
+        contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
+        writer = BatchFileWriter(merge.log, merge.path)
+        pieces = (piece for content in contents for piece in parquet_pieces(content))
+        for records in _gathered(small for piece in pieces for small in _decodable(piece)):
+            writer.write(records)
+        file = writer.close()
+    except (OSError, pa.ArrowException, StorageError) as error:
+        return one_line(error)
+    first, last = merge.batches[0], merge.batches[-1]
+    if file.record_count != last.next_offset - first.base_offset:
+        return f"the batches from {merge.log.uri}/{first.path} on hold {file.record_count} records"
+    return first._replace(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        checksum=file.checksum,
+        record_count=file.record_count,
+        last_offset_delta=file.record_count - 1,
+        min_timestamp_ms=file.min_timestamp_ms,
+        max_timestamp_ms=file.max_timestamp_ms,
+    )
+
+
+def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the records of many files in tables of some MiB, so that many become a row group."""
+    gathered: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for piece in pieces:
+        if gathered and size_bytes + _decoded_bytes(piece) > _ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
+            gathered, size_bytes = [], 0
+        gathered.append(piece)
+        size_bytes += _decoded_bytes(piece)
+    if gathered:
+        yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
+
+
+def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut dictionary-encoded records into pieces that fit in memory without the dictionary."""
+    if _decoded_bytes(records) <= _ROW_GROUP_BYTES or records.num_rows < 2:
+        yield records
+        return
+    half = records.num_rows // 2
+    yield from _decodable(records.slice(0, half))
+    yield from _decodable(records.slice(half))
+
+
+def _decoded_bytes(records: pa.RecordBatch) -> int:
+    """Return how many bytes dictionary-encoded records have at most without the dictionary."""
+    at_most: int = records.nbytes * records.num_rows
+    if at_most < _ROW_GROUP_BYTES // 256:
+        # Small batches are many.
+        return at_most
+    lengths = (
+        pc.binary_length(column.dictionary).take(column.indices)
+        for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
+        if pa.types.is_dictionary(column.type)
+    )
+    total: int = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
+    return total
+
+
 class ProcessCopier:
     """Copies files in this process: no JVM, milliseconds, for tests and small clusters."""
 
@@ -268,6 +355,10 @@ class ProcessCopier:
     def copy(self, copies: Sequence[Copy]) -> list[str | None]:
         """Copy all; the results are in the order of `copies`, `None` where it went well."""
         return [copy_file(copy) for copy in copies]
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """Merge batches; in the order of `merges`, what they became or what went wrong."""
+        return [merge_batches(merge) for merge in merges]
 
 
 class SparkCopier:
@@ -291,6 +382,19 @@ class SparkCopier:
         with self._lock:
             self.jobs += 1
         return list(self._context.parallelize(copies, tasks).map(copy_file).collect())
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """Merge batches, in this process where that takes less time than a Spark job's start.
+
+        The results are, in the order of `merges`, what they became or what went wrong.
+        """
+        total = sum(merge.size_bytes for merge in merges)
+        if total < _BYTES_PER_TASK:
+            return [merge_batches(merge) for merge in merges]
+        with self._lock:
+            self.jobs += 1
+        tasks = min(len(merges), self._context.defaultParallelism * 4)
+        return list(self._context.parallelize(merges, tasks).map(merge_batches).collect())
 
 
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
@@ -349,14 +453,23 @@ def read_batch(log: Location, batch: Batch) -> pa.Table:
 
     Raises `StorageError` where the file is missing, damaged or not readable.
     """
+    content = verified_bytes(log, batch)
+    try:
+        return ParquetContent(content).read()
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{log.uri}/{batch.path} cannot be read: {one_line(error)}") from error
+
+
+def verified_bytes(log: Location, batch: Batch) -> bytes:
+    """Return the bytes of a batch's file; raises as `read_batch` does."""
     where = f"{log.uri}/{batch.path}"
     try:
         content = log.read_bytes(batch.path)
-        if xxhash.xxh3_64_hexdigest(content) != batch.checksum:
-            raise StorageError(f"{where} is damaged: it does not have its checksum")
-        return ParquetContent(content).read()
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
         raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
+    if xxhash.xxh3_64_hexdigest(content) != batch.checksum:
+        raise StorageError(f"{where} is damaged: it does not have its checksum")
+    return content
 
 
 def read_records(

@@ -101,6 +101,13 @@ class RecordLog:
         batches = self._slices.get(partition, [])
         return batches[bisect.bisect_right(batches, from_offset, key=_next_offset) :]
 
+    def batch_at(self, partition: TopicIdPartition, offset: int) -> Batch | None:
+        """Return the batch whose offsets hold `offset`, `None` where there is none."""
+        batches = self._slices.get(partition, [])
+        index = bisect.bisect_right(batches, offset, key=_next_offset)
+        found = batches[index] if index < len(batches) else None
+        return found if found is not None and found.base_offset <= offset else None
+
     def batch_index(self, from_offsets: Mapping[TopicIdPartition, int]) -> pa.Table:
         """Return the index of the batches at or after each replica's offset, as `BATCH_INDEX`.
 
@@ -122,7 +129,7 @@ class RecordLog:
         return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
 
     def appended_at_ms(self, batch: Batch) -> int:
-        """Return when an idempotent producer's batch was committed here, on the broker's clock."""
+        """Return when a live batch was committed here, on the broker's clock."""
         return self._appended_at_ms[batch.path]
 
     def was_committed(self, path: str) -> bool:
@@ -204,22 +211,22 @@ class RecordLog:
     def _load(self) -> None:
         for batch, modified_at_ms in live_batches(self._log.snapshot):
             self._live[batch.path] = batch
+            self._appended_at_ms[batch.path] = modified_at_ms
             self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
             if batch.producer_id >= 0:
                 self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
-                self._appended_at_ms[batch.path] = modified_at_ms
         for batches in (*self._slices.values(), *self._by_producer.values()):
             batches.sort(key=_base_offset)
 
     def _remember(self, batch: Batch, appended_at_ms: int) -> None:
         self._live[batch.path] = batch
+        self._appended_at_ms[batch.path] = appended_at_ms
         self._by_batch_id[batch.batch_id] = batch
         bisect.insort(self._slices[batch.topic_id_partition], batch, key=_base_offset)
         if batch.producer_id >= 0:
             of_producer = self._by_producer[batch.topic_id_partition, batch.producer_id]
             bisect.insort(of_producer, batch, key=_base_offset)
-            self._appended_at_ms[batch.path] = appended_at_ms
 
     def _forget(self, path: str) -> None:
         if self.fence is not None:
@@ -228,11 +235,11 @@ class RecordLog:
         batch = self._live.pop(path, None)
         if batch is None:
             return
+        del self._appended_at_ms[path]
         batches = self._slices[batch.topic_id_partition]
         batches.pop(bisect.bisect_left(batches, batch.base_offset, key=_base_offset))
         if batch.producer_id >= 0:
             self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
-            del self._appended_at_ms[path]
         if self._by_batch_id.get(batch.batch_id) == batch:
             del self._by_batch_id[batch.batch_id]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparklog.broker.broker import Broker, round_of_ticks
 from sparklog.broker.election import ElectionType
+from sparklog.broker.merger import MergeReport
 from sparklog.broker.observations import Observations
 from sparklog.broker.tick import StoppedError, TickReport
 from sparklog.clients.admin import Admin
@@ -163,6 +164,20 @@ class LocalCluster:
     def follower_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
         """Let a broker play the follower once; `stop_after` ends it there as a crash would."""
         return self._tick(broker_id, "follower_tick", stop_after)
+
+    def merge(self, broker_id: int, stop_after: str | None = None) -> MergeReport:
+        """Let a broker merge small batches of its replicas once (rule 8.4).
+
+        Returns how many batches were merged into how many: (0, 0) where nothing is to be merged.
+        Only batches are that are log.merger.min.lag.ms old on the cluster's clock.
+        `stop_after`: files, producer_state, log_commit or checkpoint.
+        """
+        broker = self._living(broker_id)
+        try:
+            return broker.merge(stop_after)
+        except StoppedError:
+            self.crash(broker_id)
+            return MergeReport()
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Let the living brokers watch, and the one with the lease act."""

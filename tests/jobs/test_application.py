@@ -13,6 +13,7 @@ import pytest
 
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
+from sparklog.broker.merger import MergeReport
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.clients.producer import Producer
@@ -23,6 +24,7 @@ from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import ManualClock
 from tests.jobs.processes import Client, Cluster, wait_for
@@ -265,6 +267,9 @@ class _NoCopier:
     def copy(self, copies: Sequence[Any]) -> list[str | None]:
         raise AssertionError(f"nothing is to be copied, not {copies}")
 
+    def merge(self, merges: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing is to be merged, not {merges}")
+
 
 def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path) -> None:
     ClusterRoot.create(Location.of(str(tmp_path / "cluster")))
@@ -395,3 +400,81 @@ def test_rounds_end_when_the_heartbeats_have(tmp_path: Path) -> None:
         wait_for(lambda: errors, "end")
     assert "heartbeats have ended" in str(errors[0])
     assert states(tmp_path) == ["parked"] * 3
+
+
+# --- merging --------------------------------------------------------------------------------------
+
+MERGING = {
+    "log_merger_backoff_ms": 1,
+    "log_merger_min_lag_ms": 0,
+    "log_merger_min_batches": 2,
+}
+
+
+def live_batches(folder: Path) -> list[int]:
+    """How many batches there are in each broker's log."""
+    logs = [RecordLog(Location.of(str(folder / f"broker-{one}"))) for one in range(3)]
+    return [sum(len(log.batches(key)) for key in log.partitions()) for log in logs]
+
+
+def test_every_broker_merges_beside_the_rounds(tmp_path: Path) -> None:
+    """Without a pause, and neither gets into the other's way."""
+    application = Application(config(tmp_path, tick_interval_ms=0, **MERGING))
+    with running(application) as errors:
+        client = Client(Cluster(tmp_path))
+        client.create_topic()
+        values = [b"%d" % number for number in range(20)]
+        for value in values:
+            client.produce(value)
+        assert client.committed() == values
+        wait_for(lambda: max(live_batches(tmp_path)) <= 2, "merging")
+        assert client.committed() == values
+        assert errors == []
+        assert application._troubles == {}
+        assert len(application._brokers) == 3
+
+
+def test_merging_can_be_switched_off(tmp_path: Path) -> None:
+    application = Application(config(tmp_path, log_merger_enable=False, **MERGING))
+    with running(application):
+        client = Client(Cluster(tmp_path))
+        client.create_topic()
+        for number in range(4):
+            client.produce(b"%d" % number)
+    assert live_batches(tmp_path) == [4, 4, 4]
+
+
+def test_a_scheduled_run_merges_before_it_ends(tmp_path: Path) -> None:
+    """It may be over before the merger's first look."""
+    never = MERGING | {"log_merger_backoff_ms": 3_600_000}
+    first = Application(config(tmp_path, log_merger_enable=False))
+    with running(first):
+        client = Client(Cluster(tmp_path))
+        client.create_topic()
+        values = [b"%d" % number for number in range(4)]
+        for value in values:
+            client.produce(value)
+    second = Application(config(tmp_path, **never))
+    second.start()
+    second.run_until_idle()
+    assert live_batches(tmp_path) == [1, 1, 1]
+    assert client.committed() == values
+
+
+def test_a_broker_that_cannot_merge_goes_on_with_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]]
+) -> None:
+    """It tells so once, and its heartbeats go on."""
+
+    def away(_: Broker) -> MergeReport:
+        raise OSError("the table is away")
+
+    monkeypatch.setattr(Broker, "merge", away)
+    application = Application(config(tmp_path, broker_session_timeout_ms=300, **MERGING))
+    with running(application) as errors:
+        wait_for(lambda: len(application._troubles) == 3, "trouble")
+        beat = rows(tmp_path)[0]["heartbeat"]
+        wait_for(lambda: rows(tmp_path)[0]["heartbeat"] > beat + 6, "heartbeats")
+        assert errors == []
+    told = [(one["broker"], one["action"]) for one in logs if one["event"] == "failed"]
+    assert sorted(told) == [(0, "merge"), (1, "merge"), (2, "merge")]

@@ -109,9 +109,12 @@ OF_THE_PARTITION = frozenset(
         "leader_epoch",
         "leader_is_valid",
         "leader_log_end_offset",
+        "max_batch_bytes",
         "max_bytes",
         "max_total_bytes",
+        "min_batches",
         "min_isr",
+        "min_lag_ms",
         "now_ms",
     }
 )
@@ -120,6 +123,7 @@ OF_THE_PARTITION = frozenset(
 UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("fetch", "positions"): ("topic_id", "partition"),
     ("fetch", "batches"): ("topic_id", "partition", "base_offset"),
+    ("mergeable_batches", "batches"): ("topic_id", "partition", "base_offset"),
     ("producer_sequences", "batches"): (
         "topic_id",
         "partition",
@@ -137,8 +141,11 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "acks": (-1, 2),
+    "max_batch_bytes": (50, 3000),
     "max_bytes": (0, 20),
     "max_total_bytes": (100, 500),
+    "min_batches": (1, 3),
+    "min_lag_ms": (0, 2),
     "producer_id": (-1, 2),
     "size_bytes": (0, 9),
 }

@@ -9,7 +9,7 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,7 +19,9 @@ from sparklog.broker.election import ElectionType
 from sparklog.broker.tick import StoppedError
 from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
 from sparklog.errors import FencedError, ProtocolError
+from sparklog.model import Batch
 from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage.batch_files import Merge, ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
@@ -30,6 +32,7 @@ TOPIC = "t"
 LAG_MS = 6_000
 SESSION_MS = 9_000
 TIMEOUT_MS = 30_000
+MERGE_LAG_MS = 60_000
 ERRORS = {
     "NONE",
     "NOT_LEADER_OR_FOLLOWER",
@@ -75,6 +78,7 @@ class _Request(NamedTuple):
     values: list[bytes]
     producer: int | None
     addressed: tuple[int, int]
+    first_sent_ms: int
 
 
 class CheckedCluster:
@@ -108,6 +112,8 @@ class CheckedCluster:
             "broker.session.timeout.ms": SESSION_MS,
             "unclean.leader.election.enable": unclean,
             "min.insync.replicas": min_isr,
+            "log.merger.min.lag.ms": MERGE_LAG_MS,
+            "log.merger.min.batches": 2,
         }
         self._cluster = LocalCluster(self.root, brokers=self.ids, config=config)
         assignment = {one: [*self.ids[one:], *self.ids[:one]] for one in self.partitions}
@@ -154,7 +160,7 @@ class CheckedCluster:
         return [
             number
             for number, one in enumerate(self.requests)
-            if self._is_there(one) and one.partition in producible
+            if self._is_there(one) and one.partition in producible and self._may_retry(one)
         ]
 
     def producible(self) -> list[int]:
@@ -164,6 +170,14 @@ class CheckedCluster:
     def _is_there(self, request: _Request) -> bool:
         broker_id, losses = request.addressed
         return self._losses[broker_id] == losses
+
+    def _may_retry(self, request: _Request) -> bool:
+        """Whether a client still would: one without sequences gives up before batches are merged.
+
+        What it sends last is taken or refused within its timeout.
+        """
+        age_ms = self._cluster.clock.now_ms() - request.first_sent_ms
+        return request.producer is not None or age_ms <= MERGE_LAG_MS - TIMEOUT_MS
 
     def _leader(self, partition: int) -> int:
         """Who leads, or whose inbox takes the file while nobody does."""
@@ -185,7 +199,8 @@ class CheckedCluster:
         pending = self._cluster.produce(
             TOPIC, partition, values, acks=acks, timeout_ms=TIMEOUT_MS, producer=of
         )
-        self._sent(pending, partition, values, producer, leader)
+        now_ms = self._cluster.clock.now_ms()
+        self._sent(pending, partition, values, producer, leader, now_ms)
 
     @_step
     def retry(self, number: int) -> None:
@@ -193,7 +208,8 @@ class CheckedCluster:
         request = self.requests[number]
         leader = self._leader(request.partition)
         again = self._cluster._send_again(request.pending)
-        self._sent(again, request.partition, request.values, request.producer, leader)
+        of = request.partition, request.values, request.producer
+        self._sent(again, *of, leader, request.first_sent_ms)
 
     def _sent(
         self,
@@ -202,11 +218,13 @@ class CheckedCluster:
         values: list[bytes],
         producer: int | None,
         leader: int,
+        first_sent_ms: int,
     ) -> None:
         if pending.acks != 0:
             self._unanswered.add(len(self.requests))
         addressed = leader, self._losses[leader]
-        self.requests.append(_Request(pending, partition, values, producer, addressed))
+        request = _Request(pending, partition, values, producer, addressed, first_sent_ms)
+        self.requests.append(request)
 
     @_step
     def leader_tick(self, broker_id: int, stop_after: str | None = None) -> None:
@@ -222,6 +240,19 @@ class CheckedCluster:
     def controller_tick(self, stop_after: str | None = None) -> None:
         """Let the brokers watch and the controller act."""
         self._cluster.controller_tick(stop_after)
+
+    @_step
+    def merge(self, broker_id: int, stop_after: str | None = None) -> None:
+        """Let a broker merge the batches that it has, which are old enough by then."""
+        self._cluster.clock.advance(MERGE_LAG_MS)
+        self._cluster.merge(broker_id, stop_after)
+
+    @_step
+    def merge_during(self, broker_id: int, role: str, other_id: int) -> None:
+        """Let a tick happen between a merged file and its commit, of this broker or another."""
+        self._cluster.clock.advance(MERGE_LAG_MS)
+        with _before_commit_of_merge(lambda: getattr(self._cluster, role)(other_id)):
+            self._cluster.merge(broker_id)
 
     @_step
     def tick_until_idle(self) -> None:
@@ -406,6 +437,25 @@ def _empty_roots() -> Path:
     for broker in range(3):
         BrokerRoot.create(Location.of(str(folder / f"broker-{broker}")), cluster.cluster_id, broker)
     return folder
+
+
+@contextmanager
+def _before_commit_of_merge(action: Callable[[], object]) -> Iterator[None]:
+    """Let `action` happen once, when merged files are next written and not yet committed."""
+    merge = ProcessCopier.merge
+    waiting = [action]
+
+    def interposed(self: ProcessCopier, merges: Sequence[Merge]) -> list[Batch | str]:
+        found = merge(self, merges)
+        if waiting:
+            waiting.pop()()
+        return found
+
+    ProcessCopier.merge = interposed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ProcessCopier.merge = merge  # type: ignore[method-assign]
 
 
 @contextmanager

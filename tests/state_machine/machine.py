@@ -18,6 +18,7 @@ from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedClust
 LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
 FOLLOWER_POINTS = ("truncate", "copy", "log_commit", "checkpoint")
 CONTROLLER_POINTS = ("lease", "fence", "election")
+MERGER_POINTS = ("files", "producer_state", "log_commit", "checkpoint")
 RULES = {
     "leader_tick": ("follower_progress", "isr_shrink", "high_watermark", "isr_expand"),
     "follower_tick": ("truncation_point", "fetch", "follower_high_watermark"),
@@ -31,6 +32,8 @@ WEIGHTS = {
     "follower_tick": 5,
     "controller_tick": 3,
     "tick_until_idle": 2,
+    "merge": 3,
+    "merge_during": 2,
     "tick_during": 3,
     "retry": 3,
     "consume": 1,
@@ -107,6 +110,8 @@ class ClusterMachine(RuleBasedStateMachine):
             "leader_tick": cluster.running(),
             "follower_tick": cluster.running(),
             "replicate": cluster.awake(),
+            "merge": cluster.running(),
+            "merge_during": cluster.running(),
             "tick_during": cluster.running()[1:],
             "restart": cluster.crashed(),
             "resume": sorted(cluster.paused),
@@ -166,6 +171,31 @@ class ClusterMachine(RuleBasedStateMachine):
         for broker in awake:
             self.cluster.leader_tick(broker)
 
+    def _have_small_batches(self) -> None:
+        """Stories are short, and mostly there would be nothing to merge; what there is, is known
+        by its sequences alone when it is sent again.
+        """
+        for partition in self._who()["produce"]:
+            for producer in (0, 1):
+                self.cluster.produce(partition, self._one_of([1, 2]), producer=producer)
+        self.cluster.tick_until_idle()
+
+    def _merge(self) -> None:
+        if self._one_of([True, False]):
+            self._have_small_batches()
+        self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
+        # A late retry is what merging may get wrong.
+        requests = self._who()["retry"][-4:]
+        if self._one_of([True, False]) and requests:
+            self.cluster.retry(self._one_of(requests))
+            self.cluster.tick_until_idle()
+
+    def _merge_during(self) -> None:
+        if self._one_of([True, False]):
+            self._have_small_batches()
+        broker, other = self._whom("merge_during"), self._one_of(self.cluster.running())
+        self.cluster.merge_during(broker, self._one_of(sorted(RULES)), other)
+
     def _tick_during(self) -> None:
         role = self._one_of(sorted(RULES))
         before_rule = self._one_of(RULES[role])
@@ -198,7 +228,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.replace_process(self._whom("replace_process"))
 
     def _zombie_tick(self) -> None:
-        self.cluster.zombie_tick(self._whom("zombie_tick"), self._one_of(sorted(RULES)))
+        action = self._one_of([*sorted(RULES), "merge"])
+        self.cluster.zombie_tick(self._whom("zombie_tick"), action)
 
     def _lose_root(self) -> None:
         self.cluster.lose_root(self._whom("lose_root"))

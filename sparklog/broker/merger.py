@@ -1,0 +1,312 @@
+"""Merging small batches of one broker root's logs in the background (rule 8.4).
+
+Every broker merges its own replicas, leader or follower, whatever the others do: below the high
+watermark their records are the same, however they are cut into batches. Batches are chosen between
+two ticks, written beside the ticks, and committed between two ticks. Effects happen in the order:
+files, producer state, log, checkpoint; whatever ends it in between leaves a log as it was, or as it
+is to be.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import islice, takewhile
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from sparklog.broker.fetch import Copier
+from sparklog.broker.producer_state import ProducerState
+from sparklog.broker.replicas import Replicas
+from sparklog.broker.tick import Effects
+from sparklog.clock import Clock
+from sparklog.config import Settings
+from sparklog.errors import CommitConflictError
+from sparklog.logger import get_logger
+from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
+from sparklog.protocol.rules import Rules
+from sparklog.storage.batch_files import Merge
+from sparklog.storage.control_table import ControlTable
+
+_log = get_logger(__name__)
+
+_base_offset = attrgetter("base_offset")
+
+_MOST_BATCHES = 1_000
+"""Batches that are looked at and committed at once: a tick does not wait long for the commit."""
+
+_MOST_BYTES = 256 << 20
+"""Bytes that are rewritten at once, one run at least."""
+
+_RETRY_MS = 300_000
+"""How long a partition is left alone that has an unreadable batch."""
+
+
+class MergeReport(NamedTuple):
+    """How many batches were merged, and into how many."""
+
+    batches: int = 0
+    into: int = 0
+
+
+class _Looked(NamedTuple):
+    """How far a replica was looked at.
+
+    What lies before `settled_offset` can be part of no run any more; of what lies before
+    `seen_offset` there is none as long as nothing follows.
+    """
+
+    settled_offset: int = 0
+    seen_offset: int = 0
+
+
+class _Window(NamedTuple):
+    """Adjacent batches of a replica that may be merged, and when each was committed."""
+
+    high_watermark: int
+    batches: list[Batch]
+    appended_at_ms: list[int]
+
+
+_Windows = dict[TopicIdPartition, _Window]
+
+
+class Merger:
+    """Merges in one broker root.
+
+    `lock` is the one that keeps the broker's ticks out; `stream_writes` the cluster's table of
+    micro-batches, whose files may be sent again as long as they are not done (rule 3.7).
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        producer_state: ProducerState,
+        stream_writes: ControlTable,
+        rules: Rules,
+        settings: Settings,
+        copier: Copier,
+        clock: Clock,
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self._replicas = replicas
+        self._log = replicas.root.log
+        self._producer_state = producer_state
+        self._stream_writes = stream_writes
+        self._rules = rules
+        self._settings = settings
+        self._copier = copier
+        self._clock = clock
+        self._lock = lock
+        self._looked: dict[TopicIdPartition, _Looked] = {}
+        self._begin_after: TopicIdPartition | None = None
+        self._left_alone_until_ms: dict[TopicIdPartition, int] = {}
+        # A merged batch is as old as what it was merged of; by path, with when it was merged.
+        self._merged: dict[str, tuple[int, int]] = {}
+
+    def merge(self, effects: Effects) -> MergeReport:
+        """Merge once what can be merged, some of it where that is much.
+
+        Raises `FencedError` where a newer process plays this broker, and what reading or writing
+        the root's tables raises.
+        """
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            windows = self._windows(now_ms)
+        merges = self._choose(windows, now_ms)
+        if not merges:
+            return MergeReport()
+        results = self._copier.merge(merges)
+        effects.done("files")
+        merged = self._intact(merges, results, now_ms)
+        with self._lock:
+            try:
+                return self._commit(merged, self._clock.now_ms(), effects)
+            except CommitConflictError as conflict:
+                # The broker's own maintenance was faster.
+                _log.info("not merged", reason=str(conflict))
+                return MergeReport()
+
+    # --- which ----------------------------------------------------------------------------------
+
+    def _windows(self, now_ms: int) -> _Windows:
+        """Return the batches to be looked at: those partitions' to which old batches were added.
+
+        So a look costs what has become old enough since the last one.
+        """
+        windows: _Windows = {}
+        left = _MOST_BATCHES
+        for key in self._in_turn():
+            looked = self._looked.get(key, _Looked())
+            end = self._log.log_end_offset(key)
+            if looked.seen_offset > end:
+                # It was truncated.
+                looked = _Looked(min(looked.settled_offset, end), min(looked.settled_offset, end))
+            unseen_offset = max(looked.seen_offset, self._replicas[key].log_start_offset)
+            unseen = self._log.batch_at(key, unseen_offset)
+            if unseen is None or not self._is_old(unseen, now_ms):
+                continue
+            if now_ms < self._left_alone_until_ms.get(key, 0):
+                continue
+            batches = self._log.batches(key, looked.settled_offset)
+            old = list(islice(takewhile(partial(self._is_old, now_ms=now_ms), batches), left))
+            if len(old) < self._settings.log_merger_min_batches:
+                continue
+            times = [self._appended_at_ms(batch) for batch in old]
+            windows[key] = _Window(self._replicas[key].high_watermark, old, times)
+            self._looked[key] = looked
+            self._begin_after = key
+            left -= len(old)
+            if left < self._settings.log_merger_min_batches:
+                break
+        # A tick that failed half-way is completed first.
+        return windows if windows and self._replicas.is_written else {}
+
+    def _in_turn(self) -> list[TopicIdPartition]:
+        """Return the partitions, first those that come after the one that was last looked at."""
+        keys = sorted(key for key in self._log.partitions() if key in self._replicas)
+        if self._begin_after is None:
+            return keys
+        later = [key for key in keys if key > self._begin_after]
+        return later + keys[: len(keys) - len(later)]
+
+    def _is_old(self, batch: Batch, now_ms: int) -> bool:
+        is_below = batch.next_offset <= self._replicas[batch.topic_id_partition].high_watermark
+        age_ms = now_ms - self._appended_at_ms(batch)
+        return is_below and age_ms >= self._settings.log_merger_min_lag_ms
+
+    def _appended_at_ms(self, batch: Batch) -> int:
+        written_at_ms, _ = self._merged.get(batch.path, (None, None))
+        return self._log.appended_at_ms(batch) if written_at_ms is None else written_at_ms
+
+    def _choose(self, windows: _Windows, now_ms: int) -> list[Merge]:
+        """Let the rule say what is merged of these, and note how far there is nothing to do."""
+        if not windows:
+            return []
+        # After the batches: a micro-batch is noted before any of its files is in a log.
+        awaited = self._awaited_batch_ids()
+        settings = self._settings
+        rows = [
+            batch._asdict()
+            | {
+                "appended_at_ms": appended_at_ms,
+                # Merging numbers records anew, and compaction leaves gaps.
+                "is_settled": batch.batch_id not in awaited
+                and batch.record_count == batch.last_offset_delta + 1,
+                "high_watermark": window.high_watermark,
+                "now_ms": now_ms,
+                "min_lag_ms": settings.log_merger_min_lag_ms,
+                "min_batches": settings.log_merger_min_batches,
+                "max_batch_bytes": settings.log_merger_max_batch_bytes,
+            }
+            for window in windows.values()
+            for batch, appended_at_ms in zip(window.batches, window.appended_at_ms, strict=True)
+        ]
+        runs = self._rules.run("mergeable_batches", batches=rows)
+        merges: list[Merge] = []
+        left = _MOST_BYTES
+        for run in runs:
+            window = windows[TopicIdPartition(run["topic_id"], run["partition"])]
+            first = bisect.bisect_left(window.batches, run["base_offset"], key=_base_offset)
+            batches = window.batches[first : first + run["batch_count"]]
+            merge = Merge(self._log.location, tuple(batches), new_batch_path())
+            if merges and merge.size_bytes > left:
+                break
+            merges.append(merge)
+            left -= merge.size_bytes
+        with_runs = {TopicIdPartition(run["topic_id"], run["partition"]) for run in runs}
+        for key in windows.keys() - with_runs:
+            self._looked[key] = self._nothing_in(windows[key].batches)
+        return merges
+
+    def _awaited_batch_ids(self) -> set[str]:
+        """Return the batches of micro-batches that may be sent again, however old they are.
+
+        `StreamWrites` notes them.
+        """
+        self._stream_writes.refresh()
+        return {
+            batch_id(path)
+            for row in self._stream_writes.rows().to_pylist()
+            if not row["is_done"]
+            for _, _, path, *_ in json.loads(row["files"])
+        }
+
+    def _nothing_in(self, window: list[Batch]) -> _Looked:
+        """Return how far there is nothing to do: a later run goes back by its greatest size."""
+        last = window[-1]
+        settled_offset, left = last.next_offset, self._settings.log_merger_max_batch_bytes
+        for batch in reversed(window):
+            left -= batch.size_bytes
+            too_large = batch.size_bytes * 4 >= self._settings.log_merger_max_batch_bytes
+            if left < 0 or too_large or batch.leader_epoch != last.leader_epoch:
+                break
+            settled_offset = batch.base_offset
+        if len(window) >= _MOST_BATCHES // 2:
+            # Else a window full of what cannot be merged would come again and again.
+            settled_offset = max(settled_offset, window[len(window) // 2].base_offset)
+        return _Looked(settled_offset, last.next_offset)
+
+    # --- what becomes of it ---------------------------------------------------------------------
+
+    def _intact(
+        self, merges: list[Merge], results: list[Batch | str], now_ms: int
+    ) -> list[tuple[Merge, Batch]]:
+        """Return what was merged; a partition with an unreadable batch is left alone (8.4)."""
+        merged = []
+        for merge, result in zip(merges, results, strict=True):
+            if isinstance(result, Batch):
+                merged.append((merge, result))
+                continue
+            of = merge.batches[0]
+            self._left_alone_until_ms[of.topic_id_partition] = now_ms + _RETRY_MS
+            _log.error("batches not merged", topic=of.topic, partition=of.partition, fault=result)
+        return merged
+
+    def _commit(
+        self, merged: list[tuple[Merge, Batch]], now_ms: int, effects: Effects
+    ) -> MergeReport:
+        """Put what was merged in the place of its batches, where they still are, at once."""
+        if not self._replicas.is_written:
+            return MergeReport()
+        standing = [(merge, batch) for merge, batch in merged if self._stands(merge)]
+        if not standing:
+            return MergeReport()
+        added = [batch for _, batch in standing]
+        removed = [batch for merge, _ in standing for batch in merge.batches]
+        told = [
+            one
+            for merge, batch in standing
+            for one in self._producer_state.said_by(merge.batches, batch.next_offset)
+        ]
+        self._producer_state.add(told, now_ms)
+        effects.done("producer_state")
+        merged_of = {
+            batch.path: (max(map(self._appended_at_ms, merge.batches)), now_ms)
+            for merge, batch in standing
+        }
+        self._log.commit(added, removed, now_ms)
+        effects.done("log_commit")
+        self._merged = {
+            path: times
+            for path, times in (self._merged | merged_of).items()
+            # By then the log itself says that it is old enough.
+            if now_ms - times[1] < self._settings.log_merger_min_lag_ms
+        }
+        # So that everybody reads the log as it is now.
+        self._replicas.write_checkpoint()
+        effects.done("checkpoint")
+        report = MergeReport(len(removed), len(added))
+        _log.info("batches merged", root=self._replicas.root.location.uri, **report._asdict())
+        return report
+
+    def _stands(self, merge: Merge) -> bool:
+        """Whether a tick has left the batches as they were chosen, and below the high watermark."""
+        first, last = merge.batches[0], merge.batches[-1]
+        key = first.topic_id_partition
+        found = self._log.batches(key, first.base_offset)[: len(merge.batches)]
+        return (
+            tuple(found) == merge.batches and last.next_offset <= self._replicas[key].high_watermark
+        )

@@ -1,0 +1,312 @@
+"""Producers are known by batches that are no longer in the log (rules 3.6, 8.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparklog.broker.leader_roots import LeaderRoot
+from sparklog.clients.produce import PendingProduce
+from sparklog.model import PRODUCER_STATE, new_batch_path
+from sparklog.testing import LocalCluster
+from sparklog.testing.local_producer import LocalProducer
+from tests.broker.states import check_at_rest, log, rows, values
+
+Start = Callable[..., LocalCluster]
+DAY_MS = 86_400_000
+LAG_MS = 120_000
+
+
+@pytest.fixture
+def cluster(start: Start) -> LocalCluster:
+    return start(0, 1, log_merger_min_batches=2)
+
+
+@pytest.fixture
+def producer(cluster: LocalCluster) -> LocalProducer:
+    return cluster.idempotent_producer()
+
+
+def send(cluster: LocalCluster, producer: LocalProducer, *texts: str) -> list[PendingProduce]:
+    """Store each text in a batch of its own."""
+    sent = [cluster.produce("t", 0, [text.encode()], producer=producer) for text in texts]
+    cluster.tick_until_idle()
+    assert [error for error, _, _ in map(answer, sent)] == ["NONE"] * len(texts)
+    return sent
+
+
+def answer(pending: PendingProduce) -> tuple[str, int, int]:
+    assert pending.response is not None
+    return pending.response.error, pending.response.base_offset, pending.response.last_offset
+
+
+def retried(
+    cluster: LocalCluster, producer: LocalProducer, sent: list[PendingProduce]
+) -> list[tuple[str, int, int]]:
+    """The answers to the same batches, sent once more as a client does that was not answered.
+
+    They come under new ids, so that nothing but their sequences tells of them.
+    """
+    again = []
+    for pending in sent:
+        [batch] = pending.batches
+        state = cluster._connection.metadata().partitions[batch.state.key]
+        source, target = cluster._inbox(batch.state), cluster._inbox(state)
+        file = batch.file._replace(path=new_batch_path())
+        with target.create(file.path) as copy:
+            copy.write(source.read_bytes(batch.file.path))
+        again.append(cluster._client.send([batch._replace(state=state, file=file)], -1, 30_000))
+        cluster.tick_until_idle()
+    return [answer(one) for one in again]
+
+
+def merge(cluster: LocalCluster, broker: int) -> int:
+    """Merge what there is, when it is old enough; return of how many batches."""
+    cluster.clock.advance(LAG_MS)
+    cluster.tick_until_idle()
+    return cluster.merge(broker).batches
+
+
+def told(cluster: LocalCluster, broker: int) -> list[int]:
+    """The base offsets of the batches of which a broker's table tells."""
+    return sorted(row["base_offset"] for row in rows(cluster, broker, PRODUCER_STATE))
+
+
+class TestARetryOfAMergedBatch:
+    def test_is_answered_with_its_own_offsets(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        sent = send(cluster, producer, *"abc")
+        assert merge(cluster, 0) == 3
+        assert retried(cluster, producer, sent) == [("NONE", n, n) for n in range(3)]
+        check_at_rest(cluster, *"abc")
+
+    def test_is_known_after_a_restart(self, cluster: LocalCluster, producer: LocalProducer) -> None:
+        sent = send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        cluster.crash(0)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 0
+        assert retried(cluster, producer, sent) == [("NONE", n, n) for n in range(3)]
+        check_at_rest(cluster, *"abc")
+
+    def test_is_known_to_a_follower_that_copied_nothing_but_merged_batches(
+        self, start: Start
+    ) -> None:
+        cluster = start(0, 1, 2, log_merger_min_batches=2)
+        producer = cluster.idempotent_producer()
+        cluster.crash(2)
+        cluster.fence(2)
+        sent = send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert told(cluster, 2) == [0, 1, 2]
+        for broker in (0, 1):
+            cluster.crash(broker)
+            cluster.fence(broker)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 2
+        assert retried(cluster, producer, sent) == [("NONE", n, n) for n in range(3)]
+        send(cluster, producer, "d")
+        assert log(cluster, 2) == ["a", "b", "c", "d"]
+
+    def test_is_known_with_those_that_were_not_merged_yet(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        """The last five, be they in the log or not; an older one is out of order."""
+        first = send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        later = send(cluster, producer, *"def")
+        sent = [*first, *later]
+        assert retried(cluster, producer, sent[1:]) == [("NONE", n, n) for n in range(1, 6)]
+        assert retried(cluster, producer, sent[:1])[0][0] == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+        check_at_rest(cluster, *"abcdef")
+
+    def test_is_known_when_it_was_merged_again(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        sent = send(cluster, producer, *"ab")
+        merge(cluster, 0)
+        sent += send(cluster, producer, *"cd")
+        assert merge(cluster, 0) == 3
+        assert told(cluster, 0) == [0, 1, 2, 3]
+        assert retried(cluster, producer, sent) == [("NONE", n, n) for n in range(4)]
+
+
+class TestAGap:
+    def test_after_merged_batches_is_refused(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        key = cluster._connection.metadata().partition("t", 0).key
+        producer._next_sequence[key] += 1
+        pending = cluster.produce("t", 0, [b"e"], producer=producer)
+        cluster.tick_until_idle()
+        assert answer(pending)[0] == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+    def test_of_an_expired_producer_is_none(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        """Its rows go when the table is written next."""
+        send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        cluster.clock.advance(DAY_MS)
+        cluster.tick_until_idle()
+        key = cluster._connection.metadata().partition("t", 0).key
+        producer._next_sequence[key] += 1
+        send(cluster, producer, "e")
+        assert told(cluster, 0) == [0, 1, 2]
+        cluster.clock.advance(DAY_MS)
+        other = cluster.idempotent_producer()
+        send(cluster, other, *"fg")
+        merge(cluster, 0)
+        assert told(cluster, 0) == [4, 5]
+
+
+class TestTheTable:
+    def test_keeps_the_last_five_of_a_producer(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        other = cluster.idempotent_producer()
+        send(cluster, other, "x")
+        send(cluster, producer, *"abcdefg")
+        merge(cluster, 0)
+        assert told(cluster, 0) == [0, 3, 4, 5, 6, 7]
+
+    def test_loses_what_was_truncated(self, start: Start) -> None:
+        """Below the high watermark, after an unclean election (6.5)."""
+        cluster = start(0, 1, log_merger_min_batches=2)
+        producer = cluster.idempotent_producer()
+        send(cluster, producer, *"ab")
+        cluster.crash(1)
+        cluster.fence(1)
+        sent = send(cluster, producer, *"cd")
+        assert merge(cluster, 0) == 4
+        cluster.crash(0)
+        cluster.restart(1)
+        cluster.fence(0)
+        cluster.elect_leaders("unclean", [("t", 0)])
+        cluster.tick_until_idle()
+        # To the new leader the lost batches are new.
+        assert retried(cluster, producer, sent[1:])[0][0] == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert log(cluster, 0) == ["a", "b"]
+        assert told(cluster, 0) == [0, 1]
+        assert [one[0] for one in retried(cluster, producer, sent)] == ["NONE", "NONE"]
+        check_at_rest(cluster, *"abcd")
+
+    def test_that_was_written_ahead_of_a_truncation_counts_for_nothing(self, start: Start) -> None:
+        """A follower dies between its producer state and its log's commit; the leader as well."""
+        cluster = start(0, 1, 2, log_merger_min_batches=2)
+        producer = cluster.idempotent_producer()
+        send(cluster, producer, "a")
+        cluster.crash(2)
+        cluster.fence(2)
+        send(cluster, producer, *"bc")
+        merge(cluster, 0)
+        cluster.restart(2)
+        die_before_the_commit(cluster, 2)
+        assert told(cluster, 2) == [1, 2]
+        cluster.crash(0)
+        cluster.crash(1)
+        cluster.restart(2)
+        cluster.fence(0)
+        cluster.elect_leaders("unclean", [("t", 0)])
+        cluster.tick_until_idle()
+        other = cluster.idempotent_producer()
+        send(cluster, other, *"xy")
+        cluster.crash(2)
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        key = cluster._connection.metadata().partition("t", 0).key
+        producer._next_sequence[key] = 1
+        send(cluster, producer, "b2")
+        assert log(cluster, 2) == ["a", "x", "y", "b2"]
+
+    def test_is_taken_over_by_a_follower_that_begins_anew(self, start: Start) -> None:
+        """Its leader's log begins later by now; who wrote before is known there (6.7)."""
+        cluster = start(0, 1, 2, log_merger_min_batches=2)
+        producer = cluster.idempotent_producer()
+        send(cluster, producer, "a")
+        cluster.crash(2)
+        cluster.fence(2)
+        sent = send(cluster, producer, *"bc")
+        for broker in (0, 1):
+            merge(cluster, broker)
+        other = cluster.idempotent_producer()
+        send(cluster, other, "x")
+        key = cluster._connection.metadata().partition("t", 0).key
+        for broker in (0, 1):
+            # As retention does it.
+            replicas = cluster._brokers[broker]._leaders[0]._replicas
+            replicas.root.log.commit([], replicas.root.log.batches(key)[:1])
+            replicas.put(key, "t", log_start_offset=3)
+            replicas.write_checkpoint()
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert cluster.replica(2, "t", 0).log_start_offset == 3
+        assert told(cluster, 2) == [0, 1, 2]
+        for broker in (0, 1):
+            cluster.crash(broker)
+            cluster.fence(broker)
+        cluster.crash(2)
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert retried(cluster, producer, sent) == [("NONE", 1, 1), ("NONE", 2, 2)]
+        assert values(cluster.consume("t", 0)) == ["x"]
+
+
+def die_before_the_commit(cluster: LocalCluster, broker: int) -> None:
+    """Let a follower's tick end between its producer state and its log's commit."""
+    process: Any = cluster._brokers[broker]
+    log_of = process._followers[0]._root.log
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise OSError("the machine is gone")
+
+    log_of.commit = dies
+    with pytest.raises(OSError, match="gone"):
+        cluster.follower_tick(broker)
+    cluster.crash(broker)
+
+
+class TestAFollower:
+    def test_does_not_copy_merged_batches_of_a_leader_that_tells_nothing_of_producers(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It goes on when the leader's table can be read again."""
+        cluster = start(0, 1, 2, log_merger_min_batches=2)
+        producer = cluster.idempotent_producer()
+        cluster.crash(2)
+        cluster.fence(2)
+        send(cluster, producer, *"ab")
+        merge(cluster, 0)
+        cluster.restart(2)
+        ask = LeaderRoot.producer_batches
+
+        def away(_: LeaderRoot) -> None:
+            raise OSError("away")
+
+        monkeypatch.setattr(LeaderRoot, "producer_batches", away)
+        cluster.tick_until_idle()
+        assert log(cluster, 2) == []
+        monkeypatch.setattr(LeaderRoot, "producer_batches", ask)
+        check_at_rest(cluster, "a", "b")
+        assert told(cluster, 2) == [0, 1]
+
+    def test_that_keeps_up_asks_nobody(
+        self, cluster: LocalCluster, producer: LocalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def asked(_: LeaderRoot) -> None:
+            raise AssertionError("asked")
+
+        monkeypatch.setattr(LeaderRoot, "producer_batches", asked)
+        send(cluster, producer, *"ab")
+        cluster.produce("t", 0, [b"c"])
+        check_at_rest(cluster, *"abc")
