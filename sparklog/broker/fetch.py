@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import pyarrow as pa
+
 from sparklog.broker.delayed_fetch import Fetch, delayed_fetches
 from sparklog.broker.leader_roots import UNREADABLE, LeaderRoot, LeaderRoots
 from sparklog.broker.purgatory import Purgatory
@@ -98,34 +100,37 @@ class Fetcher:
         return sliced + self._intact(copied, faults)
 
     def _works(self, followed: list[Followed]) -> dict[LeaderRoot, _Work]:
-        """Return what is to be fetched from each leader's root that has anything."""
-        of_log: dict[tuple[LeaderRoot, int], list[Followed]] = defaultdict(list)
+        """Return what is to be fetched from each leader's root that has anything.
+
+        Each batch with whether it has to be cut. All roots in one look, whose bytes are bounded
+        together.
+        """
+        behind: dict[LeaderRoot, list[Followed]] = defaultdict(list)
         for one in followed:
             if one.row["log_end_offset"] > self._replicas.log_end_offset(one.key):
-                of_log[one.root, one.row["log_version"]].append(one)
-        works: dict[LeaderRoot, _Work] = defaultdict(list)
-        for (root, version), members in of_log.items():
+                behind[one.root].append(one)
+        logs: dict[TopicIdPartition, LeaderRoot] = {}
+        positions: list[dict[str, Any]] = []
+        batches: list[pa.Table] = []
+        for root, members in behind.items():
             try:
-                works[root] += self._work(root, version, members)
+                # All rows of a checkpoint name one version.
+                root.log.refresh(members[0].row["log_version"])
             except UNREADABLE as error:
                 self._roots.let_go(root, error)
+                continue
+            ends = {one.key: self._replicas.log_end_offset(one.key) for one in members}
+            batches.append(root.log.batch_index(ends))
+            positions += [self._position(one) for one in members]
+            logs |= dict.fromkeys(ends, root)
+        works: dict[LeaderRoot, _Work] = {root: [] for root in logs.values()}
+        if positions:
+            found = self._rules.run("fetch", positions=positions, batches=pa.concat_tables(batches))
+            for row in found:
+                key = TopicIdPartition(row["topic_id"], row["partition"])
+                [batch, *_] = logs[key].log.batches(key, row["base_offset"])
+                works[logs[key]].append((batch, row["straddles"]))
         return works
-
-    def _work(self, root: LeaderRoot, version: int, members: list[Followed]) -> _Work:
-        """Return the leader's batches that are to be fetched, and which have to be cut."""
-        root.log.refresh(version)
-        work = self._rules.run(
-            "fetch",
-            positions=[self._position(one) for one in members],
-            batches=root.log.batch_index(
-                {one.key: self._replicas.log_end_offset(one.key) for one in members}
-            ),
-        )
-        found = []
-        for row in work:
-            key = TopicIdPartition(row["topic_id"], row["partition"])
-            found.append((root.log.batches(key, row["base_offset"])[0], row["straddles"]))
-        return found
 
     def _waiting(
         self, followed: list[Followed], works: Mapping[LeaderRoot, _Work], now_ms: int

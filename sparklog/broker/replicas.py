@@ -140,8 +140,14 @@ class Replicas:
 
         It does not before the first tick, and after one that failed half-way.
         """
-        rows = [row | {"log_version": None} for row in self._checkpoint_rows()]
-        return rows == [row | {"log_version": None} for row in self._written or ()]
+        if self._written is None:
+            return False
+        version = ["log_version"]
+        return bool(
+            self._checkpoint_rows()
+            .drop_columns(version)
+            .equals(self._written.drop_columns(version))
+        )
 
     def write_checkpoint(self) -> bool:
         """Write the high-watermark checkpoint if it has changed; say whether it had (1.5)."""

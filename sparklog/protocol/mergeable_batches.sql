@@ -1,9 +1,10 @@
 -- Which adjacent batches of a replica become one: all below the high watermark, of one leader
 -- epoch, committed at least `min_lag_ms` ago, and together at most `max_batch_bytes` (rule 8.4).
--- `is_settled` says that nobody waits for a batch, and that it lacks none of its records. There are three tiers: runs of batches that are smaller than
--- 1/256, 1/16 or 1/4 of that; what is larger stays as it is. In the upper two a run has at least four
--- times the bytes of its largest batch, so that no record is rewritten more than a few times. Where
--- runs overlap, that of the upper tier is taken.
+-- `is_settled` says that nobody waits for a batch, and that it lacks none of its records. There are
+-- three tiers: runs of batches that are smaller than 1/256, 1/16 or 1/4 of that; what is larger
+-- stays as it is. In the upper two a run has at least four times the bytes of its largest batch, so
+-- that no record is rewritten more than a few times. Where runs overlap, that of the upper tier is
+-- taken.
 -- takes batches: topic_id string, partition int, base_offset bigint, last_offset_delta int,
 --   leader_epoch int, size_bytes bigint, appended_at_ms bigint, is_settled boolean,
 --   high_watermark bigint, now_ms bigint, min_lag_ms bigint, min_batches bigint,

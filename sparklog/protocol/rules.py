@@ -139,47 +139,59 @@ def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str,
 
 
 def _checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
-    names = set(schema.names)
-    given = [set(rows.column_names)] if isinstance(rows, pa.Table) else (row.keys() for row in rows)
-    for columns in given:
-        if not columns >= names:
-            raise RuleError(f"{where}: the column {min(names - columns)} is missing")
     if not isinstance(rows, pa.Table):
-        return _typed(where, rows, schema)
+        try:
+            columns = {name: [row[name] for row in rows] for name in schema.names}
+        except KeyError as missing:
+            raise RuleError(f"{where}: the column {missing.args[0]} is missing") from None
+        return pa.Table.from_arrays(_typed(where, columns, schema), schema=schema)
+    missing_names = set(schema.names) - set(rows.column_names)
+    if missing_names:
+        raise RuleError(f"{where}: the column {min(missing_names)} is missing")
     try:
         table = rows.select(schema.names).cast(_nullable(schema))
     except pa.ArrowException as error:
-        raise RuleError(f"{where}: a value has not the type that the head says: {error}") from error
-    return _without_nulls(where, table, schema)
+        raise _wrong_type(where, error) from error
+    for field in schema:
+        _check_nulls(where, field, table[field.name].null_count)
+    return table.cast(schema)
 
 
 def _checked_output(
-    of_rule: Rule, names: list[str], rows: list[dict[str, Any]]
+    of_rule: Rule, names: list[str], rows: Sequence[Sequence[Any]]
 ) -> list[dict[str, Any]]:
     if names != of_rule.gives.names:
         raise RuleError(f"rule {of_rule.name} gives {names}, its head says {of_rule.gives.names}")
-    where = f"rule {of_rule.name}, output"
-    checked: list[dict[str, Any]] = _typed(where, rows, of_rule.gives).to_pylist()
-    return checked
+    given = zip(*rows, strict=True) if rows else [()] * len(names)
+    columns = dict(zip(names, map(list, given), strict=True))
+    typed = _typed(f"rule {of_rule.name}, output", columns, of_rule.gives)
+    values = zip(*(column.to_pylist() for column in typed), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in values]
 
 
-def _typed(where: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    try:
-        table = pa.Table.from_pylist(list(rows), schema=_nullable(schema))
-    except (pa.ArrowException, OverflowError) as error:
-        raise RuleError(f"{where}: a value has not the type that the head says: {error}") from error
-    return _without_nulls(where, table, schema)
+def _typed(where: str, columns: Mapping[str, list[Any]], schema: pa.Schema) -> list[pa.Array[Any]]:
+    arrays = []
+    for field in schema:
+        try:
+            array = pa.array(columns[field.name], field.type)
+        except (pa.ArrowException, OverflowError) as error:
+            raise _wrong_type(where, error) from error
+        _check_nulls(where, field, array.null_count)
+        arrays.append(array)
+    return arrays
+
+
+def _wrong_type(where: str, error: Exception) -> RuleError:
+    return RuleError(f"{where}: a value has not the type that the head says: {error}")
+
+
+def _check_nulls(where: str, field: pa.Field[Any], null_count: int) -> None:
+    if null_count and not field.nullable:
+        raise RuleError(f"{where}: the column {field.name} is null in a row, but must not be")
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
-
-
-def _without_nulls(where: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    for field in schema:
-        if not field.nullable and table[field.name].null_count:
-            raise RuleError(f"{where}: the column {field.name} is null in a row, but must not be")
-    return table.cast(schema)
 
 
 class DuckDBRules:
@@ -214,14 +226,13 @@ class _PreparedRule:
             connection.register(table, rows)
         connection.execute(f"prepare rule as {of_rule.text}")
 
-    def run(self, inputs: Mapping[str, pa.Table]) -> tuple[list[str], list[dict[str, Any]]]:
+    def run(self, inputs: Mapping[str, pa.Table]) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns that the text gives, and its rows."""
         for table, rows in inputs.items():
             self._inputs[table].rows = rows
         try:
             result = self._connection.execute("execute rule")
-            names = [column[0] for column in result.description]
-            return names, [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+            return [column[0] for column in result.description], result.fetchall()
         finally:
             for given in self._inputs.values():
                 given.clear()
@@ -257,7 +268,8 @@ class SparkRules:
             for table, rows in checked.items():
                 self._spark.createDataFrame(rows).createOrReplaceTempView(views[table])
             output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
-            names, rows_given = output.column_names, output.to_pylist()
+            names = output.column_names
+            rows_given = list(zip(*(column.to_pylist() for column in output.columns), strict=True))
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)

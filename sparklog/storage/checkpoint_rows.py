@@ -52,6 +52,8 @@ class CheckpointRows(dict[TopicIdPartition, dict[str, Any]]):
         same = pa.array(np.ones(rows.num_rows, dtype=bool))
         for name in set(rows.column_names) - set(_VERSIONS):
             old, new = self._seen[name], rows[name]
+            if new.equals(old):
+                continue
             both_null = pc.and_(pc.is_null(old), pc.is_null(new))
             equal = pc.or_(pc.fill_null(pc.equal(old, new), False), both_null)
             same = pc.and_(same, equal)

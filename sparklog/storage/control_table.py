@@ -386,7 +386,7 @@ def _retrying(lost: type[Exception]) -> tenacity.Retrying:
     """Try again, with jitter, after another writer was faster."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(lost),
-        wait=tenacity.wait_random_exponential(multiplier=0.005, max=0.2),
+        wait=tenacity.wait_random_exponential(multiplier=0.001, max=0.2),
         stop=tenacity.stop_after_attempt(50),
         reraise=True,
     )

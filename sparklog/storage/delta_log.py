@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -135,7 +136,7 @@ class DeltaLog:
             self.version += 1
             self.transactions |= transactions
             if self._writes_itself and self.version % self._checkpoint_interval == 0:
-                self._checkpoint()
+                _checkpoints.submit(_write_checkpoint, self.location)
         return is_mine
 
     def _write(
@@ -215,22 +216,32 @@ class DeltaLog:
             return False
         return True
 
-    def _checkpoint(self) -> None:
-        """Write a checkpoint, for whoever opens the table, and clean up old commits."""
-        try:
-            self._load_snapshot()
-            self.snapshot.create_checkpoint()
-            self.snapshot.cleanup_metadata()
-        except DeltaError as error:
-            # The commit before it holds; the next checkpoint makes up for this one.
-            _log.warning("no checkpoint", table=self.location.uri, error=one_line(error))
-
     def _load_snapshot(self) -> None:
         try:
             self.snapshot.update_incremental()
         except DeltaError:
             # What it would have to read was cleaned up.
             self.snapshot = open_delta_table(self.location)
+
+
+# One at a time, beside whoever commits: a checkpoint takes as long as a hundred commits.
+_checkpoints = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoints")
+
+
+def _write_checkpoint(table: Location) -> None:
+    """Write a checkpoint, for whoever opens the table, and clean up old commits."""
+    try:
+        opened = open_delta_table(table)
+        opened.create_checkpoint()
+        opened.cleanup_metadata()
+    except (StorageError, DeltaError, OSError) as error:
+        # The commits hold without it; the next checkpoint makes up for this one.
+        _log.warning("no checkpoint", table=table.uri, error=one_line(error))
+
+
+def await_checkpoints() -> None:
+    """Wait until the checkpoints are written that this process's commits have made due."""
+    _checkpoints.submit(int).result()
 
 
 def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:

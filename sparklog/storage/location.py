@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ class Location:
     def exists(self, path: str) -> bool:
         """Say whether there is a file at `path`, relative to this location."""
         if self.is_local:
-            return Path(self.uri, path).exists()
+            return os.path.exists(f"{self.uri}/{path}")
         try:
             # One look at the object; to ask what kind of entry it is would list the prefix, too.
             self.filesystem().open_input_file(path).close()
@@ -89,7 +90,8 @@ class Location:
     def read_bytes(self, path: str) -> bytes:
         """Return a file's bytes; `FileNotFoundError` where there is none."""
         if self.is_local:
-            return Path(self.uri, path).read_bytes()
+            with open(f"{self.uri}/{path}", "rb") as local:
+                return local.read()
         with self.filesystem().open_input_file(path) as file:
             # Arrow would read to an unknown end in very small pieces, each a request.
             return bytes(file.read(file.size()))
@@ -97,16 +99,19 @@ class Location:
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading; `FileNotFoundError` where there is none."""
         if self.is_local:
-            return Path(self.uri, path).open("rb")
+            return open(f"{self.uri}/{path}", "rb")
         stream: IO[bytes] = self.filesystem().open_input_file(path)
         return stream
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing; `FileExistsError` where there is one (rule 3.7)."""
         if self.is_local:
-            target = Path(self.uri, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            return target.open("xb")
+            target = f"{self.uri}/{path}"
+            try:
+                return open(target, "xb")
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                return open(target, "xb")
         # Names are unique, so that nobody else's file is met; this is against one's own mistakes.
         if self.exists(path):
             raise FileExistsError(f"{self.uri}/{path} exists already")

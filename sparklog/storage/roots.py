@@ -129,9 +129,8 @@ def check_usable(
     if location.is_local and Path(location.uri).is_file():
         raise StorageError(f"{location.uri} is a file: name a folder")
     known = {schema.name for schema in (*tables, model.FORMAT)}
-    selector = pa_fs.FileSelector("", allow_not_found=True)
     try:
-        found = sorted(entry.base_name for entry in location.filesystem().get_file_info(selector))
+        found = _entries(location)
     except (DeltaError, OSError) as error:
         raise _unreachable(location, error) from error
     foreign = [name for name in found if name not in known]
@@ -147,11 +146,18 @@ def _format(location: Location) -> dict[str, Any] | None:
     table = location.child(model.FORMAT.name)
     try:
         if not has_commit(table, 0):
+            # A store says of a bucket that is not there what it says of a file.
+            _entries(location)
             return None
     except (DeltaError, OSError) as error:
         raise _unreachable(location, error) from error
     # The row is written last, so it says that the root is whole.
     return next(iter(ControlTable(location, model.FORMAT).rows().to_pylist()), None)
+
+
+def _entries(location: Location) -> list[str]:
+    selector = pa_fs.FileSelector("", allow_not_found=True)
+    return sorted(entry.base_name for entry in location.filesystem().get_file_info(selector))
 
 
 def _unreachable(location: Location, error: Exception) -> StorageError:

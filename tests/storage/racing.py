@@ -17,7 +17,7 @@ from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 
-MOST_APPENDS = 500
+MOST_APPENDS = 2_000
 
 _barrier: Barrier
 

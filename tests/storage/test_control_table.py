@@ -34,6 +34,7 @@ from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.delta_log import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
+    await_checkpoints,
     open_delta_table,
     read_commit,
     table_identity,
@@ -77,6 +78,7 @@ def ids_in(table: ControlTable, paths: Sequence[str]) -> list[str]:
 
 def clean_up(table: ControlTable, below: int) -> None:
     """Delete the commits below a version, as delta-rs does when they are thirty days old."""
+    await_checkpoints()
     for version in range(below):
         Path(table.location.uri, "_delta_log", f"{version:020}.json").unlink()
 
@@ -371,6 +373,7 @@ class TestVersions:
         for index in range(130):
             table.compare_and_set(lease(index), fence)
         assert table.commits == 131
+        await_checkpoints()
         log = Path(table.location.uri, "_delta_log")
         assert list(log.glob("*.checkpoint.parquet"))
         clean_up(table, below=100)
@@ -392,6 +395,7 @@ class TestVersions:
         table = made(root, CONTROLLER._replace(properties=at_once))
         for index in range(210):
             table.compare_and_set(lease(index))
+        await_checkpoints()
         log = Path(table.location.uri, "_delta_log")
         assert len(list(log.glob("*.json"))) < 120
         assert sequence(ControlTable(root, CONTROLLER)) == 209

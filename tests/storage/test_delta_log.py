@@ -14,7 +14,13 @@ from deltalake.exceptions import DeltaError
 from sparklog.errors import CommitConflictError, StorageError
 from sparklog.model import CONTROLLER
 from sparklog.storage.control_table import ControlTable, create_table
-from sparklog.storage.delta_log import AddedFile, DeltaLog, RemovedFile, read_commit
+from sparklog.storage.delta_log import (
+    AddedFile,
+    DeltaLog,
+    RemovedFile,
+    await_checkpoints,
+    read_commit,
+)
 from sparklog.storage.location import Location
 
 
@@ -103,7 +109,10 @@ def test_a_damaged_commit_is_named(table: ControlTable) -> None:
 
 
 def test_a_checkpoint_that_fails_does_not_undo_the_commit(
-    root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
+    root: Location,
+    table: ControlTable,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def failing(*_: object) -> None:
         raise DeltaError("the store is away")
@@ -111,6 +120,8 @@ def test_a_checkpoint_that_fails_does_not_undo_the_commit(
     monkeypatch.setattr(DeltaTable, "create_checkpoint", failing)
     for sequence in range(101):
         table.compare_and_set(lease(sequence))
+    await_checkpoints()
+    assert "no checkpoint" in caplog.text
     assert ControlTable(root, CONTROLLER).rows().equals(lease(100))
 
 

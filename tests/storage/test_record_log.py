@@ -18,7 +18,12 @@ from sparklog.model import BATCH_INDEX, LOG, RECORD_COLUMNS, Batch, TopicIdParti
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.control_table import Fence, create_table
-from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, read_commit
+from sparklog.storage.delta_log import (
+    BROKER_EPOCH,
+    await_checkpoints,
+    open_delta_table,
+    read_commit,
+)
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import REMEMBERED_BATCHES, RecordLog, index_table
 from tests.storage.batches import FENCE, P0, P1, TOPIC_ID, batch, batch_of_file, chain, write_file
@@ -52,6 +57,7 @@ def everything(log: RecordLog) -> tuple[Any, ...]:
 
 
 def clean_up(log: RecordLog, below: int) -> None:
+    await_checkpoints()
     for version in range(below):
         Path(log.location.uri, "_delta_log", f"{version:020}.json").unlink()
 
@@ -272,6 +278,7 @@ class TestRefresh:
             if chance.random() < 0.05:
                 lazy.refresh()
                 assert everything(lazy) == states[log.version]
+        await_checkpoints()
         assert list(Path(log.location.uri, "_delta_log").glob("*.checkpoint.parquet"))
         for version in chance.sample(sorted(states), 10):
             lazy.refresh(version)
