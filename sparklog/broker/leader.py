@@ -91,7 +91,7 @@ class Leader:
         self._answers += taken.answers
         self._answer(self._purgatory.try_complete_else_watch(taken.delayed, now_ms, standing))
         effects.done("log_commit")
-        fired = self._led.advance(touched | taken.appended, metadata, reports, now_ms, effects)
+        fired = self._led.advance(touched, taken.appended, metadata, reports, now_ms, effects)
         fired[Trigger.LEADERSHIP_CHANGED] = touched
         changed = self._replicas.write_checkpoint() or bool(fired[Trigger.ISR_CHANGED])
         effects.done("checkpoint")

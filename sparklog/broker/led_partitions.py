@@ -110,6 +110,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     def advance(
         self,
         touched: Keys,
+        appended: Keys,
         metadata: Metadata,
         reports: FollowerReports,
         now_ms: int,
@@ -117,11 +118,11 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     ) -> dict[Trigger, Keys]:
         """Take reports, shrink, advance high watermarks, expand, advance again (rule 5.3).
 
-        `touched`: the partitions to which something has happened otherwise. Returns what has
-        happened by this.
+        `appended`: the partitions to which records were appended; `touched`: those to which
+        something else has happened. Returns what has happened by this.
         """
         reported = self._take_reports(touched, metadata, reports, now_ms)
-        keys = (touched | reported) & self.keys()
+        keys = (touched | appended | reported) & self.keys()
         moved: Keys = set()
         shrunk = self._change_isr("isr_shrink", keys, metadata, now_ms)
         moved |= self._advance_high_watermarks(keys, metadata, now_ms)

@@ -42,6 +42,8 @@ class Sequences:
         """Return where the batches of the requests lie that are in the log already."""
         live = self._log.find(row["batch_id"] for row in rows)
         batches = [_appended_row(batch) for batch in live] + remembered
+        if not batches:
+            return {}
         found = self._rules.run("duplicate_batches", requests=rows, batches=batches)
         return {row["position"]: Offsets(row["base_offset"], row["last_offset"]) for row in found}
 

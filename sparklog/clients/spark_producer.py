@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sparklog.clients.connection import Connection
@@ -19,17 +20,28 @@ from sparklog.storage.location import Location
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-_FILE_SCHEMA = (
-    "task int, partition int, path string, size_bytes bigint, checksum string, "
-    "record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
-)
+_FILE_COLUMNS = {
+    "task": "integer",
+    "partition": "integer",
+    "path": "string",
+    "size_bytes": "long",
+    "checksum": "string",
+    "record_count": "long",
+    "min_timestamp_ms": "long",
+    "max_timestamp_ms": "long",
+}
 _OPTIONAL = {
     "key": "binary",
     "headers": "array<struct<key:string,value:binary>>",
     "partition": "int",
     "timestamp": "timestamp",
 }
+_FEW_BYTES = 256 << 10
+"""As much as Spark holds of a DataFrame that the driver encodes by itself."""
+
+_TYPES = {"value": "binary", **_OPTIONAL}
 
 
 class SparkProducer:
@@ -84,25 +96,35 @@ class SparkProducer:
             for number, state in states.items()
         }
         partitioner = self._partitioner or DefaultPartitioner(found.partitions)
-        rows = records.mapInArrow(_task(logs, partitioner), _FILE_SCHEMA).collect()
+        held = _few_rows_held(records)
+        if held is None:
+            rows = [
+                tuple(row)
+                for row in records.mapInArrow(_task(logs, partitioner), _file_schema()).collect()
+            ]
+        else:
+            rows = _encoded(logs, partitioner, held.to_batches(), task=0)
         files: dict[TopicIdPartition, list[SentFile]] = {}
         # Within a partition the order is that of the DataFrame's own partitions.
-        for row in sorted(rows, key=lambda row: int(row["task"])):
-            key = states[row["partition"]].key
-            sent = SentFile(logs[row["partition"]], BatchFile(*row[2:]))
-            files.setdefault(key, []).append(sent)
+        for _, partition, *file in sorted(rows, key=itemgetter(0)):
+            sent = SentFile(logs[partition], BatchFile(*file))
+            files.setdefault(states[partition].key, []).append(sent)
         return self._sender.send(topic, files, states, acks, timeout_ms, once)
 
 
 def _record_columns(df: DataFrame) -> DataFrame:
     """Return the columns that a record has, in their types; `SparklogError` for what is none."""
-    names = df.columns
-    unknown = sorted(set(names) - {"value", *_OPTIONAL})
+    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    names = types.keys()
+    unknown = sorted(names - {"value", *_OPTIONAL})
     if "value" not in names or unknown:
         wrong = f"has the unknown column {unknown[0]!r}" if unknown else "has no column 'value'"
         raise SparklogError(
             f"the DataFrame {wrong}: give it value and, if wanted, {', '.join(_OPTIONAL)}"
         )
+    is_complete = "key" in names and len(df.schema.fields) == len(types)
+    if is_complete and types == {name: _TYPES[name] for name in names}:
+        return df
     # As one text: each column that is built call by call takes milliseconds.
     columns = ["cast(value as binary) as value"]
     for name, kind in _OPTIONAL.items():
@@ -111,6 +133,33 @@ def _record_columns(df: DataFrame) -> DataFrame:
         elif name == "key":
             columns.append(f"cast(null as {kind}) as {name}")
     return df.selectExpr(*columns)
+
+
+def _file_schema() -> StructType:
+    """Return what a task gives; as a type, since a text goes to the JVM to be read."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType()
+    for name, kind in _FILE_COLUMNS.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def _few_rows_held(records: DataFrame) -> pa.Table | None:
+    """Return the rows, where Spark holds them as they are and knows that they are few.
+
+    They come to the driver, which has encoded them before a task of Python's would have begun.
+    """
+    frame = getattr(records, "_jdf", None)
+    if frame is None:
+        return None
+    plan = frame.queryExecution().optimizedPlan()
+    is_held = plan.nodeName() == "LocalRelation" or (
+        plan.nodeName() == "InMemoryRelation" and plan.cacheBuilder().isCachedColumnBuffersLoaded()
+    )
+    if not is_held or plan.stats().sizeInBytes() > _FEW_BYTES:
+        return None
+    return records.toArrow()
 
 
 def _task(logs: Mapping[int, Location], partitioner: Partitioner) -> Any:
@@ -122,13 +171,22 @@ def _task(logs: Mapping[int, Location], partitioner: Partitioner) -> Any:
 
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
-        encoder = Encoder(logs, partitioner)
-        files = [file for batch in batches for file in encoder.add(batch)] + [*encoder.close()]
-        rows = [(task, encoded.partition, *encoded.file) for encoded in files]
+        rows = _encoded(logs, partitioner, batches, task)
         if rows:
-            names = [column.split()[0] for column in _FILE_SCHEMA.split(", ")]
             columns = [pa.array(column) for column in zip(*rows, strict=True)]
             columns[0], columns[1] = columns[0].cast(pa.int32()), columns[1].cast(pa.int32())
-            yield pa.RecordBatch.from_arrays(columns, names)
+            yield pa.RecordBatch.from_arrays(columns, list(_FILE_COLUMNS))
 
     return run
+
+
+def _encoded(
+    logs: Mapping[int, Location],
+    partitioner: Partitioner,
+    batches: Iterable[pa.RecordBatch],
+    task: int,
+) -> list[tuple[Any, ...]]:
+    """Write records to the leaders' inboxes; return one row a file, as `_FILE_COLUMNS` has it."""
+    encoder = Encoder(logs, partitioner)
+    files = [file for batch in batches for file in encoder.add(batch)] + [*encoder.close()]
+    return [(task, encoded.partition, *encoded.file) for encoded in files]

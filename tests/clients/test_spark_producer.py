@@ -67,6 +67,28 @@ class TestColumns:
             producer.send(rows, "nowhere")
 
 
+def test_what_spark_holds_is_encoded_by_the_driver_as_by_its_tasks(
+    running_cluster: RunningCluster, spark: SparkSession
+) -> None:
+    """A cached frame of a few rows starts no Python task; one of many, or one to be made, does."""
+    running_cluster.create_topic("held", partitions=2)
+    producer = SparkProducer(running_cluster.connection, spark)
+    made = spark.range(40).selectExpr(
+        "cast(cast(id as string) as binary) key",
+        "cast(concat('v', id) as binary) value",
+        "cast(id % 2 as int) partition",
+    )
+    held = made.cache()
+    assert held.count() == 40
+    for rows in (held, made.drop("no such column").filter("true")):
+        producer.send(rows, "held").result()
+    for partition in range(2):
+        stored = running_cluster.committed("held")[partition]
+        keys = [one["key"] for one in stored]
+        assert keys[:20] == keys[20:] == [b"%d" % number for number in range(partition, 40, 2)]
+    held.unpersist()
+
+
 def test_keys_go_where_kafka_puts_them_and_records_without_one_are_spread(
     spark: SparkSession, running_cluster: RunningCluster
 ) -> None:
