@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -151,8 +151,8 @@ class ControlTable:
         """Say whether there is certainly a newer version; only told of tables in a folder."""
         return self._log.has_news()
 
-    def _load(self) -> DeltaLog:
-        for commit in self._log.follow():
+    def _load(self, to_version: int | None = None) -> DeltaLog:
+        for commit in self._log.follow(to_version):
             for path in commit.removed:
                 self._files.pop(path, None)
             for position, file in enumerate(commit.added):
@@ -215,13 +215,27 @@ class ControlTable:
             if self.version != loaded:
                 raise _moved(self._log, loaded)
             self._add_columns()
-            file = self._write(rows)
-            removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
-            if not self._log.commit("WRITE", [file], removed):
+            if not self._overwrite(rows):
                 raise _moved(self._log, loaded)
             self.commits += 1
-            self._files = {file.path: (self.version, 0)}
             self._rows = self.version, rows
+
+    def _overwrite(self, rows: pa.Table) -> bool:
+        if not self.location.is_local:
+            return self._hand_over(rows, "overwrite")
+        file = self._write(rows)
+        removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
+        if not self._log.commit("WRITE", [file], removed):
+            return False
+        self._files = {file.path: (self.version, 0)}
+        return True
+
+    def _hand_over(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
+        committed = self._log.write(rows, mode)
+        if committed:
+            # Not further: what others wrote after it is not what the caller has seen.
+            self._load(self.version + 1)
+        return committed
 
     def _write(self, rows: pa.Table) -> AddedFile:
         """Write `rows` as a file that is no part of the table yet."""
@@ -279,15 +293,20 @@ class ControlTable:
         Raises `FencedError` as `compare_and_set` does.
         """
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        file = self._write(rows)
+        file = self._write(rows) if self.location.is_local else None
 
         def attempt() -> None:
             with self._lock:
                 self._load()
                 check_fence(self._log, fence)
-                if not self._log.commit("WRITE", [file]):
+                if file is None:
+                    is_mine = self._hand_over(rows, "append")
+                else:
+                    is_mine = self._log.commit("WRITE", [file])
+                if not is_mine:
                     raise _moved(self._log)
-                self._files[file.path] = self.version, 0
+                if file is not None:
+                    self._files[file.path] = self.version, 0
                 self.commits += 1
 
         _until_it_lands(self.location, attempt)

@@ -15,11 +15,17 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
-from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 import sparklog
@@ -138,6 +144,27 @@ class DeltaLog:
             if self._writes_itself and self.version % self._checkpoint_interval == 0:
                 _checkpoints.submit(_write_checkpoint, self.location)
         return is_mine
+
+    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
+        """Let delta-rs write `rows` and commit them as the version after this one.
+
+        On an object store that takes fewer requests than to write a file and to commit it. Says
+        whether the version was still free; whoever follows the log finds the commit in it.
+        """
+        self._load_snapshot()
+        if self.snapshot.version() != self.version:
+            return False
+        properties = CommitProperties(max_commit_retries=0)
+        try:
+            write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
+        except SchemaMismatchError:
+            # Somebody has added a column to the table, which must not keep the others out.
+            write_deltalake(
+                self.snapshot, rows, mode=mode, schema_mode="merge", commit_properties=properties
+            )
+        except CommitFailedError:
+            return False
+        return True
 
     def _write(
         self,
