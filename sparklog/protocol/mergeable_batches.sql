@@ -49,7 +49,9 @@ stretched as (
         *,
         count(
             case
-                when after_mergeable and previous_end = base_offset and previous_epoch = leader_epoch
+                when after_mergeable
+                    and previous_end = base_offset
+                    and previous_epoch = leader_epoch
                     then null
                 else 1
             end

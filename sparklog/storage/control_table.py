@@ -293,23 +293,28 @@ class ControlTable:
         Raises `FencedError` as `compare_and_set` does.
         """
         rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        file = self._write(rows) if self.location.is_local else None
+        written: list[AddedFile] = []
 
         def attempt() -> None:
             with self._lock:
                 self._load()
                 check_fence(self._log, fence)
-                if file is None:
-                    is_mine = self._hand_over(rows, "append")
-                else:
-                    is_mine = self._log.commit("WRITE", [file])
-                if not is_mine:
+                if not self._append(rows, written):
                     raise _moved(self._log)
-                if file is not None:
-                    self._files[file.path] = self.version, 0
                 self.commits += 1
 
         _until_it_lands(self.location, attempt)
+
+    def _append(self, rows: pa.Table, written: list[AddedFile]) -> bool:
+        """Commit `rows`; `written` keeps their file from one attempt to the next."""
+        if not self.location.is_local:
+            return self._hand_over(rows, "append")
+        if not written:
+            written.append(self._write(rows))
+        if not self._log.commit("WRITE", written):
+            return False
+        self._files[written[0].path] = self.version, 0
+        return True
 
     def new_files(self, since: int) -> list[str]:
         """Return the paths of the live files that were added after version `since`, in order.
