@@ -38,8 +38,6 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
-    # Over TCP the hand-over to a Python worker waits 40 ms for an acknowledgement, in every task.
-    "spark.python.unix.domain.socket.enabled": "true",
 }
 """What a session on a local master is given besides."""
 
