@@ -118,6 +118,8 @@ class Broker:
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
         self._reports: dict[tuple[int, int, int], CheckpointRows] = {}
+        # What has changed in them since the last leader tick that was completed.
+        self._reported: set[TopicIdPartition] = set()
         self.is_paused = False
         """Whether ticks begin with what was loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
@@ -152,10 +154,12 @@ class Broker:
             versions = self._reader.versions
             reports = self._follower_reports(metadata)
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
-            return self._each_root(
+            report = self._each_root(
                 partial(leader.tick, metadata, versions, reports, now_ms, effects)
                 for leader in self._leaders
             )
+            self._reported.clear()
+            return report
 
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: agree with the leaders, copy what they have, report.
@@ -274,18 +278,17 @@ class Broker:
             if replica.broker_id != self.broker_id
         }
         self._reports = {of: one for of, one in self._reports.items() if of in wanted}
-        changed: set[TopicIdPartition] = set()
         for of in sorted(wanted):
             try:
                 if of not in self._reports:
                     self._reports[of] = CheckpointRows(self._reader.location(of[0], of[1]))
-                changed |= self._reports[of].refresh()
+                self._reported |= self._reports[of].refresh()
             except UNREADABLE as error:
                 _log.warning("follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.
                 lost = self._reports.pop(of, None)
-                changed |= lost.keys() if lost is not None else set()
-        return FollowerReports(self._report_rows(), changed)
+                self._reported |= lost.keys() if lost is not None else set()
+        return FollowerReports(self._report_rows(), frozenset(self._reported))
 
     def _report_rows(self) -> dict[int, list[CheckpointRows]]:
         rows: dict[int, list[CheckpointRows]] = defaultdict(list)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.broker.purgatory import WRITTEN_AFTER_MS
+from sparklog.model import TopicIdPartition
+from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log, report, values
 
@@ -83,6 +85,31 @@ def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
     cluster.leader_tick(0)
     assert error(waits) == "NONE"
     assert report(cluster, 0)["high_watermark"] == 1
+
+
+def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick ends between the two by what nobody foresaw, and the row does not change again."""
+    cluster = start(0, 1, 2, assignment={0: [0, 1], 1: [0, 2]})
+    waits = cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    refresh = CheckpointRows.refresh
+    read: list[CheckpointRows] = []
+
+    def failing(rows: CheckpointRows) -> set[TopicIdPartition]:
+        if read:
+            raise RuntimeError("unforeseen")
+        read.append(rows)
+        return refresh(rows)
+
+    monkeypatch.setattr(CheckpointRows, "refresh", failing)
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        cluster.leader_tick(0)
+    monkeypatch.undo()
+    cluster.leader_tick(0)
+    assert error(waits) == "NONE"
 
 
 def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
