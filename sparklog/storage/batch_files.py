@@ -6,14 +6,16 @@ so copies are compared without being read as records.
 
 from __future__ import annotations
 
+import heapq
 import io
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +36,14 @@ _CHUNK_BYTES = 4 << 20
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
 
-_BYTES_PER_JOB = 1 << 20
-"""Bytes that make a Spark job worth its start, which takes 30 to 80 ms."""
+_BYTES_PER_JOB = 128 << 20
+"""Bytes that the driver copies by itself in less time than Spark's tasks do, start included."""
+
+_THREADS = 8
+"""How many files are read or copied at once in this process where they wait for a store mostly."""
+
+_Of = TypeVar("_Of")
+_Result = TypeVar("_Result")
 
 _ROW_GROUP_BYTES = 16 << 20
 """Bytes of decoded records that are held at once, and make a row group, when batches are merged."""
@@ -332,7 +340,7 @@ def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _decoded_bytes(records: pa.RecordBatch) -> int:
-    """Return how many bytes dictionary-encoded records have at most without the dictionary."""
+    """Return how many bytes records have at most where no dictionary stands for them."""
     at_most: int = records.nbytes * records.num_rows
     if at_most < _ROW_GROUP_BYTES // 256:
         # Small batches are many.
@@ -343,7 +351,8 @@ def _decoded_bytes(records: pa.RecordBatch) -> int:
         if pa.types.is_dictionary(column.type)
     )
     total: int = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
-    return total
+    own: int = records.nbytes
+    return total + own
 
 
 class ProcessCopier:
@@ -362,7 +371,7 @@ class ProcessCopier:
 
 
 class SparkCopier:
-    """Copies files in the tasks of one Spark job, sized by bytes; small ones on the driver."""
+    """Copies files in the tasks of one Spark job, a few of them on the driver."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -376,12 +385,18 @@ class SparkCopier:
             return []
         total = sum(copy.size_bytes for copy in copies)
         if total < _BYTES_PER_JOB:
-            return [copy_file(copy) for copy in copies]
-        most = min(len(copies), self._context.defaultParallelism * 4)
-        tasks = max(1, min(most, -(-total // _BYTES_PER_TASK)))
+            return _copy_files(copies)
+        tasks = min(self._context.defaultParallelism, -(-total // _BYTES_PER_TASK))
+        shares = _shares([copy.size_bytes for copy in copies], tasks)
         with self._lock:
             self.jobs += 1
-        return list(self._context.parallelize(copies, tasks).map(copy_file).collect())
+        given = [[copies[number] for number in share] for share in shares]
+        copied = self._context.parallelize(given, len(given)).map(_copy_files).collect()
+        faults: list[str | None] = [None] * len(copies)
+        for share, of in zip(shares, copied, strict=True):
+            for number, fault in zip(share, of, strict=True):
+                faults[number] = fault
+        return faults
 
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """Merge batches, in this process where that takes less time than a Spark job's start.
@@ -397,12 +412,37 @@ class SparkCopier:
         return list(self._context.parallelize(merges, tasks).map(merge_batches).collect())
 
 
+def _copy_files(copies: Sequence[Copy]) -> list[str | None]:
+    is_local = all(copy.source.is_local and copy.target.is_local for copy in copies)
+    return _side_by_side(copy_file, copies, is_local=is_local)
+
+
+def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Deal numbers of files out to at most `count` tasks that have about as many bytes each."""
+    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    dealt = [(0, number) for number in range(len(shares))]
+    for file in sorted(range(len(sizes)), key=lambda file: -sizes[file]):
+        size, least = heapq.heappop(dealt)
+        shares[least].append(file)
+        heapq.heappush(dealt, (size + sizes[file], least))
+    return shares
+
+
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
     """Check many files at once; see `file_fault`."""
-    if len(files) < 2:
-        return [file_fault(log, file) for file in files]
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(lambda file: file_fault(log, file), files))
+    return _side_by_side(partial(file_fault, log), files, is_local=log.is_local)
+
+
+def _side_by_side(
+    action: Callable[[_Of], _Result], of: Sequence[_Of], *, is_local: bool
+) -> list[_Result]:
+    """Act on each of some files, on a few at once; the results are in their order."""
+    # In folders they wait for the processor, and more of them only take more memory.
+    threads = min(len(of), _THREADS, (os.cpu_count() or 1) if is_local else _THREADS)
+    if threads < 2:
+        return [action(one) for one in of]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(action, of))
 
 
 def rewrite_slice(

@@ -404,16 +404,19 @@ class TestCopying:
         with file_size_limit(300_000), pytest.raises(OSError, match="File too large"):
             write()
 
-    def test_spark_copies_in_tasks(
-        self, log: Location, target: Location, spark: SparkSession
+    @pytest.mark.parametrize(("named_bytes", "jobs"), [(30 << 20, 1), (1 << 20, 0)])
+    def test_spark_copies_much_in_tasks_and_little_on_the_driver(
+        self, log: Location, target: Location, spark: SparkSession, named_bytes: int, jobs: int
     ) -> None:
         """The same results in the same order; a bad file fails neither the job nor the others."""
         files = [write_file(log, [b"v%d" % number]) for number in range(8)]
         on_disk(log, files[3]).write_bytes(b"damaged")
         on_disk(log, files[5]).unlink()
         copies = [
-            copy_of(Location(log.uri, {"an": "option"}), file, target)._replace(size_bytes=9 << 20)
-            for file in files
+            copy_of(Location(log.uri, {"an": "option"}), file, target)._replace(
+                size_bytes=named_bytes + number % 3
+            )
+            for number, file in enumerate(files)
         ]
         copier = SparkCopier(spark)
         found = copier.copy(copies)
@@ -421,7 +424,7 @@ class TestCopying:
         for copy, fault in zip(copies, found, strict=True):
             if fault is None:
                 assert file_checksum(target, copy.target_path) == copy.checksum
-        assert (copier.copy([]), copier.jobs) == ([], 1)
+        assert (copier.copy([]), copier.jobs) == ([], jobs)
 
 
 class TestSlices:

@@ -1,0 +1,107 @@
+"""What the pages of a Parquet file are, by their own headers (Apache Parquet format, PageHeader).
+
+pyarrow tells what the footer says of the pages, and ends the process where a footer is damaged; a
+page's header decides what is decoded. It is a struct in Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_MAGIC = b"PAR1"
+# Field numbers of PageHeader.
+_TYPE, _UNCOMPRESSED_SIZE, _COMPRESSED_SIZE = 1, 2, 3
+_ENCODINGS = {0: (5, 2), 3: (8, 4)}
+"""By the type of a data page, of either version: the header within, and its field of encoding."""
+
+# Thrift's compact types; a page header needs no others.
+_TRUE, _FALSE, _INTEGERS, _BINARY, _STRUCT = 1, 2, (4, 5, 6), 8, 12
+_MOST_DEPTH = 3
+
+_Struct = dict[int, "int | _Struct"]
+
+
+class Page(NamedTuple):
+    """A data page: how its values are encoded, and its size once it is decompressed."""
+
+    encoding: int
+    uncompressed_bytes: int
+
+
+def data_pages(content: bytes) -> Iterator[Page]:
+    """Yield the pages of a Parquet file that has nothing but data pages before its footer.
+
+    Raises `ValueError` where it has something else there, such as dictionaries or indexes, or is
+    no such file.
+    """
+    end = len(content) - 8
+    if content[:4] != _MAGIC or content[-4:] != _MAGIC:
+        raise ValueError("it is no Parquet file")
+    end -= int.from_bytes(content[end : end + 4], "little")
+    at = 4
+    while at < end:
+        header, at = _struct(content, at, 0)
+        if header.get(_TYPE) not in _ENCODINGS:
+            raise ValueError("it has pages that are no data pages")
+        within, field = _ENCODINGS[_number(header, _TYPE)]
+        data = header.get(within)
+        encoding = _number(data if isinstance(data, dict) else {}, field)
+        yield Page(encoding, _number(header, _UNCOMPRESSED_SIZE))
+        at += _number(header, _COMPRESSED_SIZE)
+    if at != end:
+        raise ValueError("its pages do not end where its footer begins")
+
+
+def _number(struct: _Struct, field: int) -> int:
+    value = struct.get(field)
+    if not isinstance(value, int) or value < 0:
+        raise ValueError("it has a page without an encoding or a size")
+    return value
+
+
+def _struct(content: bytes, at: int, depth: int) -> tuple[_Struct, int]:
+    """Return the fields of the struct at a position, and where it ends."""
+    if depth > _MOST_DEPTH:
+        raise ValueError("a page's header is nested too deeply")
+    fields: _Struct = {}
+    number = 0
+    while True:
+        if at >= len(content):
+            raise ValueError("a page's header has no end")
+        head = content[at]
+        at += 1
+        if head == 0:
+            return fields, at
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _integer(content, at)
+        kind = head & 15
+        if kind in _INTEGERS:
+            fields[number], at = _integer(content, at)
+        elif kind == _STRUCT:
+            fields[number], at = _struct(content, at, depth + 1)
+        elif kind == _BINARY:
+            length, at = _varint(content, at)
+            at += length
+        elif kind not in (_TRUE, _FALSE):
+            raise ValueError("a page's header has a field of an unknown type")
+
+
+def _integer(content: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(content, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(content):
+            break
+        byte = content[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a page's header has a number without an end")

@@ -1,0 +1,123 @@
+"""What a Parquet file's pages are, as their own headers say, against what pyarrow has written."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparklog.storage.parquet import parquet_pieces
+from sparklog.storage.parquet_pages import data_pages
+
+ROWS = 5_000
+PLAIN, DELTA_BINARY_PACKED, DELTA_BYTE_ARRAY = 0, 5, 7
+
+
+def table() -> pa.Table:
+    values = random.Random(1)
+    return pa.table(
+        {
+            "number": pa.array(range(ROWS), pa.int32()),
+            "value": pa.array([values.randbytes(100) for _ in range(ROWS)], pa.binary()),
+        }
+    )
+
+
+def written(**options: Any) -> bytes:
+    target = io.BytesIO()
+    settings = {"compression": "zstd", "use_dictionary": False, **options}
+    pq.write_table(table(), target, **settings)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_pages_are_those_that_were_written(
+    version: str, compression: str, statistics: bool
+) -> None:
+    """All pages are found, and together they have the size that the footer names."""
+    content = written(
+        data_page_version=version,
+        compression=compression,
+        write_statistics=statistics,
+        data_page_size=50_000,
+        row_group_size=2_000,
+    )
+    pages = list(data_pages(content))
+    assert {page.encoding for page in pages} == {PLAIN}
+    assert len(pages) == 8
+    footer = pq.ParquetFile(io.BytesIO(content)).metadata
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    named = sum(group.column(n).total_uncompressed_size for group in groups for n in range(2))
+    # The footer counts the headers of pages, too.
+    headers = named - sum(page.uncompressed_bytes for page in pages)
+    assert 0 < headers < 200 * len(pages)
+
+
+def test_an_encoding_is_the_page_s_own() -> None:
+    encodings = {"number": "DELTA_BINARY_PACKED", "value": "DELTA_BYTE_ARRAY"}
+    pages = data_pages(written(column_encoding=encodings))
+    assert [page.encoding for page in pages] == [DELTA_BINARY_PACKED, DELTA_BYTE_ARRAY]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(lambda: written(use_dictionary=True), id="dictionaries"),
+        pytest.param(lambda: written(write_page_index=True), id="an index"),
+        pytest.param(lambda: b"", id="nothing"),
+        pytest.param(lambda: b"PAR1" + bytes(8) + b"PAR1", id="no footer"),
+        pytest.param(lambda: b"PAR1" + b"\x1c" * 100 + bytes(4) + b"PAR1", id="endless nesting"),
+        pytest.param(lambda: b"PAR1" + b"\xff" * 100 + bytes(4) + b"PAR1", id="endless numbers"),
+    ],
+)
+def test_what_is_not_data_pages_only_is_refused(content: Any) -> None:
+    with pytest.raises(ValueError, match=r"it|page"):
+        list(data_pages(content()))
+
+
+def test_damage_is_an_error_or_another_page_and_nothing_else() -> None:
+    sound = written(data_page_size=50_000)
+    of = random.Random(2)
+    for _ in range(500):
+        content = bytearray(sound)
+        for _ in range(of.randint(1, 4)):
+            content[of.randrange(len(content))] = of.randrange(256)
+        try:
+            pages = list(data_pages(bytes(content)))
+        except ValueError:
+            continue
+        assert all(page.uncompressed_bytes >= 0 for page in pages)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_dictionary"),
+    [
+        pytest.param({}, False, id="plain"),
+        pytest.param({"use_dictionary": True}, True, id="dictionaries"),
+    ],
+)
+def test_values_are_told_apart_only_where_bytes_may_stand_for_several(
+    options: dict[str, Any], is_dictionary: bool
+) -> None:
+    pieces = list(parquet_pieces(written(**options)))
+    assert pa.types.is_dictionary(pieces[0]["value"].type) == is_dictionary
+    assert pa.Table.from_batches(pieces).cast(table().schema).equals(table())
+
+
+def test_values_that_compress_too_well_are_told_apart() -> None:
+    """Their pages are plain, and may still hold more than memory does."""
+    target = io.BytesIO()
+    rows = pa.table({"value": pa.array([bytes(100_000)] * 2_000, pa.binary())})
+    noise = rows.append_column("noise", table().slice(0, 2_000)["value"])
+    pq.write_table(noise, target, compression="zstd", use_dictionary=False)
+    content = target.getvalue()
+    expanded = sum(page.uncompressed_bytes for page in data_pages(content))
+    assert len(content) > 1 << 16
+    assert expanded > 20 * len(content)
+    assert all(pa.types.is_dictionary(piece["value"].type) for piece in parquet_pieces(content))
