@@ -22,6 +22,7 @@ _BYTES = 2 << 30
 _BATCH_BYTES = 16 << 20
 _RECORD_BYTES = 64 << 10
 _PARTITIONS = 4
+_WARM_BATCHES = 16
 
 
 def run(bench: Bench, figures: Figures) -> None:
@@ -33,9 +34,9 @@ def run(bench: Bench, figures: Figures) -> None:
             cluster = LocalCluster(folder / "cluster", [0, 1], spark=bench.spark)
             cluster.create_topic("t", assignment={one: [0, 1] for one in range(_PARTITIONS)})
             cluster.tick_until_idle()
-            # The first copies pay for Spark's workers.
-            for partition in range(_PARTITIONS):
-                cluster.produce("t", partition, values)
+            # The first job pays for the start of Spark's workers, and little needs no job.
+            for number in range(_WARM_BATCHES):
+                cluster.produce("t", number % _PARTITIONS, values)
             cluster.tick_until_idle()
             known = set(_batch_files(folder / "cluster"))
             cluster.crash(1)

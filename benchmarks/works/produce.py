@@ -24,7 +24,6 @@ KAFKA_DEFAULTS = "Kafka, defaults"
 KAFKA_TUNED = "Kafka, tuned"
 DELTA = "three Delta appends"
 
-_WARM_ROWS = 20_000
 _REPLICAS = 3
 
 
@@ -45,9 +44,9 @@ def _run_size(bench: Bench, figures: Figures, size: Size, rows: DataFrame, count
     }
     if bench.kafka is None:
         del systems[KAFKA_DEFAULTS], systems[KAFKA_TUNED]
-    few = rows.limit(_WARM_ROWS)
+    # As much as is measured: a JVM gets faster for minutes.
     for system in systems.values():
-        system(few, min(count, _WARM_ROWS))
+        system(rows, count)
     for one in range(bench.runs):
         for system in systems.values():
             for figure, value in system(rows, count).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,21 @@ from sparklog.storage.location import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+_FEW_FILES = 64
+"""Files of a query at most for which Spark is handed their headers in the query's text."""
+
+_GLOB = frozenset("*?[]{}\\")
+"""What Spark's file sources would take for patterns."""
+
+_FILE_COLUMNS = (
+    "offset_delta int, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+# Kafka's number of the producer's time; as nullable as all columns of its source.
+_TIMESTAMP_TYPE = "if(offset is null, null, 0) as timestampType"
+_HEADERS = "if(size(headers) > 0, headers, null) as headers"
 
 
 class RecordRange(NamedTuple):
@@ -67,9 +82,13 @@ def scan_records(
 ) -> DataFrame:
     """Return the records of one range at least, in the columns of Spark's Kafka source.
 
-    Each log is scanned at the version that its ranges were seen in; files that hold none of the
-    records are skipped by their headers alone.
+    A few files are scanned as such; of many, Delta's log says which belong to the ranges, which
+    takes longer to begin with.
     """
+    ranges = list(ranges)
+    files = [file for one in ranges for file in _files(logs, one)]
+    if len(files) <= _FEW_FILES and not any(_GLOB & set(file.uri) for file in files):
+        return _scan_files(spark, ranges, files, include_headers)
     of_log: dict[tuple[Location, int], list[RecordRange]] = defaultdict(list)
     for one in ranges:
         of_log[one.seen.location.child("log"), one.seen.log_version].append(one)
@@ -77,6 +96,81 @@ def scan_records(
         _scan(spark, logs, place, members, include_headers) for place, members in of_log.items()
     ]
     return reduce(lambda first, second: first.unionAll(second), frames)
+
+
+class _File(NamedTuple):
+    """A batch file, and what its header says of its records."""
+
+    uri: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+
+    @property
+    def name(self) -> str:
+        """The last part of its path, which no other file has."""
+        return self.uri.rpartition("/")[2]
+
+
+def _files(logs: CommittedLogs, wanted: RecordRange) -> list[_File]:
+    """Return the files that hold records of a range."""
+    seen, start, end = wanted
+    log, state = seen.location.child("log"), seen.state
+    return [
+        _File(
+            f"{log.uri}/{batch.path}",
+            state.topic,
+            state.partition,
+            batch.base_offset,
+            batch.next_offset,
+        )
+        for batch in logs.batches(seen, start)
+        if batch.base_offset < end
+    ]
+
+
+def _scan_files(
+    spark: SparkSession, ranges: list[RecordRange], files: list[_File], include_headers: bool
+) -> DataFrame:
+    """Scan files as they are; what their headers say is looked up by their names.
+
+    Conditions on topic and partition spare Spark the other files, and what is not selected is not
+    looked up.
+    """
+    topic = _by_name(files, lambda file: f"'{file.topic}'")
+    partition = _by_name(files, lambda file: str(file.partition))
+    base_offset = _by_name(files, lambda file: f"{file.base_offset}L")
+    frame = (
+        spark.read.schema(_FILE_COLUMNS)
+        .parquet(*(file.uri for file in files))
+        .selectExpr("*", "_metadata.file_name as file_name")
+        .selectExpr("*", f"{base_offset} + offset_delta as offset")
+        .selectExpr(
+            "key",
+            "value",
+            f"{topic} as topic",
+            f"{partition} as partition",
+            "offset",
+            "timestamp",
+            _TIMESTAMP_TYPE,
+            *([_HEADERS] if include_headers else []),
+        )
+    )
+    for seen, start, end in ranges:
+        of = seen.state.topic, seen.state.partition
+        own = [file for file in files if (file.topic, file.partition) == of]
+        # Only a slice of the first and the last file may be wanted.
+        if any(file.base_offset < start or file.next_offset > end for file in own):
+            is_other = f"topic != '{of[0]}' or partition != {of[1]}"
+            frame = frame.where(f"{is_other} or offset between {start} and {end - 1}")
+    return frame
+
+
+def _by_name(files: list[_File], value: Callable[[_File], str]) -> str:
+    """Return the SQL expression of a value that each file has; no name has quotes in it."""
+    cases = " ".join(f"when '{file.name}' then {value(file)}" for file in files)
+    return f"case file_name {cases} end"
 
 
 def _scan(
@@ -90,7 +184,6 @@ def _scan(
     from pyspark.sql import functions as sf
 
     log, version = place
-    headers = [sf.expr("if(size(headers) > 0, headers, null)").alias("headers")]
     return (
         spark.read.format("delta")
         .option("versionAsOf", version)
@@ -104,9 +197,8 @@ def _scan(
             "partition",
             "offset",
             "timestamp",
-            # Kafka's number of the producer's time; as nullable as all columns of its source.
-            sf.expr("if(offset is null, null, 0)").alias("timestampType"),
-            *(headers if include_headers else []),
+            sf.expr(_TIMESTAMP_TYPE),
+            *([sf.expr(_HEADERS)] if include_headers else []),
         )
     )
 

@@ -32,7 +32,16 @@ from sparklog.storage.parquet import ParquetContent, parquet_pieces
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CHUNK_BYTES = 4 << 20
+_STORE_CHUNK_BYTES = 4 << 20
+"""What is read of an object at once: each time is a request."""
+
+_CHUNK_BYTES = 256 << 10
+"""What is read or written of a file in a folder at once: what a processor's cache holds.
+
+From larger writes Linux makes large pages of its cache, which takes several times as long where it
+has none free, as in virtual machines that give free memory back to their host.
+"""
+
 _BYTES_PER_TASK = 32 << 20
 """Bytes that make a copying task worth its start."""
 
@@ -41,6 +50,9 @@ _BYTES_PER_JOB = 128 << 20
 
 _THREADS = 8
 """How many files are read or copied at once in this process where they wait for a store mostly."""
+
+_BYTES_PER_THREAD = 1 << 20
+"""Bytes of files in a folder that make a thread worth its start."""
 
 _Of = TypeVar("_Of")
 _Result = TypeVar("_Result")
@@ -80,11 +92,13 @@ class _HashingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._hash.update(data)
-        self._target.write(data)
-        length = memoryview(data).nbytes
-        self.size_bytes += length
-        return length
+        view = memoryview(data).cast("B")
+        for start in range(0, view.nbytes, _CHUNK_BYTES):
+            piece = view[start : start + _CHUNK_BYTES]
+            self._hash.update(piece)
+            self._target.write(piece)
+        self.size_bytes += view.nbytes
+        return view.nbytes
 
     def tell(self) -> int:
         return self.size_bytes
@@ -251,7 +265,7 @@ def copy_file(copy: Copy) -> str | None:
             copy.source.open(copy.source_path) as source,
             copy.target.create(copy.target_path) as target,
         ):
-            while chunk := source.read(_CHUNK_BYTES):
+            while chunk := source.read(_chunk_bytes(copy.source)):
                 digest.update(chunk)
                 target.write(chunk)
     except OSError as error:
@@ -265,9 +279,13 @@ def file_checksum(log: Location, path: str) -> str:
     """Read a file and return the checksum of its bytes."""
     digest = xxhash.xxh3_64()
     with log.open(path) as source:
-        while chunk := source.read(_CHUNK_BYTES):
+        while chunk := source.read(_chunk_bytes(log)):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _chunk_bytes(source: Location) -> int:
+    return _CHUNK_BYTES if source.is_local else _STORE_CHUNK_BYTES
 
 
 class Merge(NamedTuple):
@@ -363,7 +381,7 @@ class ProcessCopier:
 
     def copy(self, copies: Sequence[Copy]) -> list[str | None]:
         """Copy all; the results are in the order of `copies`, `None` where it went well."""
-        return [copy_file(copy) for copy in copies]
+        return _copy_files(copies)
 
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """Merge batches; in the order of `merges`, what they became or what went wrong."""
@@ -414,7 +432,8 @@ class SparkCopier:
 
 def _copy_files(copies: Sequence[Copy]) -> list[str | None]:
     is_local = all(copy.source.is_local and copy.target.is_local for copy in copies)
-    return _side_by_side(copy_file, copies, is_local=is_local)
+    size_bytes = sum(copy.size_bytes for copy in copies)
+    return _side_by_side(copy_file, copies, size_bytes, is_local=is_local)
 
 
 def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
@@ -430,16 +449,17 @@ def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
     """Check many files at once; see `file_fault`."""
-    return _side_by_side(partial(file_fault, log), files, is_local=log.is_local)
+    size_bytes = sum(file.size_bytes for file in files)
+    return _side_by_side(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
 
 
 def _side_by_side(
-    action: Callable[[_Of], _Result], of: Sequence[_Of], *, is_local: bool
+    action: Callable[[_Of], _Result], of: Sequence[_Of], size_bytes: int, *, is_local: bool
 ) -> list[_Result]:
     """Act on each of some files, on a few at once; the results are in their order."""
     # In folders they wait for the processor, and more of them only take more memory.
     threads = min(len(of), _THREADS, (os.cpu_count() or 1) if is_local else _THREADS)
-    if threads < 2:
+    if threads < 2 or (is_local and size_bytes < _BYTES_PER_THREAD):
         return [action(one) for one in of]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(action, of))
