@@ -35,6 +35,12 @@ _TYPES = {
     "bigint": pa.int64(),
     "boolean": pa.bool_(),
 }
+_DUCKDB_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.bool_(): "BOOLEAN",
+}
 
 
 class Rule(NamedTuple):
@@ -169,6 +175,20 @@ def _checked_output(
     return [dict(zip(names, row, strict=True)) for row in values]
 
 
+def _checked_rows(of_rule: Rule, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return rows whose columns and types are those that the head says."""
+    names = of_rule.gives.names
+    for number, field in enumerate(of_rule.gives):
+        if not field.nullable:
+            null_count = sum(row[number] is None for row in rows)
+            _check_nulls(f"rule {of_rule.name}, output", field, null_count)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _duckdb_types(schema: pa.Schema) -> list[str]:
+    return [_DUCKDB_TYPES[field.type] for field in schema]
+
+
 def _typed(where: str, columns: Mapping[str, list[Any]], schema: pa.Schema) -> list[pa.Array[Any]]:
     arrays = []
     for field in schema:
@@ -213,7 +233,10 @@ class DuckDBRules:
         prepared: dict[str, _PreparedRule] = self._prepared.__dict__
         if of_rule.text not in prepared:
             prepared[of_rule.text] = _PreparedRule(of_rule, self._database.cursor())
-        return _checked_output(of_rule, *prepared[of_rule.text].run(checked))
+        names, types, rows = prepared[of_rule.text].run(checked)
+        if names == of_rule.gives.names and types == _duckdb_types(of_rule.gives):
+            return _checked_rows(of_rule, rows)
+        return _checked_output(of_rule, names, rows)
 
 
 class _PreparedRule:
@@ -226,13 +249,16 @@ class _PreparedRule:
             connection.register(table, rows)
         connection.execute(f"prepare rule as {of_rule.text}")
 
-    def run(self, inputs: Mapping[str, pa.Table]) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns that the text gives, and its rows."""
+    def run(
+        self, inputs: Mapping[str, pa.Table]
+    ) -> tuple[list[str], list[str], list[tuple[Any, ...]]]:
+        """Return the names and DuckDB's types of the columns that the text gives, and its rows."""
         for table, rows in inputs.items():
             self._inputs[table].rows = rows
         try:
             result = self._connection.execute("execute rule")
-            return [column[0] for column in result.description], result.fetchall()
+            names = [column[0] for column in result.description]
+            return names, [str(column[1]) for column in result.description], result.fetchall()
         finally:
             for given in self._inputs.values():
                 given.clear()
