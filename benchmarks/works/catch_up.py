@@ -45,6 +45,8 @@ def run(bench: Bench, figures: Figures) -> None:
                 cluster.leader_tick(0)
             files = [file for file in _batch_files(folder / "cluster") if file not in known]
             size = sum(file.stat().st_size for file in files)
+            # Where memory for the files comes from differs from the second copy on.
+            _copied(files, folder / "copies", bench.cores)
             taken = {
                 SPARKLOG: _caught_up(cluster),
                 COPY: _copied(files, folder / "copies", 1),
