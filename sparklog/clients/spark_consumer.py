@@ -1,4 +1,4 @@
-"""Consuming: committed records as a Spark DataFrame, on Spark's own scan of the Delta tables."""
+"""Consuming: committed records as a Spark DataFrame, on Spark's own scan of the batch files."""
 
 from __future__ import annotations
 

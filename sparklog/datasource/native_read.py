@@ -1,4 +1,4 @@
-"""`sparklog.read`: a batch read by Spark's own scan of the Delta tables, at Spark's own speed."""
+"""`sparklog.read`: a batch read by Spark's own scan of the batch files, at Spark's own speed."""
 
 from __future__ import annotations
 

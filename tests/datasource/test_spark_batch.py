@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sparklog
+from sparklog.clients import spark_consumer
 from sparklog.errors import ConfigError, SparklogError
+from sparklog.testing import LocalCluster
 from tests.datasource.conftest import Readable
 
 if TYPE_CHECKING:
@@ -147,12 +150,45 @@ def test_reading_nothing_gives_no_rows(spark: SparkSession, filled: Readable) ->
     assert nothing.count() == 0
 
 
-def test_both_ways_of_reading_give_the_same(spark: SparkSession, filled: Readable) -> None:
-    for given in ({"subscribe": "t"}, {"subscribe": "t", "replica": "1"}):
-        frame = load(spark, filled, **given)
-        native = sparklog.read(spark, cluster=filled.root, **given)
-        assert columns(native) == columns(frame)
-        assert in_order(native) == in_order(frame)
+@pytest.mark.parametrize("few_files", [spark_consumer._FEW_FILES, 0], ids=["files", "delta"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"subscribe": "t"},
+        {"subscribe": "t", "replica": "1"},
+        {"subscribe": "t", "includeHeaders": "true"},
+        {"subscribe": "t", "startingOffsets": '{"t": {"0": 101, "1": -2}}'},
+        {"subscribe": "t", "endingOffsets": '{"t": {"0": 99, "1": -1}}'},
+    ],
+    ids=["all", "a follower", "headers", "from within a batch", "to within a batch"],
+)
+def test_all_ways_of_reading_give_the_same(
+    spark: SparkSession,
+    filled: Readable,
+    given: dict[str, str],
+    few_files: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The format, the files as such, and Delta's own scan."""
+    monkeypatch.setattr(spark_consumer, "_FEW_FILES", few_files)
+    frame = load(spark, filled, **given)
+    native = sparklog.read(spark, cluster=filled.root, **given)
+    assert columns(native) == columns(frame)
+    assert in_order(native) == in_order(frame)
+
+
+def test_a_native_read_of_a_root_that_looks_like_a_pattern_reads_that_root(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's file sources would read whatever is named ab, or ac."""
+    cluster = LocalCluster(tmp_path / "a{b,c}*")
+    cluster.create_topic("t")
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"v"])
+    cluster.tick_until_idle()
+    native = sparklog.read(spark, cluster=str(tmp_path / "a{b,c}*" / "cluster"), subscribe="t")
+    assert [bytes(row.value) for row in native.collect()] == [b"v"]
+    cluster.close()
 
 
 def test_a_query_without_a_filter_sees_all_though_one_with_a_filter_came_first(
