@@ -45,13 +45,13 @@ def run(bench: Bench, figures: Figures) -> None:
                 cluster.leader_tick(0)
             files = [file for file in _batch_files(folder / "cluster") if file not in known]
             size = sum(file.stat().st_size for file in files)
-            # Where memory for the files comes from differs from the second copy on.
-            _copied(files, folder / "copies", bench.cores)
-            taken = {
-                SPARKLOG: _caught_up(cluster),
-                COPY: _copied(files, folder / "copies", 1),
-                PARALLEL: _copied(files, folder / "copies", bench.cores),
-            }
+            # Each takes the memory for its files over from a copy that does not count.
+            copies = folder / "copies"
+            _copied(files, copies, bench.cores)
+            taken = {SPARKLOG: _caught_up(cluster)}
+            for name, threads in ((COPY, 1), (PARALLEL, bench.cores)):
+                _copied(files, copies, bench.cores)
+                taken[name] = _copied(files, copies, threads)
             cluster.close()
         for name, value in taken.items():
             figures.add(WHAT, name, "GB/s", size / value / 1e9)
