@@ -143,6 +143,8 @@ def _scan_files(
     base_offset = _by_name(files, lambda file: f"{file.base_offset}L")
     frame = (
         spark.read.schema(_FILE_COLUMNS)
+        # Whatever the session is told: a record that is committed is not passed over.
+        .options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
         .parquet(*(file.uri for file in files))
         .selectExpr("*", "_metadata.file_name as file_name")
         .selectExpr("*", f"{base_offset} + offset_delta as offset")

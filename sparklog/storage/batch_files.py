@@ -389,7 +389,7 @@ class ProcessCopier:
 
 
 class SparkCopier:
-    """Copies files in the tasks of one Spark job, a few of them on the driver."""
+    """Copies files in the tasks of one Spark job, or on the driver where that takes less time."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
