@@ -17,7 +17,9 @@ _ENCODINGS = {0: (5, 2), 3: (8, 4)}
 
 # Thrift's compact types; a page header needs no others.
 _TRUE, _FALSE, _INTEGERS, _BINARY, _STRUCT = 1, 2, (4, 5, 6), 8, 12
-_MOST_DEPTH = 3
+_MOST_DEPTH, _MOST_FIELDS = 3, 32
+_MOST_PAGES = 10_000
+"""More than an honest file has; to look at millions would hold up whoever checks it."""
 
 _Struct = dict[int, "int | _Struct"]
 
@@ -40,11 +42,14 @@ def data_pages(content: bytes) -> Iterator[Page]:
         raise ValueError("it is no Parquet file")
     end -= int.from_bytes(content[end : end + 4], "little")
     at = 4
-    while at < end:
+    for _ in range(_MOST_PAGES):
+        if at >= end:
+            break
         header, at = _struct(content, at, 0)
-        if header.get(_TYPE) not in _ENCODINGS:
+        kind = _number(header, _TYPE)
+        if kind not in _ENCODINGS:
             raise ValueError("it has pages that are no data pages")
-        within, field = _ENCODINGS[_number(header, _TYPE)]
+        within, field = _ENCODINGS[kind]
         data = header.get(within)
         encoding = _number(data if isinstance(data, dict) else {}, field)
         yield Page(encoding, _number(header, _UNCOMPRESSED_SIZE))
@@ -56,7 +61,7 @@ def data_pages(content: bytes) -> Iterator[Page]:
 def _number(struct: _Struct, field: int) -> int:
     value = struct.get(field)
     if not isinstance(value, int) or value < 0:
-        raise ValueError("it has a page without an encoding or a size")
+        raise ValueError("it has a page without a type, an encoding or a size")
     return value
 
 
@@ -66,9 +71,9 @@ def _struct(content: bytes, at: int, depth: int) -> tuple[_Struct, int]:
         raise ValueError("a page's header is nested too deeply")
     fields: _Struct = {}
     number = 0
-    while True:
+    for _ in range(_MOST_FIELDS):
         if at >= len(content):
-            raise ValueError("a page's header has no end")
+            break
         head = content[at]
         at += 1
         if head == 0:
@@ -87,6 +92,7 @@ def _struct(content: bytes, at: int, depth: int) -> tuple[_Struct, int]:
             at += length
         elif kind not in (_TRUE, _FALSE):
             raise ValueError("a page's header has a field of an unknown type")
+    raise ValueError("a page's header has no end")
 
 
 def _integer(content: bytes, at: int) -> tuple[int, int]:

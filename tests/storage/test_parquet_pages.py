@@ -14,6 +14,8 @@ from sparklog.storage.parquet import parquet_pieces
 from sparklog.storage.parquet_pages import data_pages
 
 ROWS = 5_000
+# A data page of no bytes: type, sizes, and the header within with its encoding.
+PAGE = bytes([0x15, 0, 0x15, 0, 0x15, 0, 0x2C, 0x15, 0, 0x15, 0, 0, 0])
 PLAIN, DELTA_BINARY_PACKED, DELTA_BYTE_ARRAY = 0, 5, 7
 
 
@@ -73,6 +75,14 @@ def test_an_encoding_is_the_page_s_own() -> None:
         pytest.param(lambda: b"", id="nothing"),
         pytest.param(lambda: b"PAR1" + bytes(8) + b"PAR1", id="no footer"),
         pytest.param(lambda: b"PAR1" + b"\x1c" * 100 + bytes(4) + b"PAR1", id="endless nesting"),
+        # A struct where the type stands, which no table of types can be asked for.
+        pytest.param(
+            lambda: b"PAR1" + b"\x1c\x00\x00" + bytes(4) + b"PAR1", id="a type that is a struct"
+        ),
+        pytest.param(
+            lambda: b"PAR1" + b"\x15\x00" * 50 + b"\x00" + bytes(4) + b"PAR1", id="many fields"
+        ),
+        pytest.param(lambda: b"PAR1" + PAGE * 20_000 + bytes(4) + b"PAR1", id="many pages"),
         pytest.param(lambda: b"PAR1" + b"\xff" * 100 + bytes(4) + b"PAR1", id="endless numbers"),
     ],
 )
@@ -93,6 +103,11 @@ def test_damage_is_an_error_or_another_page_and_nothing_else() -> None:
         except ValueError:
             continue
         assert all(page.uncompressed_bytes >= 0 for page in pages)
+
+
+def test_a_page_of_no_bytes_is_one() -> None:
+    """So that it is for their number that too many of them are refused."""
+    assert len(list(data_pages(b"PAR1" + PAGE * 3 + bytes(4) + b"PAR1"))) == 3
 
 
 @pytest.mark.parametrize(
