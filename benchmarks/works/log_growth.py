@@ -84,7 +84,9 @@ class _Log:
             done = start // _BATCHES_A_ROUND + 1
             if done % _ROUNDS_A_MERGE == 0:
                 self.merge()
-                say(f"  {start + count:,} batches, {self.live_files():,} live files")
+                live_files = self.live_files()
+                say(f"  {start + count:,} batches, {live_files:,} live files")
+                assert live_files < _BATCHES_A_ROUND, "small batches are not merged"
         self.merge()
 
     def ticks(self, requests: int, ticks: int) -> tuple[float, float]:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -339,12 +341,18 @@ def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     size_bytes = 0
     for piece in pieces:
         if gathered and size_bytes + _decoded_bytes(piece) > _ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
+            yield _decoded(gathered)
             gathered, size_bytes = [], 0
         gathered.append(piece)
         size_bytes += _decoded_bytes(piece)
     if gathered:
-        yield pa.Table.from_batches(gathered).cast(RECORD_COLUMNS)
+        yield _decoded(gathered)
+
+
+def _decoded(pieces: list[pa.RecordBatch]) -> pa.Table:
+    """Return pieces as one table; some of them may be dictionary-encoded, and others plain."""
+    alike = (list(run) for _, run in groupby(pieces, key=attrgetter("schema")))
+    return pa.concat_tables(pa.Table.from_batches(run).cast(RECORD_COLUMNS) for run in alike)
 
 
 def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from sparklog.storage.batch_files import (
     merge_batches,
     read_batch,
     read_records,
+    verified_bytes,
 )
 from sparklog.storage.location import Location
+from sparklog.storage.parquet import parquet_pieces
 from tests.storage.batches import batch_of_file, write_file
 
 if TYPE_CHECKING:
@@ -131,6 +134,30 @@ def test_a_small_file_of_large_values_is_decoded_piece_by_piece(
     groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
     assert sum(groups) == count + 1
     assert max(groups) * len(value) <= 2 << 20
+
+
+def test_small_files_and_larger_ones_are_merged_into_one(log: Location) -> None:
+    """Larger ones are read as they are, small ones dictionary-encoded: such a run failed once."""
+    larger = [b"%07d" % n + secrets.token_bytes(1000) for n in range(100)]
+    batches = adjacent(
+        log,
+        write_file(log, [b"small"] * 3),
+        write_file(log, larger),
+        write_file(log, [b"small again"]),
+    )
+    kinds = {
+        piece["value"].type
+        for batch in batches
+        for piece in parquet_pieces(verified_bytes(log, batch))
+    }
+    assert len(kinds) == 2
+    one = merged(log, *batches)
+    assert [*read_records(log, [one], 0, 999)] == [*read_records(log, batches, 0, 999)]
+    assert read_batch(log, one)["value"].to_pylist() == [
+        *([b"small"] * 3),
+        *larger,
+        b"small again",
+    ]
 
 
 def test_many_merges_fail_one_by_one(log: Location) -> None:
