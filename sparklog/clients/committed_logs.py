@@ -43,6 +43,11 @@ class CommittedLogs:
         self._logs: dict[tuple[str, int | None], RecordLog] = {}
         self._seen: dict[TopicIdPartition, tuple[PartitionState, int, Visible]] = {}
 
+    @property
+    def connection(self) -> Connection:
+        """The connection to their cluster."""
+        return self._connection
+
     def metadata(self, max_age_ms: int = _METADATA_MS) -> Metadata:
         """Return metadata that was looked up at most `max_age_ms` ago.
 

@@ -57,6 +57,10 @@ class Connection:
         self._reader = MetadataReader(self.root, storage_options or {})
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
+    def is_in_place(self) -> bool:
+        """Say whether the cluster is still the one at its place, and not another, or none."""
+        return self.root.is_in_place()
+
     def metadata(self) -> Metadata:
         """Return the newest metadata."""
         return self._reader.load()
@@ -199,7 +203,16 @@ def connect(cluster: str) -> Connection:
     The configuration file, *.yaml, says which options the stores need. Raises `ConfigError` where
     it is not usable, `StorageError` where there is no cluster.
     """
+    root, storage_options = named_cluster(cluster)
+    return Connection(root, storage_options=storage_options)
+
+
+def named_cluster(cluster: str) -> tuple[str, StorageOptions]:
+    """Return the root (a path or URI) and the stores' options of the cluster that is named.
+
+    Raises `ConfigError` where it is named by a configuration file that is not usable.
+    """
     if not is_configuration_file(cluster):
-        return Connection(cluster)
+        return cluster, {}
     config = load_either(cluster)
-    return Connection(config.cluster_root, storage_options=config.storage_options)
+    return config.cluster_root, config.storage_options

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sparklog.clients.connection import Visible
 from sparklog.datasource.data_loss import DataLoss
+from sparklog.datasource.kept_logs import with_logs
 from sparklog.datasource.options import AtOffsets, ReadOptions
 from sparklog.datasource.read_plan import plan_tasks
 from sparklog.datasource.read_task import OffsetRange, ReadTask
@@ -17,7 +18,10 @@ from sparklog.model import TopicPartition
 
 def plan_batch(options: ReadOptions) -> list[ReadTask]:
     """Return what each task of a batch query reads; raises as the two below do."""
-    subscription = Subscription(options)
+    return with_logs(options.cluster, lambda logs: _tasks(Subscription(options, logs)))
+
+
+def _tasks(subscription: Subscription) -> list[ReadTask]:
     seen = seen_by_batch(subscription)
     return plan_tasks(subscription, seen, batch_ranges(subscription, seen))
 

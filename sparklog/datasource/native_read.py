@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparklog.clients.spark_consumer import RecordRange, scan_records
 from sparklog.datasource.batch_read import batch_ranges, seen_by_batch
 from sparklog.datasource.columns import ddl
+from sparklog.datasource.kept_logs import with_logs
 from sparklog.datasource.options import parse_read_options
 from sparklog.datasource.subscription import Subscription
 from sparklog.errors import ConfigError
@@ -31,16 +32,21 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
             "options minPartitions and maxRecordsPerPartition have no meaning for sparklog.read, "
             "where Spark splits files by itself: repartition the DataFrame"
         )
-    subscription = Subscription(parsed)
+    return with_logs(parsed.cluster, lambda logs: _frame(spark, Subscription(parsed, logs)))
+
+
+def _frame(spark: SparkSession, subscription: Subscription) -> DataFrame:
+    """Return the records that a subscription's options ask for."""
     seen = seen_by_batch(subscription)
     ranges = [
         RecordRange(seen[one.partition], one.start, one.end)
         for one in batch_ranges(subscription, seen)
         if one.size > 0
     ]
+    include_headers = subscription.options.include_headers
     if not ranges:
-        return spark.createDataFrame([], ddl(include_headers=parsed.include_headers))
-    return scan_records(spark, subscription.logs, ranges, include_headers=parsed.include_headers)
+        return spark.createDataFrame([], ddl(include_headers=include_headers))
+    return scan_records(spark, subscription.logs, ranges, include_headers=include_headers)
 
 
 def _text(value: object) -> str:

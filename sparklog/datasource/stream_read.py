@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparklog.clients.connection import Connection, Visible
+from sparklog.clients.connection import Visible
 from sparklog.clock import Clock, SystemClock
 from sparklog.datasource.admission import MinimumPerTrigger, within_limit
 from sparklog.datasource.data_loss import DataLoss, position_at, sound_offsets
@@ -26,14 +26,9 @@ class StreamRead:
     begins anew from the checkpoint at any time.
     """
 
-    def __init__(
-        self,
-        options: ReadOptions,
-        connection: Connection | None = None,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
-        self._subscription = Subscription(options, connection)
+        self._subscription = Subscription(options)
         self._loss = DataLoss(options.fail_on_data_loss)
         self._minimum = MinimumPerTrigger(options, clock or SystemClock())
         self._progress = GroupProgress(options, self._subscription.connection)

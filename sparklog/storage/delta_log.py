@@ -377,6 +377,14 @@ def has_commit(table: Location, version: int) -> bool:
     return table.exists(_commit_path(version))
 
 
+def first_commit(table: Location) -> bytes | None:
+    """Return a table's first commit, in which its id is, or `None` where it is not there."""
+    try:
+        return table.read_bytes(_commit_path(0))
+    except FileNotFoundError:
+        return None
+
+
 def table_identity(table: Location) -> tuple[str, int]:
     """Return the id that Delta gave a table when it was created, and its newest version."""
     opened = open_delta_table(table)

@@ -18,7 +18,7 @@ import sparklog
 from sparklog import model
 from sparklog.errors import CommitConflictError, StorageError
 from sparklog.storage.control_table import ControlTable, Fence, create_table
-from sparklog.storage.delta_log import has_commit
+from sparklog.storage.delta_log import first_commit, has_commit
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 
@@ -32,14 +32,45 @@ class ClusterRoot:
     def __init__(self, location: Location) -> None:
         self.location = location
         self.cluster_id = str(_check_format(location, is_broker=False)["cluster_id"])
+        self._first_commit = first_commit(location.child(model.FORMAT.name))
         self.brokers = ControlTable(location, model.BROKERS)
-        self.controller = ControlTable(location, model.CONTROLLER)
         self.topics = ControlTable(location, model.TOPICS)
         self.partition_state = ControlTable(location, model.PARTITION_STATE)
-        self.producer_ids = ControlTable(location, model.PRODUCER_IDS)
-        self.stream_writes = ControlTable(location, model.STREAM_WRITES)
-        self.consumer_groups = ControlTable(location, model.CONSUMER_GROUPS)
-        self.consumer_offsets = ControlTable(location, model.CONSUMER_OFFSETS)
+
+    def is_in_place(self) -> bool:
+        """Say whether the root is still the one that was opened, and not another, or none."""
+        try:
+            now = first_commit(self.location.child(model.FORMAT.name))
+        except (DeltaError, OSError):
+            return False
+        return now is not None and now == self._first_commit
+
+    # What most of those who open a root never look at is opened by who does.
+
+    @cached_property
+    def controller(self) -> ControlTable:
+        """Who is the controller, and until when."""
+        return ControlTable(self.location, model.CONTROLLER)
+
+    @cached_property
+    def producer_ids(self) -> ControlTable:
+        """The producer ids that were handed out."""
+        return ControlTable(self.location, model.PRODUCER_IDS)
+
+    @cached_property
+    def stream_writes(self) -> ControlTable:
+        """The micro-batches that streaming queries have begun to write."""
+        return ControlTable(self.location, model.STREAM_WRITES)
+
+    @cached_property
+    def consumer_groups(self) -> ControlTable:
+        """The members of the consumer groups, and what each is assigned."""
+        return ControlTable(self.location, model.CONSUMER_GROUPS)
+
+    @cached_property
+    def consumer_offsets(self) -> ControlTable:
+        """The offsets that consumer groups have committed."""
+        return ControlTable(self.location, model.CONSUMER_OFFSETS)
 
     @cached_property
     def consumer_group_heartbeats(self) -> ControlTable:

@@ -1,0 +1,64 @@
+"""What one query of a process has opened, kept for the next: opening takes longer than looking."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from sparklog.clients.committed_logs import CommittedLogs
+from sparklog.clients.connection import Connection, named_cluster
+from sparklog.logger import get_logger
+from sparklog.storage.location import Location, one_line
+
+_log = get_logger(__name__)
+
+_Result = TypeVar("_Result")
+
+_MOST = 4
+"""Clusters that are kept open; each holds the headers of the batches that were read."""
+
+
+class _Place(NamedTuple):
+    """What tells one cluster from another; a process that was forked opens its own."""
+
+    process: int
+    root: str
+    storage_options: str
+
+
+_kept: OrderedDict[_Place, CommittedLogs] = OrderedDict()
+_lock = threading.Lock()
+
+
+def with_logs(cluster: str, use: Callable[[CommittedLogs], _Result]) -> _Result:
+    """Return what `use` makes of the logs of `cluster`, a root or a configuration file.
+
+    They may be open since an earlier query. What fails with those is done again with logs that are
+    opened anew, so `use` must not leave anything half done. Raises as `Connection`,
+    `named_cluster` and `use` do.
+    """
+    root, storage_options = named_cluster(cluster)
+    place = _Place(os.getpid(), Location.of(root).uri, json.dumps(storage_options, sort_keys=True))
+    with _lock:
+        logs = _kept.pop(place, None)
+    if logs is not None:
+        try:
+            if logs.connection.is_in_place():
+                return _used(place, logs, use)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it may be the opened logs' fault
+            _log.info("cluster opened anew", cluster=root, error=one_line(error))
+    return _used(place, CommittedLogs(Connection(root, storage_options=storage_options)), use)
+
+
+def _used(place: _Place, logs: CommittedLogs, use: Callable[[CommittedLogs], _Result]) -> _Result:
+    result = use(logs)
+    with _lock:
+        # Of two queries at a time, the later one's stay.
+        _kept[place] = logs
+        while len(_kept) > _MOST:
+            _kept.popitem(last=False)
+    return result
