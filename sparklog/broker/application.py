@@ -26,8 +26,8 @@ from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import get_logger
 from sparklog.model import BROKERS, FORMAT
 from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules
-from sparklog.storage.batch_files import ProcessCopier, SparkCopier
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.location import Location
 from sparklog.storage.roots import ClusterRoot, check_usable
 

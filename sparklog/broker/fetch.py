@@ -18,7 +18,9 @@ from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.rules import Rules
-from sparklog.storage.batch_files import Copy, Merge, rewrite_slice
+from sparklog.storage.batch_files import rewrite_slice
+from sparklog.storage.batch_merging import Merge
+from sparklog.storage.copying import Copy
 from sparklog.storage.metadata import PartitionState
 
 _log = get_logger(__name__)

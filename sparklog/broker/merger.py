@@ -27,7 +27,7 @@ from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
 from sparklog.protocol.rules import Rules
-from sparklog.storage.batch_files import Merge
+from sparklog.storage.batch_merging import Merge
 from sparklog.storage.control_table import ControlTable
 
 _log = get_logger(__name__)

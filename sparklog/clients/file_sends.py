@@ -21,7 +21,7 @@ from sparklog.clients.stream_writes import Files, SentFile, StreamWrites
 from sparklog.errors import ERROR_CODES, ProtocolError
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, batch_id, new_batch_path
-from sparklog.storage.batch_files import Copy
+from sparklog.storage.copying import Copy
 from sparklog.storage.metadata import PartitionState
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sparklog.clients.produce import Acks, acks_number
 from sparklog.clients.stream_writes import SentFile
 from sparklog.errors import SparklogError
 from sparklog.model import TopicIdPartition
-from sparklog.storage.batch_files import BatchFile, SparkCopier
+from sparklog.storage.batch_files import BatchFile
+from sparklog.storage.copying import SparkCopier
 from sparklog.storage.location import Location
 
 if TYPE_CHECKING:

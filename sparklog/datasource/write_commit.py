@@ -10,7 +10,7 @@ from sparklog.clients.file_sends import FileSender, MicroBatch, PendingSend
 from sparklog.clients.stream_writes import Files
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.datasource.write_task import WrittenFile
-from sparklog.storage.batch_files import ProcessCopier
+from sparklog.storage.copying import ProcessCopier
 
 
 def commit_write(

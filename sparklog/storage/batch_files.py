@@ -1,4 +1,4 @@
-"""Batch files: writing, checking, copying and reading the Parquet files that hold records.
+"""Batch files: writing, checking and reading the Parquet files that hold records.
 
 A file is written once, under a name that was never used, and its checksum is that of its bytes;
 so copies are compared without being read as records.
@@ -6,18 +6,13 @@ so copies are compared without being read as records.
 
 from __future__ import annotations
 
-import heapq
 import io
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,37 +25,7 @@ from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_bat
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent, parquet_pieces
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_STORE_CHUNK_BYTES = 4 << 20
-"""What is read of an object at once: each time is a request."""
-
-_CHUNK_BYTES = 256 << 10
-"""What is read or written of a file in a folder at once: what a processor's cache holds.
-
-From larger writes Linux makes large pages of its cache, which takes several times as long where it
-has none free, as in virtual machines that give free memory back to their host.
-"""
-
-_BYTES_PER_TASK = 32 << 20
-"""Bytes that make a copying task worth its start."""
-
-_BYTES_PER_JOB = 128 << 20
-"""Bytes that the driver copies by itself in less time than Spark's tasks do, start included."""
-
-_THREADS = 8
-"""How many files are read or copied at once in this process where they wait for a store mostly."""
-
-_BYTES_PER_THREAD = 1 << 20
-"""Bytes of files in a folder that make a thread worth its start."""
-
-_Of = TypeVar("_Of")
-_Result = TypeVar("_Result")
-
-_ROW_GROUP_BYTES = 16 << 20
-"""Bytes of decoded records that are held at once, and make a row group, when batches are merged."""
+from sparklog.storage.side_by_side import side_by_side
 
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
@@ -85,8 +50,9 @@ class BatchFile(NamedTuple):
 class _HashingFile(io.RawIOBase):
     """A file that is written front to back and hashed on the way."""
 
-    def __init__(self, target: IO[bytes]) -> None:
+    def __init__(self, target: IO[bytes], chunk_bytes: int) -> None:
         self._target = target
+        self._chunk_bytes = chunk_bytes
         self._hash = xxhash.xxh3_64()
         self.size_bytes = 0
 
@@ -95,8 +61,8 @@ class _HashingFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        for start in range(0, view.nbytes, _CHUNK_BYTES):
-            piece = view[start : start + _CHUNK_BYTES]
+        for start in range(0, view.nbytes, self._chunk_bytes):
+            piece = view[start : start + self._chunk_bytes]
             self._hash.update(piece)
             self._target.write(piece)
         self.size_bytes += view.nbytes
@@ -120,7 +86,7 @@ class BatchFileWriter:
         self.record_count = 0
         self._min_ms, self._max_ms = 1 << 62, -(1 << 62)
         self._target = log.create(path)
-        self._file = _HashingFile(self._target)
+        self._file = _HashingFile(self._target, log.chunk_bytes)
         self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **_PARQUET)
 
     @property
@@ -175,6 +141,15 @@ def records_table(
             "headers": pa.nulls(count, RECORD_COLUMNS.field("headers").type),
         }
     )
+
+
+def file_checksum(log: Location, path: str) -> str:
+    """Read a file and return the checksum of its bytes."""
+    digest = xxhash.xxh3_64()
+    with log.open(path) as source:
+        while chunk := source.read(log.chunk_bytes):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def file_fault(log: Location, file: BatchFile) -> str | None:
@@ -248,229 +223,10 @@ def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:
     return extent["min"].as_py() // 1000, extent["max"].as_py() // 1000
 
 
-class Copy(NamedTuple):
-    """One file to be copied from one log table to another, byte for byte."""
-
-    source: Location
-    source_path: str
-    target: Location
-    target_path: str
-    size_bytes: int
-    checksum: str
-
-
-def copy_file(copy: Copy) -> str | None:
-    """Copy one file and verify its checksum on the way; say what went wrong, or `None`."""
-    digest = xxhash.xxh3_64()
-    try:
-        with (
-            copy.source.open(copy.source_path) as source,
-            copy.target.create(copy.target_path) as target,
-        ):
-            while chunk := source.read(_chunk_bytes(copy.source)):
-                digest.update(chunk)
-                target.write(chunk)
-    except OSError as error:
-        return f"{copy.source.uri}/{copy.source_path} was not copied: {one_line(error)}"
-    if digest.hexdigest() != copy.checksum:
-        return f"{copy.source.uri}/{copy.source_path} does not have its checksum {copy.checksum}"
-    return None
-
-
-def file_checksum(log: Location, path: str) -> str:
-    """Read a file and return the checksum of its bytes."""
-    digest = xxhash.xxh3_64()
-    with log.open(path) as source:
-        while chunk := source.read(_chunk_bytes(log)):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _chunk_bytes(source: Location) -> int:
-    return _CHUNK_BYTES if source.is_local else _STORE_CHUNK_BYTES
-
-
-class Merge(NamedTuple):
-    """Adjacent batches of one log that become one batch in a new file at `path`."""
-
-    log: Location
-    batches: tuple[Batch, ...]
-    path: str
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes the batches have."""
-        return sum(batch.size_bytes for batch in self.batches)
-
-
-def merge_batches(merge: Merge) -> Batch | str:
-    """Write the records of adjacent batches as one batch; return it, or what went wrong.
-
-    Checksums are verified before anything is written. The header is the first batch's, but for
-    the producer: several may have written it (rule 8.4).
-    """
-    try:
-        contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
-        writer = BatchFileWriter(merge.log, merge.path)
-        pieces = (piece for content in contents for piece in parquet_pieces(content))
-        for records in _gathered(small for piece in pieces for small in _decodable(piece)):
-            writer.write(records)
-        file = writer.close()
-    except (OSError, pa.ArrowException, StorageError) as error:
-        return one_line(error)
-    first, last = merge.batches[0], merge.batches[-1]
-    if file.record_count != last.next_offset - first.base_offset:
-        return f"the batches from {merge.log.uri}/{first.path} on hold {file.record_count} records"
-    return first._replace(
-        path=file.path,
-        size_bytes=file.size_bytes,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        checksum=file.checksum,
-        record_count=file.record_count,
-        last_offset_delta=file.record_count - 1,
-        min_timestamp_ms=file.min_timestamp_ms,
-        max_timestamp_ms=file.max_timestamp_ms,
-    )
-
-
-def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the records of many files in tables of some MiB, so that many become a row group."""
-    gathered: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for piece in pieces:
-        if gathered and size_bytes + _decoded_bytes(piece) > _ROW_GROUP_BYTES:
-            yield _decoded(gathered)
-            gathered, size_bytes = [], 0
-        gathered.append(piece)
-        size_bytes += _decoded_bytes(piece)
-    if gathered:
-        yield _decoded(gathered)
-
-
-def _decoded(pieces: list[pa.RecordBatch]) -> pa.Table:
-    """Return pieces as one table; some of them may be dictionary-encoded, and others plain."""
-    alike = (list(run) for _, run in groupby(pieces, key=attrgetter("schema")))
-    return pa.concat_tables(pa.Table.from_batches(run).cast(RECORD_COLUMNS) for run in alike)
-
-
-def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut dictionary-encoded records into pieces that fit in memory without the dictionary."""
-    if _decoded_bytes(records) <= _ROW_GROUP_BYTES or records.num_rows < 2:
-        yield records
-        return
-    half = records.num_rows // 2
-    yield from _decodable(records.slice(0, half))
-    yield from _decodable(records.slice(half))
-
-
-def _decoded_bytes(records: pa.RecordBatch) -> int:
-    """Return how many bytes records have at most where no dictionary stands for them."""
-    at_most: int = records.nbytes * records.num_rows
-    if at_most < _ROW_GROUP_BYTES // 256:
-        # Small batches are many.
-        return at_most
-    lengths = (
-        pc.binary_length(column.dictionary).take(column.indices)
-        for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
-        if pa.types.is_dictionary(column.type)
-    )
-    total: int = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
-    own: int = records.nbytes
-    return total + own
-
-
-class ProcessCopier:
-    """Copies files in this process: no JVM, milliseconds, for tests and small clusters."""
-
-    jobs = 0
-    """Spark jobs so far: none."""
-
-    def copy(self, copies: Sequence[Copy]) -> list[str | None]:
-        """Copy all; the results are in the order of `copies`, `None` where it went well."""
-        return _copy_files(copies)
-
-    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
-        """Merge batches; in the order of `merges`, what they became or what went wrong."""
-        return [merge_batches(merge) for merge in merges]
-
-
-class SparkCopier:
-    """Copies files in the tasks of one Spark job, or on the driver where that takes less time."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._context = spark.sparkContext
-        self._lock = threading.Lock()
-        self.jobs = 0
-        """Spark jobs so far."""
-
-    def copy(self, copies: Sequence[Copy]) -> list[str | None]:
-        """Copy all; the results are in the order of `copies`, `None` where it went well."""
-        if not copies:
-            return []
-        total = sum(copy.size_bytes for copy in copies)
-        if total < _BYTES_PER_JOB:
-            return _copy_files(copies)
-        tasks = min(self._context.defaultParallelism, -(-total // _BYTES_PER_TASK))
-        shares = _shares([copy.size_bytes for copy in copies], tasks)
-        with self._lock:
-            self.jobs += 1
-        given = [[copies[number] for number in share] for share in shares]
-        copied = self._context.parallelize(given, len(given)).map(_copy_files).collect()
-        faults: list[str | None] = [None] * len(copies)
-        for share, of in zip(shares, copied, strict=True):
-            for number, fault in zip(share, of, strict=True):
-                faults[number] = fault
-        return faults
-
-    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
-        """Merge batches, in this process where that takes less time than a Spark job's start.
-
-        The results are, in the order of `merges`, what they became or what went wrong.
-        """
-        total = sum(merge.size_bytes for merge in merges)
-        if total < _BYTES_PER_TASK:
-            return [merge_batches(merge) for merge in merges]
-        with self._lock:
-            self.jobs += 1
-        tasks = min(len(merges), self._context.defaultParallelism * 4)
-        return list(self._context.parallelize(merges, tasks).map(merge_batches).collect())
-
-
-def _copy_files(copies: Sequence[Copy]) -> list[str | None]:
-    is_local = all(copy.source.is_local and copy.target.is_local for copy in copies)
-    size_bytes = sum(copy.size_bytes for copy in copies)
-    return _side_by_side(copy_file, copies, size_bytes, is_local=is_local)
-
-
-def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Deal numbers of files out to at most `count` tasks that have about as many bytes each."""
-    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
-    dealt = [(0, number) for number in range(len(shares))]
-    for file in sorted(range(len(sizes)), key=lambda file: -sizes[file]):
-        size, least = heapq.heappop(dealt)
-        shares[least].append(file)
-        heapq.heappush(dealt, (size + sizes[file], least))
-    return shares
-
-
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
     """Check many files at once; see `file_fault`."""
     size_bytes = sum(file.size_bytes for file in files)
-    return _side_by_side(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
-
-
-def _side_by_side(
-    action: Callable[[_Of], _Result], of: Sequence[_Of], size_bytes: int, *, is_local: bool
-) -> list[_Result]:
-    """Act on each of some files, on a few at once; the results are in their order."""
-    # In folders they wait for the processor, and more of them only take more memory.
-    threads = min(len(of), _THREADS, (os.cpu_count() or 1) if is_local else _THREADS)
-    if threads < 2 or (is_local and size_bytes < _BYTES_PER_THREAD):
-        return [action(one) for one in of]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(action, of))
+    return side_by_side(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
 
 
 def rewrite_slice(

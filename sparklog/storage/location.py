@@ -27,6 +27,16 @@ _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
 
 _PART_BYTES = 1 << 20
 
+_STORE_CHUNK_BYTES = 4 << 20
+"""What is read of an object at once: each time is a request."""
+
+_CHUNK_BYTES = 256 << 10
+"""What is read or written of a file at once, which stays in a processor's cache.
+
+From larger writes Linux makes large pages of its cache, which takes several times as long where it
+has none free, as in virtual machines that give free memory back to their host.
+"""
+
 
 @dataclass(frozen=True)
 class Location:
@@ -62,6 +72,11 @@ class Location:
     def is_local(self) -> bool:
         """Whether it is a folder of this machine."""
         return "://" not in self.uri
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How many bytes of a long file are best read or written at once."""
+        return _CHUNK_BYTES if self.is_local else _STORE_CHUNK_BYTES
 
     def child(self, name: str) -> Location:
         """Return the location called `name` below this one."""

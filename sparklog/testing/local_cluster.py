@@ -36,15 +36,8 @@ from sparklog.model import (
     new_batch_path,
 )
 from sparklog.protocol.rules import DuckDBRules, SparkRules
-from sparklog.storage.batch_files import (
-    BatchFileWriter,
-    Copy,
-    ProcessCopier,
-    SparkCopier,
-    copy_file,
-    read_records,
-    records_table,
-)
+from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
+from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier, copy_file
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog

@@ -22,8 +22,8 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
     PRODUCE_RESPONSES,
 )
-from sparklog.storage.batch_files import Copy
 from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.copying import Copy
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
     check_at_rest,

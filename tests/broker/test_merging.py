@@ -20,14 +20,9 @@ from sparklog.model import (
     new_batch_path,
 )
 from sparklog.protocol.rules import DuckDBRules
-from sparklog.storage.batch_files import (
-    BatchFile,
-    BatchFileWriter,
-    Merge,
-    ProcessCopier,
-    read_records,
-    records_table,
-)
+from sparklog.storage.batch_files import BatchFile, BatchFileWriter, read_records, records_table
+from sparklog.storage.batch_merging import Merge
+from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster

@@ -15,7 +15,8 @@ from sparklog.clients.produce import PendingProduce, ProduceClient, RequestedBat
 from sparklog.config import Settings
 from sparklog.model import BROKERS, PARTITION_STATE, new_batch_path
 from sparklog.protocol.rules import DuckDBRules
-from sparklog.storage.batch_files import BatchFileWriter, ProcessCopier, records_table
+from sparklog.storage.batch_files import BatchFileWriter, records_table
+from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster, ManualClock

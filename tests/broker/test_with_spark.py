@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparklog.storage import batch_files
+from sparklog.storage import copying
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest
 from tests.scenario import cases, play
@@ -35,7 +35,7 @@ def test_one_job_copies_all_that_a_tick_fetches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a tick without anything to fetch starts none."""
-    monkeypatch.setattr(batch_files, "_BYTES_PER_JOB", 1 << 20)
+    monkeypatch.setattr(copying, "_BYTES_PER_JOB", 1 << 20)
     cluster = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
     cluster.create_topic("t", assignment={0: [0, 1]})
     cluster.create_topic("u", assignment={0: [0, 1]})

@@ -21,7 +21,8 @@ from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
 from sparklog.errors import FencedError, ProtocolError
 from sparklog.model import Batch
 from sparklog.protocol.rules import DuckDBRules
-from sparklog.storage.batch_files import Merge, ProcessCopier
+from sparklog.storage.batch_merging import Merge
+from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
@@ -70,3 +72,14 @@ def batch_of_file(file: BatchFile, base_offset: int = 0, **header: Any) -> Batch
         min_timestamp_ms=file.min_timestamp_ms,
         max_timestamp_ms=file.max_timestamp_ms,
     )._replace(**header)
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let the disk be full: a write is cut short at this size, and the next one fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

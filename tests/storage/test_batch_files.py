@@ -1,14 +1,12 @@
-"""Batch files: writing, checking what a request claims, copying, slicing and reading."""
+"""Batch files: writing, checking what a request claims, slicing and reading."""
 
 from __future__ import annotations
 
 import os
 import random
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +19,6 @@ from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.batch_files import (
     BatchFile,
     BatchFileWriter,
-    Copy,
-    ProcessCopier,
-    SparkCopier,
-    copy_file,
     file_checksum,
     file_fault,
     files_faults,
@@ -33,10 +27,7 @@ from sparklog.storage.batch_files import (
     rewrite_slice,
 )
 from sparklog.storage.location import Location
-from tests.storage.batches import batch_of_file, write_file
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.storage.batches import batch_of_file, file_size_limit, write_file
 
 TIMES = RECORD_COLUMNS.field("timestamp").type
 HEADERS = [{"key": "h", "value": b"\x00"}, {"key": "", "value": None}]
@@ -132,6 +123,15 @@ class TestWriting:
         with pytest.raises(FileExistsError):
             BatchFileWriter(log, file.path)
         assert file_fault(log, file) is None
+
+    def test_a_full_disk_fails_a_writer(self, log: Location) -> None:
+        def write() -> None:
+            writer = BatchFileWriter(log, new_batch_path())
+            writer.write(records_table([os.urandom(1 << 20)], None, 0))
+            writer.close()
+
+        with file_size_limit(300_000), pytest.raises(OSError, match="File too large"):
+            write()
 
     @pytest.mark.parametrize(
         ("time_us", "why"),
@@ -325,106 +325,6 @@ class TestFaults:
         found = files_faults(log, files)
         assert [number for number, fault in enumerate(found) if fault is not None] == [7]
         assert files_faults(log, []) == []
-
-
-def copy_of(log: Location, file: BatchFile, target: Location) -> Copy:
-    path = new_batch_path(file.path.removeprefix("_inbox/").split(".")[0])
-    return Copy(log, file.path, target, path, file.size_bytes, file.checksum)
-
-
-@contextmanager
-def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let the disk be full: a write is cut short at this size, and the next one fails."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-class TestCopying:
-    @pytest.fixture
-    def target(self, tmp_path: Path) -> Location:
-        return Location.of(str(tmp_path / "other root" / "log"))
-
-    def test_copies_are_the_same_bytes(self, log: Location, target: Location) -> None:
-        copies = [copy_of(log, write_file(log, [b"v" * n]), target) for n in (0, 1, 9 << 20)]
-        copier = ProcessCopier()
-        assert copier.copy(copies) == [None, None, None]
-        for copy in copies:
-            expected = Path(log.uri, copy.source_path).read_bytes()
-            assert Path(target.uri, copy.target_path).read_bytes() == expected
-        assert (copier.copy([]), copier.jobs) == ([], 0)
-
-    def test_a_source_that_is_damaged_or_missing_is_reported(
-        self, log: Location, target: Location
-    ) -> None:
-        damaged, missing, good = (write_file(log, [b"v"]) for _ in range(3))
-        content = bytearray(on_disk(log, damaged).read_bytes())
-        content[10] ^= 1
-        on_disk(log, damaged).write_bytes(content)
-        on_disk(log, missing).unlink()
-        found = ProcessCopier().copy(
-            [copy_of(log, file, target) for file in (damaged, good, missing)]
-        )
-        assert found[0] == f"{log.uri}/{damaged.path} does not have its checksum {damaged.checksum}"
-        assert found[1] is None
-        assert found[2] is not None
-        assert f"{log.uri}/{missing.path} was not copied: " in found[2]
-
-    def test_an_existing_target_is_refused_and_left_alone(
-        self, log: Location, target: Location
-    ) -> None:
-        copy = copy_of(log, write_file(log, [b"v"]), target)
-        there = Path(target.uri, copy.target_path)
-        there.parent.mkdir(parents=True)
-        there.write_bytes(b"somebody's")
-        fault = copy_file(copy)
-        assert fault is not None
-        assert "File exists" in fault
-        assert there.read_bytes() == b"somebody's"
-
-    def test_a_full_disk_is_reported_and_not_taken_for_a_copy(
-        self, log: Location, target: Location
-    ) -> None:
-        """The system writes what fits and says so; only the next write fails."""
-        copy = copy_of(log, write_file(log, [os.urandom(1 << 20)]), target)
-        with file_size_limit(300_000):
-            fault = copy_file(copy)
-        assert fault is not None
-        assert "File too large" in fault
-
-    def test_a_full_disk_fails_a_writer(self, log: Location) -> None:
-        def write() -> None:
-            writer = BatchFileWriter(log, new_batch_path())
-            writer.write(records_table([os.urandom(1 << 20)], None, 0))
-            writer.close()
-
-        with file_size_limit(300_000), pytest.raises(OSError, match="File too large"):
-            write()
-
-    @pytest.mark.parametrize(("named_bytes", "jobs"), [(30 << 20, 1), (1 << 20, 0)])
-    def test_spark_copies_much_in_tasks_and_little_on_the_driver(
-        self, log: Location, target: Location, spark: SparkSession, named_bytes: int, jobs: int
-    ) -> None:
-        """The same results in the same order; a bad file fails neither the job nor the others."""
-        files = [write_file(log, [b"v%d" % number]) for number in range(8)]
-        on_disk(log, files[3]).write_bytes(b"damaged")
-        on_disk(log, files[5]).unlink()
-        copies = [
-            copy_of(Location(log.uri, {"an": "option"}), file, target)._replace(
-                size_bytes=named_bytes + number % 3
-            )
-            for number, file in enumerate(files)
-        ]
-        copier = SparkCopier(spark)
-        found = copier.copy(copies)
-        assert [number for number, fault in enumerate(found) if fault] == [3, 5]
-        for copy, fault in zip(copies, found, strict=True):
-            if fault is None:
-                assert file_checksum(target, copy.target_path) == copy.checksum
-        assert (copier.copy([]), copier.jobs) == ([], jobs)
 
 
 class TestSlices:

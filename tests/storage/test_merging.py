@@ -12,19 +12,17 @@ import pytest
 import xxhash
 
 from sparklog.model import RECORD_COLUMNS, Batch, new_batch_path
-from sparklog.storage import batch_files
+from sparklog.storage import batch_merging, copying
 from sparklog.storage.batch_files import (
     BatchFile,
     BatchFileWriter,
-    Merge,
-    ProcessCopier,
-    SparkCopier,
     file_fault,
-    merge_batches,
     read_batch,
     read_records,
     verified_bytes,
 )
+from sparklog.storage.batch_merging import Merge, merge_batches
+from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import parquet_pieces
 from tests.storage.batches import batch_of_file, write_file
@@ -111,7 +109,7 @@ def test_a_small_file_of_large_values_is_decoded_piece_by_piece(
     log: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer may name one long value again and again in a few bytes."""
-    monkeypatch.setattr(batch_files, "_ROW_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(batch_merging, "_ROW_GROUP_BYTES", 1 << 20)
     count, value = 300, b"v" * 100_000
     columns = {
         "offset_delta": pa.array(range(count), pa.int32()),
@@ -179,7 +177,7 @@ def test_spark_merges_in_one_job_what_is_worth_it(
     merges = [Merge(log, run, new_batch_path()) for run in runs]
     here = copier.merge(merges)
     assert copier.jobs == 0
-    monkeypatch.setattr(batch_files, "_BYTES_PER_TASK", merges[0].size_bytes)
+    monkeypatch.setattr(copying, "_BYTES_PER_TASK", merges[0].size_bytes)
     merges = [merge._replace(path=new_batch_path()) for merge in merges]
     there = copier.merge(merges)
     assert copier.jobs == 1

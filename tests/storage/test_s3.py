@@ -26,9 +26,6 @@ from sparklog.model import (
 )
 from sparklog.storage.batch_files import (
     BatchFileWriter,
-    Copy,
-    ProcessCopier,
-    SparkCopier,
     file_checksum,
     file_fault,
     files_faults,
@@ -36,6 +33,7 @@ from sparklog.storage.batch_files import (
     rewrite_slice,
 )
 from sparklog.storage.control_table import ControlTable, Fence, create_table
+from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
 from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.record_log import RecordLog

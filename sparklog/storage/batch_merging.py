@@ -1,0 +1,111 @@
+"""Merging batch files: the records of many in one (rule 8.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.errors import StorageError
+from sparklog.model import RECORD_COLUMNS, Batch
+from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.parquet import parquet_pieces
+
+_ROW_GROUP_BYTES = 16 << 20
+"""Bytes of decoded records that are held at once, and make a row group."""
+
+
+class Merge(NamedTuple):
+    """Adjacent batches of one log that become one batch in a new file at `path`."""
+
+    log: Location
+    batches: tuple[Batch, ...]
+    path: str
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the batches have."""
+        return sum(batch.size_bytes for batch in self.batches)
+
+
+def merge_batches(merge: Merge) -> Batch | str:
+    """Write the records of adjacent batches as one batch; return it, or what went wrong.
+
+    Checksums are verified before anything is written. The header is the first batch's, but for
+    the producer: several may have written it (rule 8.4).
+    """
+    try:
+        contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
+        writer = BatchFileWriter(merge.log, merge.path)
+        pieces = (piece for content in contents for piece in parquet_pieces(content))
+        for records in _gathered(small for piece in pieces for small in _decodable(piece)):
+            writer.write(records)
+        file = writer.close()
+    except (OSError, pa.ArrowException, StorageError) as error:
+        return one_line(error)
+    first, last = merge.batches[0], merge.batches[-1]
+    if file.record_count != last.next_offset - first.base_offset:
+        return f"the batches from {merge.log.uri}/{first.path} on hold {file.record_count} records"
+    return first._replace(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        checksum=file.checksum,
+        record_count=file.record_count,
+        last_offset_delta=file.record_count - 1,
+        min_timestamp_ms=file.min_timestamp_ms,
+        max_timestamp_ms=file.max_timestamp_ms,
+    )
+
+
+def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the records of many files in tables of some MiB, so that many become a row group."""
+    gathered: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for piece in pieces:
+        if gathered and size_bytes + _decoded_bytes(piece) > _ROW_GROUP_BYTES:
+            yield _decoded(gathered)
+            gathered, size_bytes = [], 0
+        gathered.append(piece)
+        size_bytes += _decoded_bytes(piece)
+    if gathered:
+        yield _decoded(gathered)
+
+
+def _decoded(pieces: list[pa.RecordBatch]) -> pa.Table:
+    """Return pieces as one table; some of them may be dictionary-encoded, and others plain."""
+    alike = (list(run) for _, run in groupby(pieces, key=attrgetter("schema")))
+    return pa.concat_tables(pa.Table.from_batches(run).cast(RECORD_COLUMNS) for run in alike)
+
+
+def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut dictionary-encoded records into pieces that fit in memory without the dictionary."""
+    if _decoded_bytes(records) <= _ROW_GROUP_BYTES or records.num_rows < 2:
+        yield records
+        return
+    half = records.num_rows // 2
+    yield from _decodable(records.slice(0, half))
+    yield from _decodable(records.slice(half))
+
+
+def _decoded_bytes(records: pa.RecordBatch) -> int:
+    """Return how many bytes records have at most where no dictionary stands for them."""
+    at_most: int = records.nbytes * records.num_rows
+    if at_most < _ROW_GROUP_BYTES // 256:
+        # Small batches are many.
+        return at_most
+    lengths = (
+        pc.binary_length(column.dictionary).take(column.indices)
+        for column in (records["key"], records["value"], *records["headers"].flatten().flatten())
+        if pa.types.is_dictionary(column.type)
+    )
+    total: int = sum(pc.sum(length.cast(pa.int64())).as_py() or 0 for length in lengths)
+    own: int = records.nbytes
+    return total + own
