@@ -26,7 +26,7 @@ _FILE_COLUMNS = (
     "headers array<struct<key: string, value: binary>>"
 )
 # Kafka's number of the producer's time; as nullable as all columns of its source.
-_TIMESTAMP_TYPE = "if(offset is null, null, 0) as timestampType"
+_TIMESTAMP_TYPE = "if(offset_delta is null, null, 0) as timestampType"
 _HEADERS = "if(size(headers) > 0, headers, null) as headers"
 
 
@@ -146,14 +146,14 @@ def _scan_files(
         # Whatever the session is told: a record that is committed is not passed over.
         .options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
         .parquet(*(file.uri for file in files))
+        # By itself, or a condition would have Spark make the whole of `_metadata` for each row.
         .selectExpr("*", "_metadata.file_name as file_name")
-        .selectExpr("*", f"{base_offset} + offset_delta as offset")
         .selectExpr(
             "key",
             "value",
             f"{topic} as topic",
             f"{partition} as partition",
-            "offset",
+            f"{base_offset} + offset_delta as offset",
             "timestamp",
             _TIMESTAMP_TYPE,
             *([_HEADERS] if include_headers else []),
