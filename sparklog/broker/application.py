@@ -40,6 +40,9 @@ _log = get_logger(__name__)
 _LOOK_SECONDS = 0.003
 """How often brokers that wait look for the next commit of what they follow, in folders."""
 
+_REST_SECONDS = 0.002
+"""How long the rest of a request is waited for, of which one leader's part has come."""
+
 _TICKS = frozenset(
     tick.__name__ for tick in (Broker.controller_tick, Broker.leader_tick, Broker.follower_tick)
 )
@@ -195,6 +198,7 @@ class Application:
                 return
             # What makes ticks fail may be the news: it would be there again at once.
             if not self._troubles and any(one.has_news() for one in list(self._brokers.values())):
+                self._stopping.wait(_REST_SECONDS)
                 return
 
     def stop(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection
@@ -17,9 +17,6 @@ from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Acks = Literal[0, 1, -1, "all"]
 
@@ -190,17 +187,18 @@ class ProduceClient:
                 continue
             of = location.uri, self._connection.registered_epoch(location)
             by_leader.setdefault(of, (location, []))[1].append(batch)
-        named: list[tuple[ControlTable, pa.Table]] = []
+        appends: list[Callable[[], None]] = []
         for of, (location, members) in by_leader.items():
             responses = self._responses_of(location, of)
             responses.expect(request_id)
             if number != 0:
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
-            named.append((self._requests_of(location, of), PRODUCE_REQUESTS.rows(rows)))
+            requests = self._requests_of(location, of)
+            appends.append(requests.prepare_append(PRODUCE_REQUESTS.rows(rows)))
         # One right after the other, so that brokers that tick side by side find all of them.
-        for requests, table in named:
-            requests.append(table)
+        for append in appends:
+            append()
         return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
 
     def _responses_of(self, location: Location, of: _RootOfBroker) -> Responses:

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -209,7 +210,7 @@ class ControlTable:
         self._replace(rows, self.version, fence)
 
     def _replace(self, rows: pa.Table, loaded: int, fence: Fence | None) -> None:
-        rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
+        rows = self._as_stored(rows)
         with self._lock:
             check_fence(self._log, fence)
             if self.version != loaded:
@@ -292,9 +293,22 @@ class ControlTable:
 
         Raises `FencedError` as `compare_and_set` does.
         """
-        rows = rows.select(self.schema.columns.names).cast(self.schema.columns)
-        written: list[AddedFile] = []
+        self._commit_append(self._as_stored(rows), [], fence)
 
+    def prepare_append(self, rows: pa.Table) -> Callable[[], None]:
+        """Write `rows` where they are to be, and return what appends them, as `append` does.
+
+        So appends to several tables can follow each other closely. An object store is written to
+        when they are appended.
+        """
+        rows = self._as_stored(rows)
+        written = [self._write(rows)] if self.location.is_local else []
+        return partial(self._commit_append, rows, written, None)
+
+    def _as_stored(self, rows: pa.Table) -> pa.Table:
+        return rows.select(self.schema.columns.names).cast(self.schema.columns)
+
+    def _commit_append(self, rows: pa.Table, written: list[AddedFile], fence: Fence | None) -> None:
         def attempt() -> None:
             with self._lock:
                 self._load()

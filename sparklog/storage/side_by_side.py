@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 _THREADS = 8
@@ -20,10 +21,27 @@ _Result = TypeVar("_Result")
 def side_by_side(
     action: Callable[[_Of], _Result], of: Sequence[_Of], size_bytes: int, *, is_local: bool
 ) -> list[_Result]:
-    """Act on each of some files, on a few at once; the results are in their order."""
-    # In folders they wait for the processor, and more of them only take more memory.
-    threads = min(len(of), _THREADS, (os.cpu_count() or 1) if is_local else _THREADS)
-    if threads < 2 or (is_local and size_bytes < _BYTES_PER_THREAD):
+    """Act on each of some files, on a few at once; the results are in their order.
+
+    `size_bytes` is what they have together; `is_local` says that they lie in folders.
+    """
+    if len(of) < 2 or (is_local and size_bytes < _BYTES_PER_THREAD):
         return [action(one) for one in of]
-    with ThreadPoolExecutor(threads) as pool:
+    if is_local:
+        return list(_processors().map(action, of))
+    with ThreadPoolExecutor(min(len(of), _THREADS)) as pool:
         return list(pool.map(action, of))
+
+
+@cache
+def _processors() -> ThreadPoolExecutor:
+    """Return as many threads as there are processors, for the whole process.
+
+    In folders files wait for a processor, so that more threads, as when three brokers act at once,
+    only take more memory and wait for each other.
+    """
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="files")
+
+
+# A process that is forked has none of the threads.
+os.register_at_fork(after_in_child=_processors.cache_clear)

@@ -254,6 +254,19 @@ class TestAppendAndTrim:
         assert sorted(ids_in(table, table.new_files(-1))) == sorted(names)
         assert (table.commits, table.version) == (24, 24)
 
+    def test_a_prepared_append_is_there_when_it_is_made(self, root: Location) -> None:
+        """Whatever others have appended since it was prepared, and only as its one file."""
+        table, other = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
+        append = table.prepare_append(requests("a"))
+        table.refresh()
+        assert table.new_files(-1) == []
+        before = set(Path(root.uri, PRODUCE_REQUESTS.name).glob("*.parquet"))
+        other.append(requests("b"))
+        append()
+        assert ids_in(table, table.new_files(-1)) == ["b", "a"]
+        after = set(Path(root.uri, PRODUCE_REQUESTS.name).glob("*.parquet"))
+        assert (len(before), len(after)) == (1, 2)
+
     def test_new_files_come_in_the_order_in_which_they_were_added(self, root: Location) -> None:
         reader, writer = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
         for one in "abcdef":
