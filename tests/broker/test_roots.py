@@ -275,13 +275,16 @@ class TestTwoRootsOfOneBroker:
             pass
 
     @staticmethod
-    def produce(connection: Connection, partition: int, value: bytes) -> PendingProduce:
-        client = ProduceClient(connection)
+    def batch(connection: Connection, partition: int, value: bytes) -> RequestedBatch:
         state = connection.metadata().partition("t", partition)
         root = connection.leader_location(state)
         writer = BatchFileWriter(root.child("log"), new_batch_path())
         writer.write(records_table([value], None, 1))
-        return client.send([RequestedBatch(state, writer.close())], "all")
+        return RequestedBatch(state, writer.close())
+
+    def produce(self, connection: Connection, partition: int, value: bytes) -> PendingProduce:
+        batch = self.batch(connection, partition, value)
+        return ProduceClient(connection).send([batch], "all")
 
     def logs(self, tmp_path: Path) -> dict[str, set[tuple[int, int]]]:
         found = {}
@@ -319,6 +322,23 @@ class TestTwoRootsOfOneBroker:
         self.idle(brokers)
         assert pending.response is not None
         assert pending.response.error == "NOT_LEADER_OR_FOLLOWER"
+
+    def test_are_told_nothing_of_a_request_that_one_of_them_cannot_take(
+        self,
+        connection: Connection,
+        brokers: list[Broker],
+        tmp_path: Path,
+        fail_once: Callable[[str, str], None],
+    ) -> None:
+        fail_once("_write", "0b/produce_requests")
+        batches = [self.batch(connection, partition, b"v") for partition in (0, 1)]
+        with pytest.raises(OSError, match="is away"):
+            ProduceClient(connection).send(batches, "all")
+        self.idle(brokers)
+        assert not any(end for found in self.logs(tmp_path).values() for _, end in found)
+        ProduceClient(connection).send(batches, "all")
+        self.idle(brokers)
+        assert self.logs(tmp_path)["1c"] == {(0, 1), (1, 1)}
 
     def test_go_on_when_the_other_fails(
         self,
