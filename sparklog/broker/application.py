@@ -197,8 +197,10 @@ class Application:
             if self._stopping.wait(min(left, _LOOK_SECONDS)):
                 return
             # What makes ticks fail may be the news: it would be there again at once.
-            if not self._troubles and any(one.has_news() for one in list(self._brokers.values())):
-                self._stopping.wait(_REST_SECONDS)
+            brokers = list(self._brokers.values())
+            if not self._troubles and any(one.has_news() for one in brokers):
+                if len(brokers) > 1:
+                    self._stopping.wait(_REST_SECONDS)
                 return
 
     def stop(self) -> None:

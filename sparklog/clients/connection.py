@@ -57,10 +57,6 @@ class Connection:
         self._reader = MetadataReader(self.root, storage_options or {})
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
-    def is_in_place(self) -> bool:
-        """Say whether the cluster is still the one at its place, and not another, or none."""
-        return self.root.is_in_place()
-
     def metadata(self) -> Metadata:
         """Return the newest metadata."""
         return self._reader.load()

@@ -47,7 +47,7 @@ def with_logs(cluster: str, use: Callable[[CommittedLogs], _Result]) -> _Result:
         logs = _kept.pop(place, None)
     if logs is not None:
         try:
-            if logs.connection.is_in_place():
+            if logs.connection.root.is_in_place():
                 return _used(place, logs, use)
         except Exception as error:  # noqa: BLE001 - whatever it is, it may be the opened logs' fault
             _log.info("cluster opened anew", cluster=root, error=one_line(error))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparklog.clients.connection import Visible
+from sparklog.clients.committed_logs import CommittedLogs
+from sparklog.clients.connection import Visible, connect
 from sparklog.clock import Clock, SystemClock
 from sparklog.datasource.admission import MinimumPerTrigger, within_limit
 from sparklog.datasource.data_loss import DataLoss, position_at, sound_offsets
@@ -28,7 +29,7 @@ class StreamRead:
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
-        self._subscription = Subscription(options)
+        self._subscription = Subscription(options, CommittedLogs(connect(options.cluster)))
         self._loss = DataLoss(options.fail_on_data_loss)
         self._minimum = MinimumPerTrigger(options, clock or SystemClock())
         self._progress = GroupProgress(options, self._subscription.connection)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import tenacity
 
 from sparklog.clients.committed_logs import CommittedLogs
-from sparklog.clients.connection import Visible, connect
+from sparklog.clients.connection import Visible
 from sparklog.clients.offsets import Offsets
 from sparklog.datasource.options import Assign, ReadOptions, Subscribe
 from sparklog.datasource.replicas import ReplicaChoice
@@ -24,15 +24,12 @@ Seen = Mapping[TopicPartition, Visible]
 
 
 class Subscription:
-    """The logs of a cluster, seen through a reader's options.
+    """The logs of a cluster, seen through a reader's options."""
 
-    Raises `StorageError` where there is no cluster.
-    """
-
-    def __init__(self, options: ReadOptions, logs: CommittedLogs | None = None) -> None:
+    def __init__(self, options: ReadOptions, logs: CommittedLogs) -> None:
         self.options = options
-        self.logs = logs or CommittedLogs(connect(options.cluster))
-        self.connection = self.logs.connection
+        self.logs = logs
+        self.connection = logs.connection
         self._choice = ReplicaChoice(self.connection, options)
 
     def partitions(self) -> list[TopicPartition]:

@@ -23,11 +23,22 @@ from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 
 
+def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[ControlTable]:
+    """Return a table of a cluster root at which most of those who open the root never look."""
+    return cached_property(lambda root: ControlTable(root.location, schema))
+
+
 class ClusterRoot:
     """The tables of a cluster root, opened.
 
     Raises `StorageError` where there is none at `location`, or another kind of root.
     """
+
+    controller = _opened_when_asked_for(model.CONTROLLER)
+    producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
+    stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
+    consumer_groups = _opened_when_asked_for(model.CONSUMER_GROUPS)
+    consumer_offsets = _opened_when_asked_for(model.CONSUMER_OFFSETS)
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -44,33 +55,6 @@ class ClusterRoot:
         except (DeltaError, OSError):
             return False
         return now is not None and now == self._first_commit
-
-    # What most of those who open a root never look at is opened by who does.
-
-    @cached_property
-    def controller(self) -> ControlTable:
-        """Who is the controller, and until when."""
-        return ControlTable(self.location, model.CONTROLLER)
-
-    @cached_property
-    def producer_ids(self) -> ControlTable:
-        """The producer ids that were handed out."""
-        return ControlTable(self.location, model.PRODUCER_IDS)
-
-    @cached_property
-    def stream_writes(self) -> ControlTable:
-        """The micro-batches that streaming queries have begun to write."""
-        return ControlTable(self.location, model.STREAM_WRITES)
-
-    @cached_property
-    def consumer_groups(self) -> ControlTable:
-        """The members of the consumer groups, and what each is assigned."""
-        return ControlTable(self.location, model.CONSUMER_GROUPS)
-
-    @cached_property
-    def consumer_offsets(self) -> ControlTable:
-        """The offsets that consumer groups have committed."""
-        return ControlTable(self.location, model.CONSUMER_OFFSETS)
 
     @cached_property
     def consumer_group_heartbeats(self) -> ControlTable:

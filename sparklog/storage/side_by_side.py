@@ -28,20 +28,16 @@ def side_by_side(
     if len(of) < 2 or (is_local and size_bytes < _BYTES_PER_THREAD):
         return [action(one) for one in of]
     if is_local:
-        return list(_processors().map(action, of))
+        return list(_processors(os.getpid()).map(action, of))
     with ThreadPoolExecutor(min(len(of), _THREADS)) as pool:
         return list(pool.map(action, of))
 
 
 @cache
-def _processors() -> ThreadPoolExecutor:
-    """Return as many threads as there are processors, for the whole process.
+def _processors(_process: int) -> ThreadPoolExecutor:
+    """Return as many threads as there are processors, for a whole process; a forked one has none.
 
     In folders files wait for a processor, so that more threads, as when three brokers act at once,
     only take more memory and wait for each other.
     """
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="files")
-
-
-# A process that is forked has none of the threads.
-os.register_at_fork(after_in_child=_processors.cache_clear)

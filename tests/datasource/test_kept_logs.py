@@ -170,13 +170,13 @@ def test_of_many_clusters_those_read_last_are_kept(
     assert with_logs(readable.root, lambda logs: logs) is not first
 
 
-def test_a_connection_notices_that_its_cluster_was_replaced(
+def test_a_root_notices_that_it_is_no_longer_in_its_place(
     readable: Readable, tmp_path: Path
 ) -> None:
-    connection = Connection(readable.root)
-    assert connection.is_in_place()
+    root = Connection(readable.root).root
+    assert root.is_in_place()
     moved = tmp_path / "moved"
     shutil.move(readable.root, moved)
-    assert not connection.is_in_place()
+    assert not root.is_in_place()
     shutil.move(moved, readable.root)
-    assert connection.is_in_place()
+    assert root.is_in_place()
