@@ -21,6 +21,7 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT as LOGGER
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT
+from sparklog.storage.location import StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,19 +31,24 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 _PATIENCE_SECONDS = 120
 
 
-def configuration(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Return the configuration of a cluster in a folder: defaults, but for `settings`."""
+def configuration(folder: Path, *, is_synced: bool = True, **settings: Any) -> dict[str, Any]:
+    """Return the configuration of a cluster in a folder: defaults, but for `settings`.
+
+    `is_synced`: whether files are synced to the disk before they count, which is the default.
+    """
     brokers = [{"broker.id": one, "log.dirs": str(folder / f"broker-{one}")} for one in BROKER_IDS]
     given = {key.replace("_", "."): value for key, value in settings.items()}
+    if not is_synced:
+        given["storage.options"] = {str(folder): {"sync": "false"}}
     return {"cluster.root": str(folder / "cluster"), "brokers": brokers, **given}
 
 
 class Cluster:
     """A running cluster, as a client sees it."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, storage_options: StorageOptions | None = None) -> None:
         self.root = root
-        self.connection = Connection(root)
+        self.connection = Connection(root, storage_options=storage_options)
 
     def create_topic(self, topic: str, partitions: int = 4) -> None:
         """Create a topic on all brokers and wait until each replica has reported."""
@@ -83,7 +89,7 @@ class EmbeddedCluster(Cluster):
     """A cluster whose brokers run in threads of this process."""
 
     def __init__(self, root: str, application: Application) -> None:
-        super().__init__(root)
+        super().__init__(root, application.config.storage_options)
         self._application = application
 
     @contextmanager
@@ -95,11 +101,12 @@ class EmbeddedCluster(Cluster):
 
 @contextmanager
 def embedded(
-    folder: Path, spark: SparkSession | None = None, **settings: Any
+    folder: Path, spark: SparkSession | None = None, *, is_synced: bool = True, **settings: Any
 ) -> Iterator[EmbeddedCluster]:
     """Run a cluster in this process, over `spark` or copying by itself."""
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
-    config = parse(ClusterConfig, configuration(folder, **settings), "the benchmark")
+    given = configuration(folder, is_synced=is_synced, **settings)
+    config = parse(ClusterConfig, given, "the benchmark")
     application = Application(config, spark)
     application.start()
     thread = threading.Thread(target=application.run, name="brokers")
@@ -112,23 +119,25 @@ def embedded(
 
 
 @contextmanager
-def resident(folder: Path, *, with_spark: bool = True) -> Iterator[Cluster]:
+def resident(folder: Path, *, with_spark: bool = True, is_synced: bool = True) -> Iterator[Cluster]:
     """Run a cluster in a process of its own, as `jobs.cluster` does."""
     file = folder / "cluster.yaml"
-    file.write_text(yaml.safe_dump(configuration(folder)), encoding="utf-8")
+    given = configuration(folder, is_synced=is_synced)
+    file.write_text(yaml.safe_dump(given), encoding="utf-8")
     command = [sys.executable, "-m", "jobs.cluster", "--config", str(file)]
     command += ["--log-level", "error"] + ([] if with_spark else ["--without-spark"])
     log = folder / "cluster.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=output)
     try:
-        yield _connected(folder / "cluster", process, log)
+        _await_brokers(folder / "cluster", process, log)
+        yield Cluster(str(folder / "cluster"), given.get("storage.options"))
     finally:
         process.terminate()
         process.wait()
 
 
-def _connected(root: Path, process: subprocess.Popen[bytes], log: Path) -> Cluster:
+def _await_brokers(root: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     def is_up() -> bool:
         if process.poll() is not None:
             raise SparklogError(f"the cluster's process has ended: {log.read_text()[-2000:]}")
@@ -139,7 +148,6 @@ def _connected(root: Path, process: subprocess.Popen[bytes], log: Path) -> Clust
         return sum(one.is_alive for one in alive) == len(BROKER_IDS)
 
     await_true(is_up, "brokers", every_seconds=0.2)
-    return Cluster(str(root))
 
 
 def await_true(look: Callable[[], bool], what: str, every_seconds: float = 0.005) -> None:

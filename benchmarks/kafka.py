@@ -79,12 +79,17 @@ class Kafka:
                 raise SparklogError(f"Kafka's brokers did not come up: see {folder}/kafka-1.log")
             time.sleep(0.2)
 
-    def create_topic(self, topic: str, partitions: int = 4) -> None:
-        """Create a topic on three brokers and wait until all its replicas are in sync."""
+    def create_topic(self, topic: str, partitions: int = 4, *, is_synced: bool = False) -> None:
+        """Create a topic on three brokers and wait until all its replicas are in sync.
+
+        `is_synced`: each append is synced to the disk before it counts (flush.messages=1, the
+        topic's log.flush.interval.messages); by default Kafka leaves that to the system.
+        """
         jvm = self._jvm
         factor = jvm.java.lang.Short.valueOf(str(BROKERS))
         new = jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, factor)
-        new.configs(java_properties(jvm, {"min.insync.replicas": "2"}))
+        configs = {"min.insync.replicas": "2"} | ({"flush.messages": "1"} if is_synced else {})
+        new.configs(java_properties(jvm, configs))
         self._admin.createTopics(jvm.java.util.Collections.singletonList(new)).all().get()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self._is_in_sync(topic, partitions):

@@ -9,6 +9,8 @@ Spark application imports this module once it reads any Python source, so it imp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -25,6 +27,18 @@ if TYPE_CHECKING:
     from sparklog.datasource.write_options import WriteOptions
 
 
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Let Spark show an error of sparklog as its sentence, without the stack of the worker."""
+    try:
+        yield
+    except Exception as error:
+        from sparklog.errors import show_in_one_line
+
+        show_in_one_line(error)
+        raise
+
+
 class DefaultSource(DataSource):
     """`format("sparklog")` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`."""
 
@@ -33,6 +47,7 @@ class DefaultSource(DataSource):
         """Return the name of the format."""
         return "sparklog"
 
+    @errors_in_one_line()
     def schema(self) -> str:
         """Return the columns of Spark's Kafka source.
 
@@ -43,6 +58,7 @@ class DefaultSource(DataSource):
 
         return ddl(include_headers=parse_read_options(self.options).include_headers)
 
+    @errors_in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query; `ConfigError` for options that are wrong there."""
         from pyspark_sparklog.readers import BatchReader
@@ -54,21 +70,27 @@ class DefaultSource(DataSource):
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Return the reader of a stream; `ConfigError` for options that are wrong there."""
-        from pyspark_sparklog.readers import stream_reader
+        """Return the reader of a stream; its methods raise what is wrong with its options."""
+        from pyspark_sparklog.readers import RefusedStreamReader, stream_reader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
+        from sparklog.errors import SparklogError
 
-        options = parse_read_options(self.options, "stream")
-        check_schema(schema.simpleString(), include_headers=options.include_headers)
-        return stream_reader(options)
+        try:
+            options = parse_read_options(self.options, "stream")
+            check_schema(schema.simpleString(), include_headers=options.include_headers)
+            return stream_reader(options)
+        except SparklogError as error:
+            return RefusedStreamReader(error)
 
+    @errors_in_one_line()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame; `ConfigError` for wrong options or columns."""
         from pyspark_sparklog.writers import BatchWriter
 
         return BatchWriter(self._write_options(schema, overwrite))
 
+    @errors_in_one_line()
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:

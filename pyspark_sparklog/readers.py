@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from pyspark_sparklog import errors_in_one_line
 from sparklog.datasource.options import ReadOptions
-from sparklog.errors import ConfigError
+from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +43,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
+    @errors_in_one_line()
     def partitions(self) -> list[InputPartition]:
         """Return one partition a task."""
         from sparklog.datasource.batch_read import plan_batch
@@ -51,6 +53,30 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
         return _read(partition)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """The reader of a stream that cannot be: each of its methods raises why.
+
+    Spark 4.2 shows an UnboundLocalError of its own where `DataSource.streamReader` raises.
+    """
+
+    def __init__(self, error: SparklogError) -> None:
+        self._error = error
+
+    @errors_in_one_line()
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Raise the error."""
+        raise self._error
+
+    @errors_in_one_line()
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # noqa: N802 - as it was
+        """Raise the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - Spark's
+        """Raise the error."""
+        raise self._error
 
 
 class _StreamReader(DataSourceStreamReader):
@@ -69,10 +95,12 @@ class _StreamReader(DataSourceStreamReader):
         """Leave the connection behind: only the process that plans has one."""
         return {"_options": self._options}
 
+    @errors_in_one_line()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         """Return where a new query begins."""
         return self._stream.initial_offset()
 
+    @errors_in_one_line()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of one micro-batch."""
         return [InputPartition(task) for task in self._stream.plan(start, end)]
@@ -81,6 +109,7 @@ class _StreamReader(DataSourceStreamReader):
         """Read one partition."""
         return _read(partition)
 
+    @errors_in_one_line()
     def commit(self, end: dict[str, Any]) -> None:
         """Publish that all before `end` is processed."""
         self._stream.commit(end)
@@ -98,6 +127,7 @@ class StreamReaderWithoutLimits(_StreamReader):
                 raise ConfigError(f"option {name} needs Spark 4.2 or newer: leave it out")
         super().__init__(options)
 
+    @errors_in_one_line()
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # noqa: N802 - as it was
         """Return the high watermarks."""
         return self._stream.latest_offset_of_all()
@@ -119,15 +149,18 @@ if HAS_ADMISSION_CONTROL:
                 return ReadMinRows(self._options.min_offsets_per_trigger)
             return ReadAllAvailable()
 
+        @errors_in_one_line()
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's
             """Return how far the micro-batch goes that begins at `start`."""
             is_limited = not isinstance(limit, ReadAllAvailable)
             return self._stream.latest_offset(start, is_limited=is_limited)
 
+        @errors_in_one_line()
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
             """Return the high watermarks, for the progress report."""
             return self._stream.report_latest_offset()
 
+        @errors_in_one_line()
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
             """Read no further than what is there now."""
             self._stream.prepare_for_trigger_available_now()
@@ -142,4 +175,5 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read one partition; where there is nothing to read, Spark makes one of `None`."""
     from sparklog.datasource.read_task import read_task
 
-    return iter(()) if partition.value is None else read_task(partition.value)
+    with errors_in_one_line():
+        yield from () if partition.value is None else read_task(partition.value)

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_sparklog import errors_in_one_line
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.errors import SparklogError
 
@@ -43,12 +44,14 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @errors_in_one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one task's rows to files."""
         from sparklog.datasource.write_task import write_task
 
         return _Written(write_task(iterator, self._options))
 
+    @errors_in_one_line()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Name the files to the leaders and wait for the answers."""
         from sparklog.datasource.write_commit import commit_write
@@ -62,6 +65,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @errors_in_one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one task's rows to files."""
         from sparklog.datasource.write_task import write_task
@@ -76,9 +80,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         return _Written(write_task(iterator, self._options), query_id)
 
+    @errors_in_one_line()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Name the files to the leaders, once for a micro-batch, and wait for the answers."""
-        from sparklog.clients.file_sends import MicroBatch
+        from sparklog.clients.stream_writes import MicroBatch
         from sparklog.datasource.write_commit import commit_write
 
         query_ids = {one.query_id for one in messages if isinstance(one, _Written)}

@@ -125,6 +125,18 @@ class Settings(_Keys):
         alias="producer.id.expiration.ms",
         description="An idempotent producer silent for longer is forgotten in a partition.",
     )
+    transactional_id_expiration_ms: int = Field(
+        604_800_000,
+        ge=7_200_000,
+        alias="transactional.id.expiration.ms",
+        description="A transactional id unused for longer is forgotten; producers renew it hourly.",
+    )
+    log_scrub_bytes_per_second: int = Field(
+        4 * _MEBIBYTE,
+        ge=0,
+        alias="log.scrub.bytes.per.second",
+        description="Bytes of its batch files that a broker verifies a second, in local folders.",
+    )
     log_merger_enable: bool = Field(
         True,
         alias="log.merger.enable",
@@ -197,6 +209,12 @@ class Settings(_Keys):
         alias="broker.session.timeout.ms",
         description="A broker silent for longer is fenced; also the controller's lease.",
     )
+    parked_session_timeout_ms: int = Field(
+        172_800_000,
+        gt=0,
+        alias="parked.session.timeout.ms",
+        description="A broker that ended between two scheduled runs for longer is fenced.",
+    )
     broker_heartbeat_interval_ms: int = Field(
         2_000,
         gt=0,
@@ -229,6 +247,8 @@ class Settings(_Keys):
     def _heartbeat_within_session(self) -> Settings:
         if self.broker_heartbeat_interval_ms >= self.broker_session_timeout_ms:
             raise ValueError("broker.heartbeat.interval.ms must be below broker.session.timeout.ms")
+        if self.parked_session_timeout_ms < self.broker_session_timeout_ms:
+            raise ValueError("parked.session.timeout.ms must be at least broker.session.timeout.ms")
         return self
 
 

@@ -7,6 +7,8 @@ wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import NamedTuple
 
 
@@ -100,6 +102,31 @@ class StorageError(SparklogError):
     """A folder or table is missing, foreign, or not in the state it must be in."""
 
 
+class DamagedError(StorageError):
+    """A table, a commit or a file is not as it was written: empty, cut, changed, or missing.
+
+    Parameters: `path`, the URI of the damaged thing; `fault`, a clause that says what is wrong
+    with it; `remedy`, a clause that says what to do.
+
+    >>> print(DamagedError("/data/t/_delta_log/00000000000000000007.json", "it is empty", "see X"))
+    /data/t/_delta_log/00000000000000000007.json is damaged: it is empty; see X
+    """
+
+    def __init__(self, path: str, fault: str, remedy: str) -> None:
+        super().__init__(f"{path} is damaged: {fault}; {remedy}")
+        self.path = path
+        self.fault = fault
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[str, str, str]]:
+        """Keep the parts when the error travels between processes."""
+        return type(self), (self.path, self.fault, self.remedy)
+
+
+class TableReplacedError(StorageError):
+    """Another table has the place of the one that was opened; a new handle reads that one."""
+
+
 class CommitConflictError(StorageError):
     """A compare-and-set lost: the table moved since it was loaded.
 
@@ -142,3 +169,15 @@ class LogTruncationError(ProtocolError):
     def __init__(self, detail: str, divergent_offset: int | None) -> None:
         super().__init__("OFFSET_OUT_OF_RANGE", detail)
         self.divergent_offset = divergent_offset
+
+
+def show_in_one_line(error: BaseException) -> None:
+    """Let Spark show `error` without its stack if it is a `SparklogError` of a Python worker.
+
+    Call it before the error leaves the worker's code. Spark reads SPARK_HIDE_TRACEBACK when it
+    reports the exception, and the worker's process ends right after that, so that no other
+    error loses its stack. In any other process this does nothing.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if isinstance(error, SparklogError) and main and main.name.startswith("pyspark."):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"

@@ -7,6 +7,9 @@ A plain formatter shows `broker fenced broker=0`, a handler that wants the parts
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import structlog
@@ -41,3 +44,48 @@ def _record_of(
     exc_info, event = fields.pop("exc_info", None), fields.pop("event")
     text = f"{event} {_as_text(None, '', dict(fields))}".rstrip()
     return (text,), {"exc_info": exc_info, "extra": {"event": event, "fields": fields}}
+
+
+REPEATED_EVERY_S = 60
+"""Seconds between two log lines about a failure that goes on."""
+
+
+class RepeatedFailures:
+    """Failures that happen at every attempt: each is logged once, and then once a minute.
+
+    Parameters: `logger`, from `get_logger`; `monotonic`, a clock in seconds. A failure is known by
+    its key, whatever its message says.
+    """
+
+    def __init__(
+        self,
+        logger: structlog.stdlib.BoundLogger,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._monotonic = monotonic
+        self._known: dict[Hashable, tuple[float, int]] = {}
+
+    def warning(self, key: Hashable, event: str, **fields: Any) -> None:
+        """Log a failure as a warning, unless it was logged less than a minute ago."""
+        self._log(self._logger.warning, key, event, fields)
+
+    def error(self, key: Hashable, event: str, **fields: Any) -> None:
+        """Log a failure as an error, unless it was logged less than a minute ago."""
+        self._log(self._logger.error, key, event, fields)
+
+    def over(self, key: Hashable) -> bool:
+        """Forget a failure that no longer happens; return whether it was known."""
+        return self._known.pop(key, None) is not None
+
+    def _log(
+        self, log: Callable[..., Any], key: Hashable, event: str, fields: dict[str, Any]
+    ) -> None:
+        now = self._monotonic()
+        known = self._known.get(key)
+        logged_at, unlogged = known if known is not None else (-math.inf, 0)
+        if now - logged_at < REPEATED_EVERY_S:
+            self._known[key] = logged_at, unlogged + 1
+            return
+        log(event, **fields, **({"repeated": unlogged} if unlogged else {}))
+        self._known[key] = now, 0

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.errors import ProtocolError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version of the table layout below, kept in every root's `format` table."""
 
 ALL = -1
@@ -25,7 +25,7 @@ ALL = -1
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
-BrokerState = Literal["alive", "fenced", "parked", "stopping", "stopped"]
+BrokerState = Literal["alive", "fenced", "parked", "stopping", "stopped", "unregistered"]
 
 
 class TopicIdPartition(NamedTuple):
@@ -167,6 +167,8 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 def check_topic_name(topic: str) -> None:
     """Refuse a name that breaks Kafka's rule: `ProtocolError` INVALID_TOPIC_EXCEPTION."""
+    if not isinstance(topic, str):
+        raise ProtocolError("INVALID_TOPIC_EXCEPTION", f"a topic's name is text, not {topic!r}")
     if topic in ("", ".", "..") or len(topic) > 249 or not _TOPIC_NAME.fullmatch(topic):
         raise ProtocolError(
             "INVALID_TOPIC_EXCEPTION",
@@ -189,12 +191,16 @@ def _kept_for(interval: str) -> dict[str, str]:
 
 
 class TableSchema(NamedTuple):
-    """A table's name, columns, partition columns and Delta properties."""
+    """A table's name, columns, partition columns, Delta properties and primary key.
+
+    `key` names the columns that identify a row; it is empty where only all of them do.
+    """
 
     name: str
     columns: pa.Schema
     partition_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = _PROPERTIES
+    key: tuple[str, ...] = ()
 
     def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return `rows` as an Arrow table of exactly this schema."""
@@ -225,15 +231,19 @@ HEADER_COLUMNS = pa.schema(
         ("producer_epoch", _INT),
         ("base_sequence", _INT),
         ("checksum", _STRING),
+        ("header_checksum", _STRING),
     ]
 )
-"""A batch's header: the partition values of its file in the log table."""
+"""A batch's header: the partition values of its file in the log table.
+
+`header_checksum` covers the others and the file's size and statistics; a `Batch` does not carry it.
+"""
 
 BATCH_INDEX = pa.schema(
     [
         ("path", _STRING),
         ("size_bytes", _LONG),
-        *HEADER_COLUMNS,
+        *(field for field in HEADER_COLUMNS if field.name != "header_checksum"),
         ("record_count", _LONG),
         ("last_offset_delta", _INT),
         ("min_timestamp_ms", _LONG),
@@ -243,13 +253,13 @@ BATCH_INDEX = pa.schema(
 """The columns of a log's batch index, in the order of `Batch`."""
 
 
-def _table(name: str, **columns: pa.DataType) -> TableSchema:
-    return TableSchema(name, pa.schema(list(columns.items())))
+def _table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> TableSchema:
+    return TableSchema(name, pa.schema(list(columns.items())), key=key)
 
 
-def _busy_table(name: str, **columns: pa.DataType) -> TableSchema:
+def _busy_table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> TableSchema:
     """Return the schema of a table that is written in most ticks and whose past nobody asks for."""
-    return _table(name, **columns)._replace(properties=_kept_for("10 minutes"))
+    return _table(name, key, **columns)._replace(properties=_kept_for("10 minutes"))
 
 
 LOG = TableSchema(
@@ -260,6 +270,7 @@ LOG = TableSchema(
 )
 HIGH_WATERMARK_CHECKPOINT = _busy_table(
     "high_watermark_checkpoint",
+    ("topic_id", "partition"),
     topic_id=_STRING,
     topic=_STRING,
     partition=_INT,
@@ -272,9 +283,14 @@ HIGH_WATERMARK_CHECKPOINT = _busy_table(
     log_version=_LONG,
     epochs_version=_LONG,
     reported_at_ms=_LONG,
+    damaged_offset=_LONG,
+    damage=_STRING,
+    leader_damaged_offset=_LONG,
+    parked_lags=_STRING,
 )
 LEADER_EPOCH_CHECKPOINT = _table(
     "leader_epoch_checkpoint",
+    ("topic_id", "partition", "epoch"),
     topic_id=_STRING,
     topic=_STRING,
     partition=_INT,
@@ -329,6 +345,7 @@ PRODUCE_RESPONSES = _busy_table(
 )
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
+    ("operation_id",),
     operation_id=_STRING,
     kind=_STRING,
     request_id=_STRING,
@@ -343,23 +360,33 @@ DELAYED_OPERATIONS = _busy_table(
     state=_STRING,
 )
 FORMAT = _table(
-    "format", schema_version=_INT, cluster_id=_STRING, created_by=_STRING, broker_id=_INT
+    "format",
+    schema_version=_INT,
+    cluster_id=_STRING,
+    created_by=_STRING,
+    broker_id=_INT,
+    tables=_STRING,
 )
 BROKERS = _busy_table(
     "brokers",
+    ("broker_id",),
     broker_id=_INT,
     broker_epoch=_LONG,
     roots=_STRING,
     rack=_STRING,
     log_table_id=_STRING,
     log_version=_STRING,
+    log_digest=_STRING,
+    boot_id=_STRING,
     state=_STRING,
     registered_at_ms=_LONG,
     heartbeat=_LONG,
+    parked_at_ms=_LONG,
 )
 CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
 TOPICS = _table(
     "topics",
+    ("topic_id",),
     topic_id=_STRING,
     topic=_STRING,
     partitions=_INT,
@@ -370,6 +397,7 @@ TOPICS = _table(
 )
 PARTITION_STATE = _table(
     "partition_state",
+    ("topic_id", "partition", "broker_id"),
     topic_id=_STRING,
     topic=_STRING,
     partition=_INT,
@@ -385,16 +413,20 @@ PARTITION_STATE = _table(
     leader_epoch=_INT,
     partition_epoch=_INT,
     controller_epoch=_INT,
+    min_isr=_INT,
 )
 PRODUCER_IDS = _table(
     "producer_ids",
+    ("transactional_id",),
     next_producer_id=_LONG,
     transactional_id=_STRING,
     producer_id=_LONG,
     producer_epoch=_INT,
+    used_at_ms=_LONG,
 )
 STREAM_WRITES = _busy_table(
     "stream_writes",
+    ("query_id", "topic_id"),
     query_id=_STRING,
     topic_id=_STRING,
     batch_id=_LONG,
@@ -403,6 +435,7 @@ STREAM_WRITES = _busy_table(
 )
 CONSUMER_GROUPS = _table(
     "consumer_groups",
+    ("group_id", "member_id"),
     group_id=_STRING,
     state=_STRING,
     generation=_INT,
@@ -417,12 +450,18 @@ CONSUMER_GROUPS = _table(
     assignment=_STRING,
     session_timeout_ms=_LONG,
     rebalance_timeout_ms=_LONG,
+    group_epoch=_LONG,
 )
 CONSUMER_GROUP_HEARTBEATS = _busy_table(
-    "consumer_group_heartbeats", group_id=_STRING, member_id=_STRING, heartbeat=_LONG
+    "consumer_group_heartbeats",
+    ("group_id", "member_id"),
+    group_id=_STRING,
+    member_id=_STRING,
+    heartbeat=_LONG,
 )
 CONSUMER_OFFSETS = _busy_table(
     "consumer_offsets",
+    ("group_id", "topic_id", "partition"),
     group_id=_STRING,
     topic_id=_STRING,
     topic=_STRING,
@@ -432,6 +471,7 @@ CONSUMER_OFFSETS = _busy_table(
     metadata=_STRING,
     generation=_INT,
     committed_at_ms=_LONG,
+    group_epoch=_LONG,
 )
 
 BROKER_TABLES = (
@@ -457,3 +497,31 @@ CLUSTER_TABLES = (
     CONSUMER_OFFSETS,
 )
 """The tables of the cluster root, beside `format`."""
+
+UNLISTED_BROKER_TABLES = frozenset(
+    {
+        "log",
+        "high_watermark_checkpoint",
+        "leader_epoch_checkpoint",
+        "producer_state",
+        "produce_requests",
+        "produce_responses",
+        "delayed_operations",
+    }
+)
+UNLISTED_CLUSTER_TABLES = frozenset(
+    {
+        "brokers",
+        "controller",
+        "topics",
+        "partition_state",
+        "producer_ids",
+        "stream_writes",
+        "consumer_groups",
+        "consumer_offsets",
+    }
+)
+"""The tables of a root whose `format` has no list of tables: those of the first release.
+
+Invariant: no release adds a name here; each lists the tables that a root has in its `format`.
+"""

@@ -12,7 +12,7 @@ from sparklog.broker.election import ElectionType
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
 
-CASES = Path(__file__).parents[2] / "shared" / "cases"
+CASES = Path(__file__).parent / "cases"
 TOPIC = "t"
 
 

@@ -40,6 +40,7 @@ KAFKA_DEFAULTS = {
     "replica.fetch.max.bytes": 1_048_576,
     "replica.fetch.response.max.bytes": 10_485_760,
     "producer.id.expiration.ms": 86_400_000,
+    "transactional.id.expiration.ms": 604_800_000,
     "quota.window.num": 11,
     "quota.window.size.seconds": 1,
     "replica.fetch.min.bytes": 1,
@@ -69,6 +70,8 @@ DELIBERATE = {
 NOT_KAFKAS = {
     "replica.lag.max.messages": "gone from Kafka since 0.9; kept, and off",
     "tick.interval.ms": "Kafka's brokers do not tick",
+    "parked.session.timeout.ms": "Kafka's brokers are not parked",
+    "log.scrub.bytes.per.second": "Kafka does not verify batches that nobody reads",
     "log.merger.enable": "Kafka's batches are no files, and are never merged",
     "log.merger.backoff.ms": "as log.cleaner.backoff.ms",
     "log.merger.min.lag.ms": "as log.cleaner.min.compaction.lag.ms",

@@ -17,7 +17,9 @@ from sparklog import Producer
 RESIDENT = "sparklog, resident"
 RESIDENT_WITHOUT_SPARK = "sparklog, resident without Spark"
 EMBEDDED = "sparklog, embedded without Spark"
+UNSYNCED = "sparklog, resident without Spark, not synced"
 KAFKA = "Kafka, its Java producer"
+KAFKA_SYNCED = "Kafka, its Java producer, each append synced"
 WHAT = "one record"
 
 _SENDS = 200
@@ -32,11 +34,13 @@ def run(bench: Bench, figures: Figures) -> None:
         RESIDENT: resident,
         RESIDENT_WITHOUT_SPARK: lambda folder: resident(folder, with_spark=False),
         EMBEDDED: embedded,
+        UNSYNCED: lambda folder: resident(folder, with_spark=False, is_synced=False),
     }
     for one in range(bench.runs):
         taken = {name: _sparklog(bench, start, sends) for name, start in clusters.items()}
         if bench.kafka is not None:
             taken[KAFKA] = _kafka(bench, sends)
+            taken[KAFKA_SYNCED] = _kafka(bench, sends, is_synced=True)
         for name, latencies in taken.items():
             figures.add_latencies(WHAT, name, latencies, 99)
             middle = sorted(latencies)[len(latencies) // 2] * 1000
@@ -54,11 +58,11 @@ def _sparklog(
             )
 
 
-def _kafka(bench: Bench, sends: int) -> list[float]:
+def _kafka(bench: Bench, sends: int, *, is_synced: bool = False) -> list[float]:
     kafka = bench.kafka
     assert kafka is not None
     topic = f"records-{time.time_ns()}"
-    kafka.create_topic(topic)
+    kafka.create_topic(topic, is_synced=is_synced)
     with kafka.producer() as producer:
         taken = _one_by_one(lambda key: producer.send(topic, _VALUE, key), sends)
     kafka.delete_topic(topic)
@@ -78,7 +82,8 @@ WORK = Work(
     "own defaults, acks=all, 4 partitions. sparklog's cluster is resident in a process of its own "
     "(`jobs/cluster.py`, with Spark and with `--without-spark`), or embedded in the producer's "
     "process without Spark. Kafka's Java producer runs in the JVM of a Spark session; a call "
-    "through Python's gateway is included.",
+    "through Python's gateway is included. sparklog syncs files and commits before they count, "
+    "unless it says otherwise; Kafka does so with flush.messages=1.",
     run,
     (Target(f"{WHAT}, p50", RESIDENT, 150, 60),),
 )

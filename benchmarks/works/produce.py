@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 SPARKLOG = "sparklog"
 KNOWN = "sparklog, until every replica knows"
+UNSYNCED = "sparklog, not synced"
+UNSYNCED_KNOWN = "sparklog, not synced, until every replica knows"
 KAFKA_DEFAULTS = "Kafka, defaults"
 KAFKA_TUNED = "Kafka, tuned"
+KAFKA_SYNCED = "Kafka, tuned, each append synced"
 DELTA = "three Delta appends"
 
 _REPLICAS = 3
@@ -39,12 +42,14 @@ def run(bench: Bench, figures: Figures) -> None:
 def _run_size(bench: Bench, figures: Figures, size: Size, rows: DataFrame, count: int) -> None:
     systems: dict[str, Callable[[DataFrame, int], dict[str, float]]] = {
         SPARKLOG: lambda frame, wanted: _sparklog(bench, frame, wanted),
+        KAFKA_SYNCED: lambda frame, _: _kafka(bench, frame, TUNED, KAFKA_SYNCED, is_synced=True),
+        UNSYNCED: lambda frame, wanted: _sparklog(bench, frame, wanted, is_synced=False),
         KAFKA_DEFAULTS: lambda frame, _: _kafka(bench, frame, DEFAULTS, KAFKA_DEFAULTS),
         KAFKA_TUNED: lambda frame, _: _kafka(bench, frame, TUNED, KAFKA_TUNED),
         DELTA: lambda frame, _: _delta(bench, frame),
     }
     if bench.kafka is None:
-        del systems[KAFKA_DEFAULTS], systems[KAFKA_TUNED]
+        del systems[KAFKA_SYNCED], systems[KAFKA_DEFAULTS], systems[KAFKA_TUNED]
     # As much as is measured: a JVM gets faster for minutes.
     for system in systems.values():
         system(rows, count)
@@ -57,8 +62,13 @@ def _run_size(bench: Bench, figures: Figures, size: Size, rows: DataFrame, count
                 bench.say(f"  {size.name}, run {one + 1}: {figure} {value:.3f} s")
 
 
-def _sparklog(bench: Bench, rows: DataFrame, count: int) -> dict[str, float]:
-    with bench.temporary("sparklog") as folder, embedded(folder, bench.spark) as cluster:
+def _sparklog(
+    bench: Bench, rows: DataFrame, count: int, *, is_synced: bool = True
+) -> dict[str, float]:
+    with (
+        bench.temporary("sparklog") as folder,
+        embedded(folder, bench.spark, is_synced=is_synced) as cluster,
+    ):
         for topic in ("warm", "rows"):
             cluster.create_topic(topic, PARTITIONS)
         producer = SparkProducer(cluster.connection, bench.spark)
@@ -68,17 +78,26 @@ def _sparklog(bench: Bench, rows: DataFrame, count: int) -> dict[str, float]:
         cluster.await_in_all_logs("rows", count)
         in_all_logs = time.perf_counter() - start
         cluster.await_known_to_all("rows", count)
-        return {SPARKLOG: in_all_logs, KNOWN: time.perf_counter() - start}
+        known = time.perf_counter() - start
+        return {
+            SPARKLOG if is_synced else UNSYNCED: in_all_logs,
+            KNOWN if is_synced else UNSYNCED_KNOWN: known,
+        }
 
 
 def _kafka(
-    bench: Bench, rows: DataFrame, settings: Mapping[str, str], name: str
+    bench: Bench,
+    rows: DataFrame,
+    settings: Mapping[str, str],
+    name: str,
+    *,
+    is_synced: bool = False,
 ) -> dict[str, float]:
     kafka = bench.kafka
     assert kafka is not None
     topic = f"rows-{time.time_ns()}"
     for one in (f"warm-{topic}", topic):
-        kafka.create_topic(one, PARTITIONS)
+        kafka.create_topic(one, PARTITIONS, is_synced=is_synced)
     kafka.write(rows.limit(1000), f"warm-{topic}", settings)
     taken = seconds(lambda: kafka.write(rows, topic, settings))
     for one in (f"warm-{topic}", topic):
@@ -113,15 +132,18 @@ WORK = Work(
     "`SparkProducer.send` until it is answered and the checkpoints of all three replicas cover "
     "every record; the second line goes on until the two followers know the high watermark, "
     "too. Kafka: until the sink's `save` returns, with defaults, and tuned (lz4, linger.ms 20, "
-    "batch.size 256 KiB). Delta: three appends of the same rows, one after the other. Before each, "
-    "what was written is synced.",
+    "batch.size 256 KiB). Delta: three appends of the same rows, one after the other. sparklog "
+    "syncs batch files and commits to the disk before they count, which is compared with Kafka's "
+    "flush.messages=1; not synced (storage option sync: false) it is compared with Kafka as it is "
+    "by default and with Delta, which do not sync either. Before each, what was written is synced.",
     run,
     tuple(
         target
         for size, least in (("100 B", 0.9), ("1 KiB", 0.6))
         for target in (
-            Target(size, SPARKLOG, least, 0.5, (KAFKA_TUNED,)),
-            Target(size, SPARKLOG, 0.5, 0.4, (DELTA,)),
+            Target(size, SPARKLOG, least, 0.5, (KAFKA_SYNCED,)),
+            Target(size, UNSYNCED, least, 0.5, (KAFKA_TUNED,)),
+            Target(size, UNSYNCED, 0.5, 0.4, (DELTA,)),
         )
     ),
 )

@@ -6,29 +6,23 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sparklog.broker.answers import Answer, Answers
 from sparklog.broker.byte_rates import ByteRates
-from sparklog.broker.inbox import Group, Inbox, group
+from sparklog.broker.inbox import Group, Inbox
+from sparklog.broker.isr import min_isr
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Operation
 from sparklog.broker.sequences import Offsets, Sequences
 from sparklog.config import Settings
-from sparklog.errors import ERROR_CODES
-from sparklog.model import (
-    INTERNAL_TOPICS,
-    PRODUCE_RESPONSES,
-    Batch,
-    TopicIdPartition,
-)
+from sparklog.errors import ERROR_CODES, DamagedError
+from sparklog.logger import get_logger
+from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import BatchFile, files_faults
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import BrokerRoot
 
-RESPONSE_RETENTION_MS = 600_000
-"""How long an answer stays to be read."""
-
-Answer = dict[str, Any]
-"""One row of `produce_responses`."""
+_log = get_logger(__name__)
 
 
 class Standing(NamedTuple):
@@ -65,9 +59,14 @@ class Appends:
         self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)
-        earlier = root.produce_responses.new_files(-1)
-        self._answered = dict.fromkeys(earlier, looked_at_ms)
-        self._told = self._told_before()
+        self.answers = Answers(root, looked_at_ms)
+        try:
+            self._told = self._told_before()
+        except DamagedError as error:
+            # Whether a request was refused is not known, and one that was must not be appended.
+            _log.error("waiting requests dropped", error=str(error))
+            self._told = set()
+            self.inbox.drop_waiting(looked_at_ms)
 
     def append(self, now_ms: int, standing: Standing) -> Taken:
         """Take every waiting request: refuse, or append with all others in one commit."""
@@ -106,17 +105,7 @@ class Appends:
         """Append answers to `produce_responses`; say whether there were any."""
         if not answers:
             return False
-        responses = self._root.produce_responses
-        for answer in answers:
-            answer["answered_at_ms"] = now_ms
-        responses.append(PRODUCE_RESPONSES.rows(list(answers)), self._root.fence)
-        for path in responses.new_files(responses.version - 1):
-            self._answered[path] = now_ms
-        old = [p for p, at in self._answered.items() if now_ms - at > RESPONSE_RETENTION_MS]
-        if old:
-            responses.trim(old, self._root.fence)
-            for path in old:
-                del self._answered[path]
+        self.answers.append(answers, now_ms)
         return True
 
     def _told_before(self) -> set[Group]:
@@ -126,7 +115,7 @@ class Appends:
         """
         if not self._root.produce_requests.new_files(-1):
             return set()
-        return {group(row) for row in self._root.produce_responses.rows().to_pylist()}
+        return self.answers.answered()
 
     def _check(
         self,
@@ -179,8 +168,7 @@ class Appends:
             "leader_epoch": state.leader_epoch if state else None,
             "isr_size": len(state.isr) if state else None,
             "replica_count": len(state.replicas) if state else None,
-            "min_isr": (config and config.min_insync_replicas)
-            or self._settings.min_insync_replicas,
+            "min_isr": min_isr(standing.metadata, state, self._settings) if state else 1,
             "max_message_bytes": (config and config.max_message_bytes)
             or self._settings.message_max_bytes,
             "recent_bytes": self._byte_rates.recent_bytes(row["topic_id"], now_ms),

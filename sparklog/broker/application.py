@@ -6,9 +6,11 @@ may copy for longer than a session lasts.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -23,13 +25,13 @@ from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
 from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
 from sparklog.errors import FencedError, SparklogError, StorageError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, FORMAT
 from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot, check_usable
+from sparklog.storage.roots import ClusterRoot, check_distinct, check_usable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,16 +45,24 @@ _LOOK_SECONDS = 0.003
 _REST_SECONDS = 0.002
 """How long the rest of a request is waited for, of which one leader's part has come."""
 
-_TICKS = frozenset(
-    tick.__name__ for tick in (Broker.controller_tick, Broker.leader_tick, Broker.follower_tick)
-)
+_REPLICA_TICKS = frozenset(tick.__name__ for tick in (Broker.leader_tick, Broker.follower_tick))
+_TICKS = _REPLICA_TICKS | {Broker.controller_tick.__name__}
+
+
+_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
+"""The wait after the second failure in a row of a tick; it doubles with each further one."""
 
 
 class _Trouble(NamedTuple):
-    """What makes a broker's tick fail, and since when on the monotonic clock."""
+    """What makes a broker's tick fail, since when on the monotonic clock, and how often.
+
+    A tick that failed is tried again at `again_ms`.
+    """
 
     error: Exception
     since_ms: int
+    failures: int
+    again_ms: int
 
 
 class Application:
@@ -88,6 +98,7 @@ class Application:
         # The same threads all along: rules and Spark keep a connection for each.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
+        self._failures = RepeatedFailures(_log)
         self._fenced: list[FencedError] = []
         self._fatal: SparklogError | None = None
         # Nobody takes a whole cluster over while it is away.
@@ -103,7 +114,10 @@ class Application:
         try:
             check_roots(self.config)
             _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
-            ClusterRoot.create(self._location(self.config.cluster_root))
+            roots = [root for entry in self.config.brokers for root in entry.log_dirs]
+            ClusterRoot.create(
+                self._location(self.config.cluster_root), [*map(self._location, roots)]
+            )
             # All at once: after a crash every broker of the application has a session to wait for.
             list(self._pool.map(self._await_session, self.config.brokers))
             if self._stopping.is_set():
@@ -243,6 +257,8 @@ class Application:
         A failure is told once, and so is its end. Whatever fails, the other brokers go on.
         """
         of = broker.broker_id, action.__name__
+        if self._is_waiting(of):
+            return TickReport()
         try:
             report = action(broker)
         except FencedError as error:
@@ -251,19 +267,36 @@ class Application:
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
             return TickReport()
-        if self._troubles.pop(of, None) is not None:
+        trouble = self._troubles.pop(of, None)
+        if trouble is not None:
+            self._failures.over((*of, _kind(trouble.error)))
             _log.info("works again", broker=broker.broker_id, action=action.__name__)
         return report or TickReport()
 
     def _note(self, of: tuple[int, str], error: Exception) -> None:
         known = self._troubles.get(of)
-        since_ms = known.since_ms if known else self._clock.monotonic_ms()
-        self._troubles[of] = _Trouble(error, since_ms)
-        if known is None or str(known.error) != str(error):
-            is_foreseen = isinstance(error, (SparklogError, DeltaError, OSError))
-            trace = None if is_foreseen else error
-            broker_id, action = of
-            _log.error("failed", broker=broker_id, action=action, error=str(error), exc_info=trace)
+        now_ms = self._clock.monotonic_ms()
+        failures = known.failures + 1 if known else 1
+        wait_ms = min(_FIRST_WAIT_MS << min(failures - 2, 10), _LONGEST_WAIT_MS) if known else 0
+        since_ms = known.since_ms if known else now_ms
+        self._troubles[of] = _Trouble(error, since_ms, failures, now_ms + wait_ms)
+        is_foreseen = isinstance(error, (SparklogError, DeltaError, OSError))
+        trace = None if is_foreseen else error
+        broker_id, action = of
+        self._failures.error(
+            (*of, _kind(error)),
+            "failed",
+            broker=broker_id,
+            action=action,
+            error=str(error),
+            exc_info=trace,
+        )
+
+    def _is_waiting(self, of: tuple[int, str]) -> bool:
+        """Whether a tick has failed so lately that it is not tried again yet."""
+        trouble = self._troubles.get(of)
+        is_tick = of[1] in _TICKS
+        return is_tick and trouble is not None and self._clock.monotonic_ms() < trouble.again_ms
 
     def _let_go(self, broker: Broker, error: FencedError) -> None:
         with self._brokers_lock:
@@ -277,8 +310,13 @@ class Application:
         interval = self.config.broker_heartbeat_interval_ms / 1000
         while not self._ended.wait(interval):
             for broker in list(self._brokers.values()):
-                if not self._is_stuck(broker):
-                    self._attempt(Broker.heartbeat, broker)
+                if self._is_stuck(broker, _REPLICA_TICKS):
+                    continue
+                # Else a controller that cannot act would keep the lease; brokers all fail alike
+                # where the controller's table is damaged, and go on replicating.
+                is_controlling = not self._is_stuck(broker, {Broker.controller_tick.__name__})
+                beat = Broker.heartbeat if is_controlling else Broker.heartbeat_without_lease
+                self._attempt(beat, broker)
 
     def _merge_beside(self) -> None:
         interval = self.config.log_merger_backoff_ms / 1000
@@ -298,16 +336,16 @@ class Application:
                 self._attempt(merge, broker)
         return any(report.batches for report in reports)
 
-    def _is_stuck(self, broker: Broker) -> bool:
-        """Whether the broker's ticks have failed for longer than a session lasts.
+    def _is_stuck(self, broker: Broker, ticks: AbstractSet[str]) -> bool:
+        """Whether one of these ticks of the broker has failed for longer than a session lasts.
 
-        Such a broker falls silent, so that the others lead what it cannot.
+        A broker that can neither lead nor follow falls silent, so that the others lead instead.
         """
         now_ms = self._clock.monotonic_ms()
         return any(
             now_ms - trouble.since_ms > self.config.broker_session_timeout_ms
             for (broker_id, action), trouble in list(self._troubles.items())
-            if broker_id == broker.broker_id and action in _TICKS
+            if broker_id == broker.broker_id and action in ticks
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
@@ -330,12 +368,21 @@ class Application:
         return Location.of(uri, self.config.storage_options)
 
 
+def _kind(error: Exception) -> object:
+    """Return what stays the same when a failure repeats: paths in its text may be new each time."""
+    if isinstance(error, OSError):
+        return type(error), error.errno
+    return type(error), re.sub(r"[0-9a-f]{6,}", "", str(error))
+
+
 def check_roots(config: ClusterConfig | BrokerConfig) -> None:
     """Refuse roots that cannot be those of this cluster and these brokers: `StorageError`.
 
     Nothing is created. A single broker's cluster must be there; a cluster's need not be.
     """
     location = Location.of(config.cluster_root, config.storage_options)
+    log_dirs = [uri for entry in config.brokers for uri in entry.log_dirs]
+    check_distinct([location, *(Location.of(uri, config.storage_options) for uri in log_dirs)])
     check_usable(location)
     cluster_id = None
     if isinstance(config, BrokerConfig) or _format(location) is not None:
@@ -353,10 +400,14 @@ def _check_owner(root: Location, cluster_id: str | None, broker_id: int) -> None
         return
     if found["broker_id"] is None:
         raise StorageError(f"{root.uri} is a cluster root: name another folder in log.dirs")
-    wanted = "a cluster that is not there yet" if cluster_id is None else f"cluster {cluster_id}"
+    wanted = (
+        "a new cluster: restore the cluster root, or"
+        if cluster_id is None
+        else f"cluster {cluster_id}:"
+    )
     raise StorageError(
         f"{root.uri} belongs to broker {found['broker_id']} of cluster {found['cluster_id']}, "
-        f"not to broker {broker_id} of {wanted}: correct broker.id, log.dirs or cluster.root"
+        f"not to broker {broker_id} of {wanted} correct broker.id, log.dirs or cluster.root"
     )
 
 

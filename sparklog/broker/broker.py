@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
+from sparklog.broker.damage import Repairs
 from sparklog.broker.fetch import Copier
 from sparklog.broker.follower import Follower
 from sparklog.broker.leader import Leader
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.led_partitions import FollowerReports
+from sparklog.broker.log_directories import number_log_directories
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.observations import Observations
 from sparklog.broker.producer_state import ProducerState
@@ -25,17 +29,18 @@ from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.registration import check_registered, heartbeat, register
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.clock import Clock
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, BrokerState, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader
-from sparklog.storage.roots import BrokerRoot, ClusterRoot
+from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_distinct
 
 _log = get_logger(__name__)
 
@@ -66,10 +71,25 @@ class Broker:
         self.broker_id = broker_id
         self._clock = clock
         self._settings = settings
-        cluster = self._cluster = ClusterRoot.create(cluster_root)
+        check_distinct([cluster_root, *roots])
+        cluster = self._cluster = ClusterRoot.create(cluster_root, roots)
+        check_not_older(cluster, broker_id, roots)
         for root in roots:
             BrokerRoot.create(root, cluster.cluster_id, broker_id)
-        self.broker_epoch = register(cluster, broker_id, list(roots), rack, clock.now_ms())
+        self._directories = number_log_directories(cluster.brokers, broker_id, roots)
+        reader = MetadataReader(cluster, storage_options or {})
+        damage = {
+            number: BrokerRoot.damage(directory.location)
+            for number, directory in enumerate(self._directories)
+            if directory.location is not None
+        }
+        for errors in damage.values():
+            for error in errors.values():
+                _log.error("table starts again empty", broker=broker_id, error=str(error))
+        damaged = {number: frozenset(errors) for number, errors in damage.items()}
+        self.broker_epoch = register(
+            reader, cluster, broker_id, self._directories, rack, clock.now_ms(), damaged
+        )
         # Heartbeats go on beside the ticks, which may be long, so they have a handle of their own.
         self._registration = ControlTable(cluster_root, BROKERS)
         self._reader = MetadataReader(cluster, storage_options or {})
@@ -82,33 +102,46 @@ class Broker:
             settings,
             observations or Observations(),
         )
+        self._transactional_ids = TransactionalIds(cluster, rules, settings)
         self._state: BrokerState = "alive"
-        self._roots: list[BrokerRoot] = []
+        self._roots: dict[int, BrokerRoot] = {}
+        self._repairs: list[Repairs] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
         self._mergers: list[Merger] = []
         # Merging goes on beside the ticks; what it looks at and commits it does between two.
         self._lock = threading.RLock()
-        for index, root in enumerate(roots):
-            opened = BrokerRoot(root, self.broker_epoch)
-            self._roots.append(opened)
-            replicas = Replicas(opened, index, rules)
+        for number, directory in enumerate(self._directories):
+            if directory.location is None:
+                continue
+            opened = BrokerRoot(directory.location, self.broker_epoch, damaged[number])
+            self._roots[number] = opened
+            replicas = Replicas(opened, number, rules)
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
             purgatory = Purgatory(opened, rules)
+            self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
             self._leaders.append(
                 Leader(broker_id, cluster, replicas, known, purgatory, rules, settings, now_ms)
             )
             self._followers.append(
                 Follower(
-                    broker_id, self._reader, replicas, known, purgatory, rules, settings, copier
+                    broker_id,
+                    self._reader,
+                    cluster.partition_state,
+                    replicas,
+                    known,
+                    purgatory,
+                    rules,
+                    settings,
+                    copier,
                 )
             )
             self._mergers.append(
                 Merger(
                     replicas,
                     known,
-                    cluster.stream_writes,
+                    lambda: cluster.stream_writes,
                     rules,
                     settings,
                     copier,
@@ -120,6 +153,7 @@ class Broker:
         self._reports: dict[tuple[int, int, int], CheckpointRows] = {}
         # What has changed in them since the last leader tick that was completed.
         self._reported: set[TopicIdPartition] = set()
+        self._failures = RepeatedFailures(_log)
         self.is_paused = False
         """Whether ticks begin with what was loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
@@ -136,7 +170,7 @@ class Broker:
         request, are not looked at. May run beside a tick.
         """
         return (
-            any(root.produce_requests.has_news() for root in self._roots)
+            any(root.produce_requests.has_news() for root in self._roots.values())
             or any(report.has_news() for report in list(self._reports.values()))
             or any(follower.has_news() for follower in self._followers)
             or self._cluster.partition_state.has_news()
@@ -145,21 +179,39 @@ class Broker:
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
-        `stop_after` ends the tick after one effect, as a crash there would: epoch_entry,
-        log_commit, isr_change, checkpoint, responses. Raises `FencedError` where a newer process
-        plays this broker; the caller must then drop it.
+        Damaged replicas are found and repaired before that. `stop_after` ends the tick after one
+        effect, as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit, isr_change,
+        checkpoint, responses. Raises `FencedError` where a newer process plays this broker; the
+        caller must then drop it.
         """
         with self._lock:
             metadata = self._load()
             versions = self._reader.versions
             reports = self._follower_reports(metadata)
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+            is_repairing = self._repair(metadata, reports, now_ms, effects)
+            if is_repairing:
+                metadata, versions = self._load(), self._reader.versions
             report = self._each_root(
                 partial(leader.tick, metadata, versions, reports, now_ms, effects)
                 for leader in self._leaders
             )
+            report.changed |= is_repairing
             self._reported.clear()
             return report
+
+    def _repair(
+        self, metadata: Metadata, reports: FollowerReports, now_ms: int, effects: Effects
+    ) -> bool:
+        """Find and repair damaged replicas; return whether anything was written."""
+        is_changed = False
+        for repairs in self._repairs:
+            try:
+                is_changed |= repairs.tick(metadata, reports, now_ms, effects)
+            except UNREADABLE as error:
+                # The other roots go on; the replica neither leads nor follows meanwhile.
+                _log.warning("replica not repaired", broker=self.broker_id, error=str(error))
+        return is_changed
 
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: agree with the leaders, copy what they have, report.
@@ -178,7 +230,13 @@ class Broker:
 
         Raises as `leader_tick` does.
         """
-        return self._controller.tick(self._clock.monotonic_ms(), Effects(stop_after))
+        self._check_cluster_root()
+        report = self._controller.tick(
+            self._clock.monotonic_ms(), self._clock.now_ms(), Effects(stop_after)
+        )
+        if self._controller.is_active:
+            self._transactional_ids.expire(self._clock.now_ms())
+        return report
 
     def merge(self, stop_after: str | None = None) -> MergeReport:
         """Merge small batches of the broker's replicas, once; may run beside a tick (rule 8.4).
@@ -201,8 +259,13 @@ class Broker:
 
     def heartbeat(self) -> None:
         """Say that the broker lives; may run beside a tick. Raises as `leader_tick` does."""
+        self._cluster.check_in_place()
         self._beat(self._state)
         self._controller.renew_lease()
+
+    def heartbeat_without_lease(self) -> None:
+        """Say that the broker lives, but not that its controller does."""
+        self._beat(self._state)
 
     def look(self) -> None:
         """Note which requests are there and how the others' rows are, before time passes."""
@@ -211,8 +274,18 @@ class Broker:
             leader.appends.inbox.look(self._clock.now_ms())
 
     def park(self) -> None:
-        """End for now, as between two scheduled runs: the broker keeps what it leads."""
-        self._beat("parked")
+        """End for now, as between two scheduled runs: the broker keeps what it leads.
+
+        It does so for parked.session.timeout.ms (7.2).
+        """
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            for leader in self._leaders:
+                try:
+                    leader.park(now_ms)
+                except UNREADABLE as error:
+                    _log.warning("lags not kept", broker=self.broker_id, error=str(error))
+        self._beat("parked", self._clean_stop() | {"parked_at_ms": now_ms})
 
     def prepare_to_stop(self) -> None:
         """Ask the controller to let others lead what this broker leads: controlled shutdown."""
@@ -232,17 +305,38 @@ class Broker:
     def stop(self) -> None:
         """End for good: it is in sync and leads nowhere from the controller's next tick on."""
         self._controller.resign()
-        self._beat("stopped")
+        self._beat("stopped", self._clean_stop())
 
-    def _beat(self, state: BrokerState) -> None:
+    def _clean_stop(self) -> dict[str, Any]:
+        """Return the mark of a clean stop: digests, by which the logs are recognised (7.2)."""
+        digests = [
+            self._roots[number].log.digest() if number in self._roots else None
+            for number in range(len(self._directories))
+        ]
+        return {"log_digest": json.dumps(digests)}
+
+    def _beat(self, state: BrokerState, mark: Mapping[str, Any] | None = None) -> None:
         # By its log's version a broker that comes back with an older copy is recognised (7.2).
-        changes = {"log_version": json.dumps([root.log.version for root in self._roots])}
+        versions = [
+            self._roots[number].log.version if number in self._roots else one.log_version
+            for number, one in enumerate(self._directories)
+        ]
+        changes = {"log_version": json.dumps(versions), **(mark or {})}
         heartbeat(self._registration, self.broker_id, self.broker_epoch, state, changes)
+
+    def _check_cluster_root(self) -> None:
+        """Raise `StorageError` where the cluster root is gone or another cluster's.
+
+        On object stores, where it costs a request, heartbeats check it and ticks do not.
+        """
+        if self._cluster.location.is_local:
+            self._cluster.check_in_place()
 
     def _load(self) -> Metadata:
         """Return the newest metadata; `FencedError` where it names a newer process."""
         if self.is_paused and self._reader.versions is not None:
             return self._reader.metadata
+        self._check_cluster_root()
         metadata = self._reader.load()
         mine = metadata.brokers.get(self.broker_id)
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
@@ -283,8 +377,9 @@ class Broker:
                 if of not in self._reports:
                     self._reports[of] = CheckpointRows(self._reader.location(of[0], of[1]))
                 self._reported |= self._reports[of].refresh()
+                self._failures.over(of)
             except UNREADABLE as error:
-                _log.warning("follower not readable", broker=of[0], error=str(error))
+                self._failures.warning(of, "follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.
                 lost = self._reports.pop(of, None)
                 self._reported |= lost.keys() if lost is not None else set()

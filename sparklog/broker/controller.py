@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.broker.abandoned_topics import AbandonedTopics, with_known_topics
 from sparklog.broker.election import Elections
 from sparklog.broker.observations import Observations
 from sparklog.broker.registration import check_registered
@@ -22,7 +23,7 @@ from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import Fence
 from sparklog.storage.delta_log import CONTROLLER_EPOCH
-from sparklog.storage.metadata import MetadataReader
+from sparklog.storage.metadata import Metadata, MetadataReader
 from sparklog.storage.roots import ClusterRoot
 
 _log = get_logger(__name__)
@@ -52,6 +53,7 @@ class Controller:
         self._settings = settings
         self._observations = observations
         self._elections = Elections(rules, settings)
+        self._abandoned = AbandonedTopics(cluster, observations)
         self._fence: Fence | None = None
         # The lease is renewed beside the ticks, which may be long.
         self._lease_lock = threading.Lock()
@@ -63,11 +65,12 @@ class Controller:
         """Whether this broker held the lease when it last looked."""
         return self._fence is not None
 
-    def tick(self, now_ms: int, effects: Effects) -> TickReport:
+    def tick(self, now_ms: int, wall_clock_ms: int, effects: Effects) -> TickReport:
         """Watch; with the lease: fence who is silent, clean the in-sync sets, elect.
 
-        `now_ms` is the broker's monotonic clock. Raises `FencedError` where a newer process plays
-        this broker; a controller that another one has replaced only steps down.
+        `now_ms` is the broker's monotonic clock, `wall_clock_ms` ms since 1970. Raises
+        `FencedError` where a newer process plays this broker; a controller that another one has
+        replaced only steps down.
         """
         before = self._commits()
         self.observe(now_ms)
@@ -75,14 +78,17 @@ class Controller:
         try:
             with self._lease_lock:
                 took_over = self._take_lease(now_ms)
-            if self._fence is None:
+                # The lease may be found lost beside the tick; the tables' fences hold then.
+                fence = self._fence
+            if fence is None:
                 return TickReport()
             effects.done("lease")
-            self._fence_silent(now_ms, self._fence)
+            self._fence_silent(now_ms, wall_clock_ms, fence)
             effects.done("fence")
-            self._elect(self._fence)
+            self._elect(fence)
             effects.done("election")
-            self._rebalance(now_ms, self._fence)
+            self._abandoned.remove(now_ms, fence)
+            self._rebalance(now_ms, fence)
         except FencedError as error:
             _log.warning("no controller any more", broker=self._broker_id, reason=str(error))
             self._fence = None
@@ -112,8 +118,14 @@ class Controller:
 
     def _change_lease(self, changes: dict[str, int]) -> None:
         with self._lease_lock:
+            if self._fence is None:
+                return
+            # Never by memory alone: another broker may have taken over since (rule 10.7).
+            self._cluster.controller.refresh()
             lease = self._held_lease()
             if lease is None:
+                _log.warning("lease lost", broker=self._broker_id)
+                self._fence = None
                 return
             changed = lease | {"lease_sequence": lease["lease_sequence"] + 1} | changes
             try:
@@ -152,16 +164,18 @@ class Controller:
             table.compare_and_set(CONTROLLER.rows([row]))
         except CommitConflictError:
             return False
-        self._fence = Fence(CONTROLLER_EPOCH, epoch)
-        # From here on an older controller cannot write, whatever it believes.
+        fence = Fence(CONTROLLER_EPOCH, epoch)
+        # After this an older controller cannot write. Where it fails half-way, the next tick takes
+        # a higher epoch.
         for written in (self._cluster.brokers, self._cluster.partition_state):
-            written.take_fence(self._fence)
+            written.take_fence(fence, may_hold=False)
+        self._fence = fence
         self._seen_versions = None
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
 
-    def _fence_silent(self, now_ms: int, fence: Fence) -> None:
+    def _fence_silent(self, now_ms: int, wall_clock_ms: int, fence: Fence) -> None:
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             result = rows.to_pylist()
             observed = [
@@ -170,6 +184,8 @@ class Controller:
                     "last_changed_ms": self._last_changed(row, now_ms),
                     "now_ms": now_ms,
                     "session_timeout_ms": self._settings.broker_session_timeout_ms,
+                    "wall_clock_ms": wall_clock_ms,
+                    "parked_session_timeout_ms": self._settings.parked_session_timeout_ms,
                 }
                 for row in result
             ]
@@ -190,8 +206,12 @@ class Controller:
         versions = self._reader.versions
         if versions == self._seen_versions:
             return
+
+        def elect(rows: pa.Table, metadata: Metadata) -> pa.Table | None:
+            return self._elections.elect(rows, metadata, fence.epoch)
+
         self._cluster.partition_state.update(
-            lambda rows: (self._elections.elect(rows, metadata, fence.epoch), None), fence
+            lambda rows: (with_known_topics(rows, metadata, elect), None), fence
         )
         # Not what is there by now: somebody may have come or gone since.
         self._seen_versions = versions
@@ -201,9 +221,12 @@ class Controller:
         if not self._settings.auto_leader_rebalance_enable or now_ms < self._rebalance_at_ms:
             return
         metadata = self._reader.load()
+
+        def elect(rows: pa.Table, metadata: Metadata) -> pa.Table | None:
+            return self._elections.elect_preferred(rows, metadata, fence.epoch)
+
         self._cluster.partition_state.update(
-            lambda rows: (self._elections.elect_preferred(rows, metadata, fence.epoch), None),
-            fence,
+            lambda rows: (with_known_topics(rows, metadata, elect), None), fence
         )
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
 
@@ -213,5 +236,5 @@ class Controller:
 
     def _commits(self) -> int:
         cluster = self._cluster
-        tables = (cluster.brokers, cluster.controller, cluster.partition_state)
+        tables = (cluster.brokers, cluster.controller, cluster.partition_state, cluster.topics)
         return sum(table.commits for table in tables)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sparklog.broker.isr import set_eligible_replicas
+from sparklog.broker.isr import configured_min_isr, set_eligible_replicas
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
@@ -39,14 +39,23 @@ class Elections:
     ) -> pa.Table | None:
         """Take fenced brokers out of in-sync sets and give every partition its leader.
 
+        A controller also publishes min.insync.replicas of partitions where it has changed; the new
+        partition epoch keeps leaders from changing an ISR by the old value.
+
         Parameters: `table`, the rows of `partition_state`; `controller_epoch`, of the controller
         that acts; `unclean`, partitions that may be led by any live replica besides those that
         are configured so. Returns the new rows, or `None` where nothing changes.
         """
-        rows = self._annotated(table, metadata, unclean)
+        rows = self._annotated(table, metadata, controller_epoch, unclean)
+        republished = {
+            TopicIdPartition(row["topic_id"], row["partition"])
+            for row in rows
+            if controller_epoch is not None and row["min_isr"] != row["published_min_isr"]
+        }
         leaving = self._rules.run("isr_fence", replicas=rows)
         fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
         changed = {TopicIdPartition(row["topic_id"], row["partition"]) for row in leaving}
+        changed |= republished
         for row in rows:
             row["was_in_isr"] = row["in_isr"]
             if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
@@ -77,7 +86,7 @@ class Elections:
         that are too far from leading their share. Returns the new rows, or `None` where nothing
         changes.
         """
-        rows = self._annotated(table, metadata, ())
+        rows = self._annotated(table, metadata, controller_epoch)
         if partitions is None:
             found = self._rules.run("leader_imbalance", replicas=rows)
             partitions = {TopicIdPartition(row["topic_id"], row["partition"]) for row in found}
@@ -94,7 +103,11 @@ class Elections:
         return _written(rows, set(leaders), metadata, controller_epoch)
 
     def _annotated(
-        self, table: pa.Table, metadata: Metadata, unclean: Collection[TopicIdPartition]
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None,
+        unclean: Collection[TopicIdPartition] = (),
     ) -> Rows:
         rows: Rows = table.to_pylist()
         for row in rows:
@@ -111,8 +124,9 @@ class Elections:
                 and leader.broker_epoch == row["leader_broker_epoch"]
             )
             row["allows"] = "unclean" if is_allowed or is_asked else "clean"
-            own_min_isr = topic.config.min_insync_replicas if topic else None
-            row["min_isr"] = own_min_isr or self._settings.min_insync_replicas
+            published = row["published_min_isr"] = row["min_isr"]
+            if published is None or controller_epoch is not None:
+                row["min_isr"] = configured_min_isr(topic, self._settings)
             row["max_percentage"] = self._settings.leader_imbalance_per_broker_percentage
         return rows
 
@@ -130,24 +144,27 @@ def _written(
     """Return the rows as they are to be written, the partition epochs of `changed` raised."""
     if not changed:
         return None
+    members: dict[TopicIdPartition, Rows] = {key: [] for key in sorted(changed)}
     for row in rows:
-        if (row["topic_id"], row["partition"]) not in changed:
+        of_partition = members.get(TopicIdPartition(row["topic_id"], row["partition"]))
+        if of_partition is None or controller_epoch is None:
+            row["min_isr"] = row["published_min_isr"]
+        if of_partition is None:
             continue
+        of_partition.append(row)
         leader = metadata.brokers.get(row["leader"])
         row["leader_broker_epoch"] = leader.broker_epoch if leader else -1
         row["partition_epoch"] += 1
         if controller_epoch is not None:
             row["controller_epoch"] = controller_epoch
-    for topic_id, partition in sorted(changed):
-        members = [
-            row for row in rows if (row["topic_id"], row["partition"]) == (topic_id, partition)
-        ]
+    for key, of_partition in members.items():
+        first = of_partition[0]
         _log.info(
             "partition changed",
-            topic=members[0]["topic"],
-            partition=partition,
-            leader=members[0]["leader"],
-            leader_epoch=members[0]["leader_epoch"],
-            isr=sorted(row["broker_id"] for row in members if row["in_isr"]),
+            topic=first["topic"],
+            partition=key.partition,
+            leader=first["leader"],
+            leader_epoch=first["leader_epoch"],
+            isr=sorted(row["broker_id"] for row in of_partition if row["in_isr"]),
         )
     return PARTITION_STATE.rows(rows)

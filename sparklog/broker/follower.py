@@ -8,10 +8,11 @@ the same. Effects happen in the order: truncation, copy, log, epoch entries, che
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparklog.broker.fetch import Copier, Fetcher, Followed
+from sparklog.broker.isr import leave_isr
 from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoot, LeaderRoots
 from sparklog.broker.producer_fetch import ProducerFetcher
 from sparklog.broker.producer_state import ProducerState
@@ -19,12 +20,15 @@ from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
-from sparklog.errors import StorageError
-from sparklog.logger import get_logger
+from sparklog.errors import CommitConflictError, FencedError, StorageError, TableReplacedError
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import rewrite_slice
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import has_commit
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
+from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
 
@@ -41,6 +45,7 @@ class Follower:
         self,
         broker_id: int,
         reader: MetadataReader,
+        partition_state: ControlTable,
         replicas: Replicas,
         producer_state: ProducerState,
         purgatory: Purgatory,
@@ -50,6 +55,7 @@ class Follower:
     ) -> None:
         self._broker_id = broker_id
         self._reader = reader
+        self._partition_state = partition_state
         self._replicas = replicas
         self._producer_state = producer_state
         self._purgatory = purgatory
@@ -60,6 +66,7 @@ class Follower:
         self._leader_roots = LeaderRoots(reader)
         self._producers = ProducerFetcher(producer_state, self._leader_roots)
         self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
+        self._failures = RepeatedFailures(_log)
         self._partitions: object = None
         self._by_leader: dict[LeaderProcess, dict[TopicIdPartition, PartitionState]] = {}
         self._seen: _News = {}
@@ -74,6 +81,7 @@ class Follower:
         """Do what is to be done at `now_ms`."""
         report = TickReport()
         before, jobs_before = self._root.commits(), self._copier.jobs
+        self._replicas.settle()
         followed = self._followed(metadata)
         news = {one.key: tuple(map(one.row.get, _NEWS)) for one in followed}
         if not self._is_due(followed, news, now_ms):
@@ -89,6 +97,7 @@ class Follower:
         self._report(agreed, now_ms)
         report.changed = self._replicas.write_checkpoint()
         self._purgatory.write(now_ms)
+        report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
         report.commits = self._root.commits() - before
         report.spark_jobs = self._copier.jobs - jobs_before
@@ -104,10 +113,13 @@ class Follower:
             try:
                 root = self._leader_roots.open(of)
             except UNREADABLE as error:
-                _log.warning("leader not there", broker=of.broker_id, error=str(error))
+                self._failures.warning(
+                    of.broker_id, "leader not there", broker=of.broker_id, error=str(error)
+                )
                 continue
+            self._failures.over(of.broker_id)
             try:
-                rows = root.rows()
+                root, rows = self._rows(of, root)
             except UNREADABLE as error:
                 self._leader_roots.let_go(root, error)
                 continue
@@ -115,12 +127,24 @@ class Follower:
                 row = rows.get(key)
                 if (
                     row is not None
+                    and key not in self._replicas.damaged
                     and row["role"] == "leader"
                     and row["leader_epoch"] == state.leader_epoch
                     and row["broker_epoch"] == state.leader_broker_epoch
                 ):
                     followed.append(Followed(key, state, root, row))
         return followed
+
+    def _rows(
+        self, of: LeaderProcess, root: LeaderRoot
+    ) -> tuple[LeaderRoot, Mapping[TopicIdPartition, Mapping[str, Any]]]:
+        """Return the rows of a leader's root, opened again where its broker recreated a table."""
+        try:
+            return root, root.rows()
+        except TableReplacedError as error:
+            self._leader_roots.let_go(root, error)
+            root = self._leader_roots.open(of)
+            return root, root.rows()
 
     def _wanted(
         self, metadata: Metadata
@@ -225,6 +249,7 @@ class Follower:
         log_end_offset = self._replicas.log_end_offset(one.key)
         return (
             self._agreed.get(one.key) == self._histories(one)
+            and self._replicas[one.key].leader_epoch == one.state.leader_epoch
             and one.row["log_start_offset"] <= log_end_offset <= one.row["log_end_offset"]
         )
 
@@ -253,8 +278,13 @@ class Follower:
     def _truncate(self, points: dict[TopicIdPartition, int], now_ms: int) -> set[TopicIdPartition]:
         """Drop what lies at or after each point: records first, the rest follows (6.5).
 
-        Returns the partitions that cannot be cut, since an own batch cannot be read.
+        A broker leaves the ISR and ELR before it cuts below its own high watermark, since members
+        have all committed records (rule 10.4). Returns the partitions that cannot be cut yet: an
+        own batch cannot be read, or partition_state moved at the same time.
         """
+        below = {key for key, at in points.items() if at < self._replicas[key].high_watermark}
+        staying = below - self._leave_isr(below)
+        points = {key: offset for key, offset in points.items() if key not in staying}
         removed: list[Batch] = []
         kept: list[Batch] = []
         unreadable: set[TopicIdPartition] = set()
@@ -268,7 +298,10 @@ class Follower:
                     if batch.base_offset < offset
                 ]
             except StorageError as error:
-                _log.error("batch not cut", partition=key.partition, fault=str(error))
+                self._failures.error(
+                    key, "batch not cut", partition=key.partition, fault=str(error)
+                )
+                self._replicas.check_batch(batches[0])
                 unreadable.add(key)
                 continue
             removed += batches
@@ -287,7 +320,15 @@ class Follower:
         self._producer_state.truncate(cut)
         self._replicas.truncate_epochs(cut)
         self._replicas.write_epochs()
-        return unreadable
+        return unreadable | staying
+
+    def _leave_isr(self, keys: set[TopicIdPartition]) -> set[TopicIdPartition]:
+        """Leave the ISR and ELR of these partitions; return those in which that is done."""
+        if not keys:
+            return set()
+        # Also where it is no member by now: the leader may be about to add it by its last report.
+        self._replicas.withdraw(keys)
+        return leave_isr(self._partition_state, self._broker_id, keys)
 
     def _restart(
         self, starts: dict[TopicIdPartition, int], followed: list[Followed], now_ms: int
@@ -345,12 +386,24 @@ class Follower:
             if key not in partitions
             or partitions[key].leader_epoch != self._replicas[key].leader_epoch
         }
+        copied = batches
         batches = [batch for batch in batches if batch.topic_id_partition not in moved]
         batches = self._producers.take(batches, followed, now_ms)
+        taken = {batch.path for batch in batches}
+        self._discard(batch for batch in copied if batch.path not in taken)
         if not batches:
             return
         in_order = sorted(batches, key=lambda batch: batch.base_offset)
-        self._root.log.commit(in_order, now_ms=now_ms)
+        version = self._root.log.version + 1
+        try:
+            self._root.log.commit(in_order, now_ms=now_ms)
+        except (*UNREADABLE, FencedError) as error:
+            location = self._root.log.location
+            is_refused = isinstance(error, (CommitConflictError, FencedError))
+            # A commit that is there may be this one: its answer was lost.
+            if is_refused or (location.is_local and not has_commit(location, version)):
+                self._discard(one for one in batches if not self._root.log.was_committed(one.path))
+            raise
         entries: dict[int, dict[TopicIdPartition, EpochEntry]] = defaultdict(dict)
         for batch in sorted(batches, key=lambda batch: batch.base_offset):
             key = batch.topic_id_partition
@@ -362,6 +415,11 @@ class Follower:
             self._replicas.assign_epochs(entries[epoch])
         if entries:
             self._replicas.write_epochs()
+
+    def _discard(self, batches: Iterable[Batch]) -> None:
+        """Remove copies that no commit names, so that attempts do not fill the disk."""
+        for batch in batches:
+            discard_file(self._root.log.location, batch.path)
 
     def _report(self, agreed: list[Followed], now_ms: int) -> None:
         """Bring the own rows up to date: position, high watermark (2.5), and that one lives."""
@@ -395,7 +453,11 @@ class Follower:
             self._replicas.log_end_offset(one.key),
             one.row["high_watermark"],
         )
-        is_news = self._reported.get(one.key) != position
+        is_news = (
+            self._reported.get(one.key) != position
+            # As after a repair that ended where the replica had been.
+            or replica.high_watermark < min(position[1:])
+        )
         self._reported[one.key] = position
         # Those that are due soon go along, so that rows are renewed together.
         renewal_ms = self._settings.replica_lag_time_max_ms // 6

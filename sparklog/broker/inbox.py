@@ -6,12 +6,13 @@ is believed: what cannot be a request is marked so, and refused like any other.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS, batch_id
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent, parquet_pieces
 from sparklog.storage.roots import BrokerRoot
 
@@ -51,6 +52,33 @@ _MOST_BYTES = 256 << 20
 _ROW_BYTES = 1 << 10
 """How much a file of requests may take in memory, and what a row takes beside its text."""
 
+_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
+"""The wait before a request file that could not be read is tried again; it doubles each time."""
+
+_GIVEN_UP_AFTER_MS = 600_000
+"""How long a request file is tried that cannot be read: longer than any producer waits."""
+
+_NEVER_READABLE = frozenset(
+    {
+        errno.ENOENT,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.ENXIO,
+        errno.EACCES,
+        errno.EPERM,
+    }
+)
+"""Errors of a path that names no readable file, which clients may commit. Others are transient."""
+
+_HELD_BACK_MS = 10_000
+"""How long later requests wait for a file that could not be read, which keeps their order.
+
+An idempotent producer's next batch would be refused with OUT_OF_ORDER_SEQUENCE_NUMBER.
+"""
+
 _TYPES = {field.name: field.type for field in PRODUCE_REQUESTS.columns}
 
 Request = dict[str, Any]
@@ -58,6 +86,14 @@ Request = dict[str, Any]
 
 Group = tuple[str, str, int]
 """What is answered once: a partition of a request, by its request id, topic id and number."""
+
+
+class _Retry(NamedTuple):
+    """A request file that could not be read: when that began, and when it is tried again."""
+
+    since_ms: int
+    at_ms: int
+    wait_ms: int
 
 
 class Inbox:
@@ -69,21 +105,40 @@ class Inbox:
 
     def __init__(self, root: BrokerRoot, looked_at_ms: int) -> None:
         self._table = root.produce_requests
-        self._fence = root.fence
+        self._generation = self._table.generation
         self._looked_at_ms = looked_at_ms
         self._looked_version = -1
         self._unseen_since_ms: dict[str, int] = {}
         self._loaded: dict[str, set[Group]] = {}
         self._taken: dict[str, set[Group]] = {}
+        self._retries: dict[str, _Retry] = {}
+        self._failing_since_ms = 0
 
     @property
     def waiting(self) -> bool:
-        """Whether requests lie in the inbox."""
-        return bool(self._unseen_since_ms)
+        """Whether the inbox has requests that can be loaded now."""
+        return next(self._due(self._looked_at_ms), None) is not None
+
+    def _due(self, now_ms: int) -> Iterator[str]:
+        """Yield the files that can be read now, in order of arrival."""
+        for path in list(self._unseen_since_ms):
+            retry = self._retries.get(path)
+            if retry is None or now_ms >= retry.at_ms:
+                yield path
+            # The caller may have failed to read the file that it was given.
+            retry = self._retries.get(path)
+            if retry is not None and now_ms - self._failing_since_ms <= _HELD_BACK_MS:
+                return
 
     def look(self, now_ms: int) -> None:
         """Note which requests are there, and since when they may have been (rule 3.1)."""
         self._table.refresh()
+        if self._table.generation != self._generation:
+            # The requests of the table that was replaced are gone; their clients send them again.
+            self._generation = self._table.generation
+            self._looked_version = -1
+            for noted in (self._unseen_since_ms, self._loaded, self._taken, self._retries):
+                noted.clear()
         if self._table.version != self._looked_version:
             for path in self._table.new_files(self._looked_version):
                 if path not in self._taken:
@@ -100,19 +155,24 @@ class Inbox:
         batch, or `None`.
         """
         rows: list[Request] = []
-        for path, unseen_since_ms in self._unseen_since_ms.items():
+        for path in self._due(now_ms):
             try:
                 requested = _read(self._table.location, path)
-            except (OSError, ValueError, pa.ArrowException) as error:
-                _log.warning("request file unreadable", path=path, error=str(error))
+            except OSError as error:
+                self._loaded.pop(path, None)
+                self._try_again(path, error, now_ms)
                 continue
+            except (ValueError, pa.ArrowException) as error:
+                _log.warning("request file dropped", path=path, error=one_line(error))
+                requested = []
+            self._retries.pop(path, None)
             self._loaded[path] = set()
             for row in requested:
                 given = {name: value for name, value in row.items() if value is not None}
                 request = row | _DEFAULTS | given
                 if group(request) in told:
                     continue
-                request["waited_ms"] = now_ms - unseen_since_ms
+                request["waited_ms"] = now_ms - self._unseen_since_ms[path]
                 request["position"] = len(rows)
                 request["batch_id"] = batch_id(request["path"])
                 request["claim_fault"] = _claim_fault(request)
@@ -121,12 +181,39 @@ class Inbox:
         _mark_repetitions(rows)
         return rows
 
+    def _try_again(self, path: str, error: OSError, now_ms: int) -> None:
+        """Note when to read a file again that could not be read, or drop it."""
+        retry = self._retries.get(path)
+        since_ms = retry.since_ms if retry else now_ms
+        is_permanent = error.errno in _NEVER_READABLE or isinstance(error, FileNotFoundError)
+        if is_permanent or now_ms - since_ms > _GIVEN_UP_AFTER_MS:
+            _log.warning("request file dropped", path=path, error=one_line(error))
+            self._retries.pop(path, None)
+            self._loaded[path] = set()
+            return
+        if not self._retries:
+            self._failing_since_ms = now_ms
+        wait_ms = min(2 * retry.wait_ms, _LONGEST_WAIT_MS) if retry else _FIRST_WAIT_MS
+        self._retries[path] = _Retry(since_ms, now_ms + wait_ms, wait_ms)
+        if retry is None:
+            _log.warning("request file not readable", path=path, error=one_line(error))
+
     def take(self) -> None:
-        """Note that all that was loaded has been dealt with, as far as it can be at once."""
-        for path in self._unseen_since_ms:
-            self._taken[path] = self._loaded.get(path, set())
-        self._unseen_since_ms.clear()
+        """Note that all that was loaded has been dealt with, as far as it can be at once.
+
+        Files that could not be read stay in the inbox until they are tried again.
+        """
+        for path, groups in self._loaded.items():
+            self._taken[path] = groups
+            self._unseen_since_ms.pop(path, None)
         self._loaded.clear()
+
+    def drop_waiting(self, now_ms: int) -> None:
+        """Take every waiting request unread; their producers send them again."""
+        self.look(now_ms)
+        for path in self._unseen_since_ms:
+            self._taken[path] = set()
+        self._unseen_since_ms.clear()
 
     def trim(self, kept: AbstractSet[Group]) -> bool:
         """Remove the requests that were taken, last of all; say whether there were any.
@@ -136,7 +223,7 @@ class Inbox:
         done = [path for path, groups in self._taken.items() if groups.isdisjoint(kept)]
         if not done:
             return False
-        self._table.trim(done, self._fence)
+        self._table.trim(done)
         for path in done:
             del self._taken[path]
         return True
@@ -145,7 +232,8 @@ class Inbox:
 def _read(location: Location, path: str) -> list[Request]:
     """Return the rows of a file of the request table, with those columns of it that are there.
 
-    Raises `OSError`, `ValueError` or `pa.ArrowException` where it is no such file.
+    Raises `OSError` where it cannot be read, `ValueError` or `pa.ArrowException` where it is no
+    such file.
     """
     if location.is_local and not stat.S_ISREG(Path(location.uri, path).lstat().st_mode):
         raise ValueError("it is a link or something else that is no file")
@@ -155,6 +243,15 @@ def _read(location: Location, path: str) -> list[Request]:
             raise ValueError(f"it has {size_bytes} bytes")
         stream.seek(0)
         content = stream.read(size_bytes)
+    try:
+        return _rows(content)
+    except OSError as error:
+        # Arrow takes some files for unreadable that are no Parquet files.
+        raise ValueError(one_line(error)) from error
+
+
+def _rows(content: bytes) -> list[Request]:
+    """Return the rows of a file of requests; raises what `_read` raises for content."""
     given = [field for field in ParquetContent(content).columns if field.name in _TYPES]
     names = [field.name for field in given]
     if len(set(names)) < len(names) or any(pa.types.is_nested(field.type) for field in given):

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from sparklog.broker.appends import Answer, Appends, Standing, answer
+from sparklog.broker.answers import Answer
+from sparklog.broker.appends import Appends, Standing, answer
 from sparklog.broker.inbox import group
 from sparklog.broker.led_partitions import FollowerReports, Keys, LedPartitions
 from sparklog.broker.producer_state import ProducerState
@@ -47,6 +48,7 @@ class Leader:
         self._replicas = replicas
         self._root = replicas.root
         self._purgatory = purgatory
+        self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
         looked_at_ms = replicas.last_report_ms() or now_ms
         self.appends = Appends(self._root, producer_state, rules, settings, looked_at_ms)
@@ -66,6 +68,7 @@ class Leader:
     ) -> TickReport:
         """Do what is to be done at `now_ms`; `reports` are the rows of the followers."""
         before = self._commits()
+        self._replicas.settle()
         # A tick that fails is completed by the next one, whatever there is to see then.
         seen_versions, self._seen_versions = self._seen_versions, None
         if seen_versions is None:
@@ -73,8 +76,12 @@ class Leader:
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._looked_at_ms, now_ms)
         self.appends.inbox.look(now_ms)
+        is_damaged = self._replicas.find_damage(now_ms)
+        if is_damaged:
+            self._replicas.write_epochs()
         if not (
             touched
+            or is_damaged
             or reports.changed & self._led.keys()
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions
@@ -101,11 +108,17 @@ class Leader:
         changed |= self.appends.respond(self._answers, now_ms)
         self._answers.clear()
         changed |= self._purgatory.write(now_ms)
+        changed |= self._producer_state.expire(now_ms)
         effects.done("responses")
         changed |= self.appends.inbox.trim({group(one) for one in self._purgatory.unwritten()})
         self._seen_versions = metadata_versions
         self._looked_at_ms = now_ms
         return TickReport(changed=changed, commits=self._commits() - before)
+
+    def park(self, now_ms: int) -> None:
+        """Write down how far behind the followers are, for the next run (5.1)."""
+        self._led.note_lags(now_ms)
+        self._replicas.write_checkpoint()
 
     def led(self) -> Iterable[PartitionState]:
         """Return the partitions that this root leads, as of the last tick."""
@@ -125,6 +138,7 @@ class Leader:
             if state.leader == self._broker_id
             and state.leader_broker_epoch == self._root.fence.epoch
             and self._replicas.root_index == _root_of(state, self._broker_id)
+            and not self._has_faulty_log(key)
         }
         touched = self._led.keys() - mine.keys()
         for key in touched:
@@ -133,10 +147,8 @@ class Leader:
         for key, state in mine.items():
             leadership = self._led.get(key)
             if leadership is not None and leadership.state.leader_epoch == state.leader_epoch:
-                if leadership.state != state:
+                if self._led.take_state(state):
                     touched.add(key)
-                leadership.state = state
-                leadership.proposed_isr = frozenset()
             else:
                 new[key] = state
         if not new:
@@ -171,6 +183,10 @@ class Leader:
             )
         self._roles_of = metadata.partitions
         return touched | new.keys()
+
+    def _has_faulty_log(self, key: TopicIdPartition) -> bool:
+        damage = self._replicas.damaged.get(key)
+        return damage is not None and damage.in_log
 
     def _standing(self, metadata: Metadata) -> Standing:
         return Standing(

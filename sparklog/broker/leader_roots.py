@@ -9,7 +9,7 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.broker.producer_state import producer_batches
 from sparklog.errors import StorageError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import (
     LEADER_EPOCH_CHECKPOINT,
     PRODUCER_STATE,
@@ -83,6 +83,7 @@ class LeaderRoots:
     def __init__(self, reader: MetadataReader) -> None:
         self._reader = reader
         self._open: dict[LeaderProcess, LeaderRoot] = {}
+        self._failures = RepeatedFailures(_log)
 
     def keep(self, wanted: Collection[LeaderProcess]) -> None:
         """Let go of all but these."""
@@ -100,5 +101,7 @@ class LeaderRoots:
 
     def let_go(self, root: LeaderRoot, error: Exception) -> None:
         """Open a root anew in the next tick; the replicas of other leaders go on."""
-        _log.warning("leader not readable", root=root.location.uri, error=str(error))
+        self._failures.warning(
+            root.location.uri, "leader not readable", root=root.location.uri, error=str(error)
+        )
         self._open = {of: one for of, one in self._open.items() if one is not root}

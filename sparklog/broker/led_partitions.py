@@ -6,12 +6,13 @@ what happened in it, however many partitions are led.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sparklog.broker.isr import change_isr
+from sparklog.broker.isr import change_isr, min_isr
 from sparklog.broker.purgatory import Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects
@@ -50,6 +51,7 @@ class Leadership:
     progress: dict[int, Progress] = field(default_factory=dict)
     seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     proposed_isr: frozenset[int] = frozenset()
+    proposed_at_version: int = -1
 
 
 class FollowerReports(NamedTuple):
@@ -82,13 +84,49 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         self._settings = settings
 
     def begin(self, state: PartitionState, epoch_start_offset: int, now_ms: int) -> None:
-        """Lead a partition in a new epoch: members of the in-sync set count as caught up (5.1)."""
+        """Lead a partition in a new epoch: members of the in-sync set count as caught up (5.1).
+
+        A leader that resumes after it was parked goes on where its clock stopped (5.1).
+        """
+        replica = self._replicas[state.key]
+        lags = _lags(replica.parked_lags, state.leader_epoch)
         progress = {
-            one.broker_id: Progress(last_caught_up_ms=now_ms if one.in_isr else None)
+            one.broker_id: Progress(
+                last_caught_up_ms=now_ms - lags.get(one.broker_id, 0) if one.in_isr else None
+            )
             for one in state.replicas
             if one.broker_id != self._broker_id
         }
+        self._replicas.put(state.key, state.topic, parked_lags=None)
         self[state.key] = Leadership(state, epoch_start_offset, progress)
+
+    def note_lags(self, now_ms: int) -> None:
+        """Keep for how long in-sync followers have not been caught up, before being parked."""
+        for key, leadership in self.items():
+            end = self._replicas.log_end_offset(key)
+            lags = {
+                broker_id: now_ms - progress.last_caught_up_ms
+                for broker_id, progress in leadership.progress.items()
+                if broker_id in leadership.state.isr
+                and progress.log_end_offset != end
+                and progress.last_caught_up_ms is not None
+            }
+            if lags:
+                noted = {"leader_epoch": leadership.state.leader_epoch, "lag_ms": lags}
+                self._replicas.put(key, leadership.state.topic, parked_lags=json.dumps(noted))
+
+    def take_state(self, state: PartitionState) -> bool:
+        """Take over the published state of a led partition; return whether it is another.
+
+        A proposed ISR whose outcome is unknown counts until `partition_state` has moved past the
+        version at which it was proposed (rule 2.4).
+        """
+        leadership = self[state.key]
+        is_other = leadership.state != state
+        leadership.state = state
+        if self._cluster.partition_state.version > leadership.proposed_at_version:
+            leadership.proposed_isr = frozenset()
+        return is_other
 
     def whose_lag_ran_out(self, looked_at_ms: int, now_ms: int) -> Keys:
         """Return the partitions with a follower that replica.lag.time.max.ms has just run out for.
@@ -139,8 +177,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
 
     def min_isr(self, metadata: Metadata, state: PartitionState) -> int:
         """Return how many in-sync replicas acks=all needs."""
-        config = metadata.topics[state.topic_id].config
-        return config.min_insync_replicas or self._settings.min_insync_replicas
+        return min_isr(metadata, state, self._settings)
 
     def _take_reports(
         self, touched: Keys, metadata: Metadata, reports: FollowerReports, now_ms: int
@@ -252,8 +289,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         for key, isr in proposed.items():
             # Until the outcome is known the high watermark minds the old set and the new (2.4).
             self[key].proposed_isr = isr
-        min_isr = {key: self.min_isr(metadata, state) for key, state in held.items()}
-        changed = change_isr(self._cluster.partition_state, self._rules, held, proposed, min_isr)
+        min_isr_of = {key: self.min_isr(metadata, state) for key, state in held.items()}
+        changed = change_isr(self._cluster.partition_state, self._rules, held, proposed, min_isr_of)
         for key in proposed:
             self[key].proposed_isr = frozenset()
         self._take_isr({key: proposed[key] for key in changed}, now_ms)
@@ -284,6 +321,14 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
 
 _REPORTED = ("leader_epoch", "broker_epoch", "log_end_offset", "reported_at_ms")
 """What makes a follower's row a new report when it changes."""
+
+
+def _lags(parked_lags: str | None, leader_epoch: int) -> dict[int, int]:
+    """Return the lags in ms, by broker, that were noted in this leader epoch."""
+    noted = json.loads(parked_lags) if parked_lags else {}
+    if noted.get("leader_epoch") != leader_epoch:
+        return {}
+    return {int(broker_id): lag for broker_id, lag in noted["lag_ms"].items()}
 
 
 def _with_isr(state: PartitionState, isr: frozenset[int]) -> PartitionState:

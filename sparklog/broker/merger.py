@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice, takewhile
@@ -76,15 +77,15 @@ _Windows = dict[TopicIdPartition, _Window]
 class Merger:
     """Merges in one broker root.
 
-    `lock` is the one that keeps the broker's ticks out; `stream_writes` the cluster's table of
-    micro-batches, whose files may be sent again as long as they are not done (rule 3.7).
+    `lock` is the one that keeps the broker's ticks out; `stream_writes` opens the cluster's table
+    of micro-batches, whose files may be sent again as long as they are not done (rule 3.7).
     """
 
     def __init__(
         self,
         replicas: Replicas,
         producer_state: ProducerState,
-        stream_writes: ControlTable,
+        stream_writes: Callable[[], ControlTable],
         rules: Rules,
         settings: Settings,
         copier: Copier,
@@ -114,6 +115,7 @@ class Merger:
         """
         now_ms = self._clock.now_ms()
         with self._lock:
+            self._replicas.settle()
             windows = self._windows(now_ms)
         merges = self._choose(windows, now_ms)
         if not merges:
@@ -226,10 +228,11 @@ class Merger:
 
         `StreamWrites` notes them.
         """
-        self._stream_writes.refresh()
+        stream_writes = self._stream_writes()
+        stream_writes.refresh()
         return {
             batch_id(path)
-            for row in self._stream_writes.rows().to_pylist()
+            for row in stream_writes.rows().to_pylist()
             if not row["is_done"]
             for _, _, path, *_ in json.loads(row["files"])
         }
@@ -263,12 +266,16 @@ class Merger:
             of = merge.batches[0]
             self._left_alone_until_ms[of.topic_id_partition] = now_ms + _RETRY_MS
             _log.error("batches not merged", topic=of.topic, partition=of.partition, fault=result)
+            with self._lock:
+                # The next tick repairs the replica (rule 10.8).
+                any(self._replicas.check_batch(batch) for batch in merge.batches)
         return merged
 
     def _commit(
         self, merged: list[tuple[Merge, Batch]], now_ms: int, effects: Effects
     ) -> MergeReport:
         """Put what was merged in the place of its batches, where they still are, at once."""
+        self._replicas.settle()
         if not self._replicas.is_written:
             return MergeReport()
         standing = [(merge, batch) for merge, batch in merged if self._stands(merge)]

@@ -23,6 +23,9 @@ from sparklog.model import PRODUCER_STATE, Batch, ProducerBatch, TopicIdPartitio
 from sparklog.protocol.rules import Rules
 from sparklog.storage.record_log import REMEMBERED_BATCHES
 
+_CHECK_INTERVAL_MS = 600_000
+"""How often expired producers are looked for; Kafka's producer.id.expiration.check.interval.ms."""
+
 Producer = tuple[TopicIdPartition, int]
 """A producer in a partition: the partition and the producer's id."""
 
@@ -36,6 +39,7 @@ class ProducerState:
         self._table = replicas.root.producer_state
         self._rules = rules
         self._settings = settings
+        self._check_at_ms = 0
         self._batches: dict[Producer, list[ProducerBatch]] = {}
         self._put(batch for batch in producer_batches(self._table.rows()) if self._counts(batch))
 
@@ -74,6 +78,22 @@ class ProducerState:
         for producer in self._expired(now_ms):
             del self._batches[producer]
         self._write()
+
+    def expire(self, now_ms: int) -> bool:
+        """Drop producers that have been silent for producer.id.expiration.ms; return if any was.
+
+        Called by every tick that does something; checks every `_CHECK_INTERVAL_MS`.
+        """
+        if not self._batches or now_ms < self._check_at_ms:
+            return False
+        interval_ms = min(_CHECK_INTERVAL_MS, self._settings.producer_id_expiration_ms)
+        self._check_at_ms = now_ms + interval_ms
+        expired = self._expired(now_ms)
+        for producer in expired:
+            del self._batches[producer]
+        if expired:
+            self._write()
+        return bool(expired)
 
     def truncate(self, points: Mapping[TopicIdPartition, int]) -> None:
         """Drop what ends at or after each replica's new end, after the log was cut (rule 6.5)."""

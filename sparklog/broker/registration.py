@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from sparklog.broker.isr import leave_isr
+from sparklog.broker.log_directories import LogDirectory
+from sparklog.broker.unclean_start import (
+    OwnLog,
+    boot_id,
+    may_have_lost_files,
+    shortened_replicas,
+)
 from sparklog.clock import Clock
-from sparklog.errors import FencedError, ProtocolError
+from sparklog.errors import FencedError, ProtocolError, StorageError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE, BrokerState
+from sparklog.model import BROKERS, BrokerState, TopicIdPartition
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import table_identity
+from sparklog.storage.damage import REBUILT_FROM_LOG
 from sparklog.storage.location import Location
+from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
 
 _log = get_logger(__name__)
@@ -52,29 +62,60 @@ def await_session(
 
 
 def register(
-    cluster: ClusterRoot, broker_id: int, roots: list[Location], rack: str | None, now_ms: int
+    reader: MetadataReader,
+    cluster: ClusterRoot,
+    broker_id: int,
+    directories: Sequence[LogDirectory],
+    rack: str | None,
+    now_ms: int,
+    damaged: Mapping[int, Collection[str]] | None = None,
 ) -> int:
     """Register a broker and return its broker epoch, which is higher than any before.
 
     The caller knows the broker's last process to be gone (`await_session`); if it is not, the
-    new epoch fences it. A parked broker with the same roots resumes under the epoch it had. The
-    logs' ids and versions go along, and again with every heartbeat: a broker that has lost a root,
-    or comes back with an older copy of it or of its log alone, leaves the in-sync sets of what it
-    had there before it counts as alive, and is not eligible to lead.
-    """
-    uris = json.dumps([root.uri for root in roots])
-    identities = [table_identity(root.child("log")) for root in roots]
-    identity = {
-        "log_table_id": json.dumps([table_id for table_id, _ in identities]),
-        "log_version": json.dumps([version for _, version in identities]),
-    }
-    described = [_described_log_version(root) for root in roots]
+    new epoch fences it. A parked broker with the same roots resumes under the epoch it had.
 
-    def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, set[int]]]:
+    Before it counts as alive, the broker leaves the ISR and ELR of every partition whose replica
+    is not what it was (rules 7.2, 10.4):
+
+    - all of a root that was lost or restored: another table id, a lower version than before, or
+      another digest than at the last clean stop; also as the last member;
+    - a replica that has lost records which other replicas know of; also as the last member;
+    - all of a root whose unsynced files may be gone, where another member stays;
+    - all of a root of which a table is damaged that tells of the replicas, where another member
+      stays.
+
+    Parameters: `damaged`, the names of the damaged tables of each root, by its number: they start
+    again empty.
+    Raises `DamagedError` where a log of the broker is damaged; nothing is registered then.
+    """
+    damaged = damaged or {}
+    roots = {number: one.location for number, one in enumerate(directories) if one.location}
+    uris = json.dumps([one.location and one.location.uri for one in directories])
+    own = {number: OwnLog(root, damaged.get(number, ())) for number, root in roots.items()}
+    rebuilt = {
+        number
+        for number, names in damaged.items()
+        if any(table.name in names for table in REBUILT_FROM_LOG)
+    }
+    identity = {
+        "log_table_id": json.dumps([one.table_id for one in directories]),
+        "log_version": json.dumps([one.log_version for one in directories]),
+        "log_digest": None,
+        "boot_id": boot_id(),
+    }
+
+    def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, _Doubts]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
-        lost = _lost_roots(mine, identity, described) if mine is not None else set()
-        if mine is not None and not lost and mine["state"] == "parked" and mine["roots"] == uris:
+        doubts = _doubts(mine, own, roots, reader, rebuilt) if mine is not None else _Doubts()
+        if (
+            mine is not None
+            and not any(doubts)
+            and not any(damaged.values())
+            and mine["state"] == "parked"
+            and mine["roots"] == uris
+        ):
             epoch = int(mine["broker_epoch"])
         else:
             epoch = max((row["broker_epoch"] for row in rows.to_pylist()), default=0) + 1
@@ -88,17 +129,89 @@ def register(
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
         }
-        if mine is not None and lost:
+        if mine is not None and any(doubts):
             # Until it has left the in-sync sets; a start that ends before that finds it again.
             row |= {"state": "fenced", **{name: mine[name] for name in identity}}
-        return BROKERS.rows(_sorted([*others, row])), (epoch, lost)
+        return BROKERS.rows(_sorted([*others, row])), (epoch, doubts)
 
-    epoch, lost = cluster.brokers.update(change)
-    if lost:
-        _log.warning("roots lost or restored", broker=broker_id, roots=[*map(str, sorted(lost))])
-        _leave_all_sets(cluster.partition_state, broker_id, lost)
+    epoch, doubts = cluster.brokers.update(change)
+    if any(doubts):
+        _leave(cluster.partition_state, reader, broker_id, doubts)
         heartbeat(cluster.brokers, broker_id, epoch, changes=identity)
     return epoch
+
+
+class _Doubts(NamedTuple):
+    """The replicas of a starting broker that may not be what they were.
+
+    `lost`, the roots, by number, that were lost or restored; `shortened`, replicas that have lost
+    records which others know of; `unclean`, the roots whose unsynced files may be gone, or of which
+    a table is damaged.
+    """
+
+    lost: AbstractSet[int] = frozenset()
+    shortened: AbstractSet[TopicIdPartition] = frozenset()
+    unclean: AbstractSet[int] = frozenset()
+
+
+def _doubts(
+    before: Row,
+    own: Mapping[int, OwnLog],
+    roots: Mapping[int, Location],
+    reader: MetadataReader,
+    rebuilt: AbstractSet[int],
+) -> _Doubts:
+    """Compare the logs with the broker's last registration, and with what others know.
+
+    `rebuilt` are the roots of which a table is damaged that tells of the replicas.
+    """
+    ids, versions = json.loads(before["log_table_id"]), json.loads(before["log_version"])
+    digests = json.loads(before["log_digest"]) if before["log_digest"] else None
+    lost, unclean = set(), set()
+    for index, (table_id, version) in enumerate(zip(ids, versions, strict=True)):
+        now = own.get(index)
+        if now is None or now.log.table_id != table_id:
+            lost.add(index)
+        elif digests is not None:
+            # A clean stop: nothing was written after the mark.
+            if now.log.digest() != digests[index]:
+                lost.add(index)
+        elif now.log.version < max(version, now.described_version):
+            lost.add(index)
+        elif may_have_lost_files(before["boot_id"], roots[index]):
+            unclean.add(index)
+    if digests is not None and not lost:
+        return _Doubts(unclean=rebuilt)
+    return _Doubts(lost, shortened_replicas(before["broker_id"], own, reader), unclean | rebuilt)
+
+
+def _leave(
+    partition_state: ControlTable, reader: MetadataReader, broker_id: int, doubts: _Doubts
+) -> None:
+    """Leave the ISR and ELR of every partition whose replica is in doubt."""
+    roots_of = {
+        key: replica.root
+        for key, state in reader.load().partitions.items()
+        if (replica := state.replica(broker_id)) is not None
+    }
+    lost = {key for key, root in roots_of.items() if root in doubts.lost} | doubts.shortened
+    unclean = {key for key, root in roots_of.items() if root in doubts.unclean} - lost
+    if lost:
+        _log.warning(
+            "replicas lost or restored: they leave the ISR",
+            broker=broker_id,
+            roots=sorted(doubts.lost),
+            partitions=len(lost),
+        )
+        leave_isr(partition_state, broker_id, lost)
+    if unclean:
+        left = leave_isr(partition_state, broker_id, unclean, keep_last=True)
+        _log.warning(
+            "unclean start: replicas leave the ISR where others stay",
+            broker=broker_id,
+            left=len(left),
+            stayed=len(unclean) - len(left),
+        )
 
 
 def heartbeat(
@@ -127,53 +240,21 @@ def heartbeat(
 
 
 def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch: int) -> None:
-    """Raise `FencedError` where a newer process has registered as this broker."""
+    """Raise `FencedError` where a newer process has registered as this broker.
+
+    Raises `StorageError` where the registration is older than this process: the cluster root was
+    restored to an older state.
+    """
+    if registered_epoch is None or registered_epoch < broker_epoch:
+        raise StorageError(
+            f"the cluster root is older than broker {broker_id}: it knows broker epoch "
+            f"{registered_epoch} of it, and this process has {broker_epoch}; the root was lost or "
+            "restored: restore its newest state"
+        )
     if registered_epoch != broker_epoch:
         raise FencedError(
             f"another process has registered as broker {broker_id}: this one must stop"
         )
-
-
-def _described_log_version(root: Location) -> int:
-    """Return the newest version of a root's log that the checkpoint beside it speaks of."""
-    rows = ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
-    return max((row["log_version"] for row in rows), default=0)
-
-
-def _lost_roots(before: Row, now: Row, described: Sequence[int]) -> set[int]:
-    """Return which roots are not what the broker had last, by their number."""
-    ids, ids_now = json.loads(before["log_table_id"]), json.loads(now["log_table_id"])
-    versions, versions_now = json.loads(before["log_version"]), json.loads(now["log_version"])
-    return {
-        index
-        for index, (table_id, version) in enumerate(zip(ids, versions, strict=True))
-        if ids_now[index : index + 1] != [table_id]
-        or versions_now[index] < max(version, described[index])
-    }
-
-
-def _leave_all_sets(partition_state: ControlTable, broker_id: int, roots: set[int]) -> None:
-    """Be in sync and eligible nowhere in these roots, even as the last one (7.2, 7.5).
-
-    The partition epoch rises also where the broker was in neither set: a leader may be about to
-    let it join by what it has reported before (5.2).
-    """
-
-    def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
-        result: list[Row] = rows.to_pylist()
-        left = {
-            (row["topic_id"], row["partition"])
-            for row in result
-            if row["broker_id"] == broker_id and row["root"] in roots
-        }
-        for row in result:
-            if (row["topic_id"], row["partition"]) in left:
-                row["in_isr"] &= row["broker_id"] != broker_id
-                row["in_elr"] &= row["broker_id"] != broker_id
-                row["partition_epoch"] += 1
-        return (PARTITION_STATE.rows(result) if left else None), None
-
-    partition_state.update(change)
 
 
 def _row(brokers: ControlTable, broker_id: int) -> Row | None:

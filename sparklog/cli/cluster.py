@@ -28,11 +28,11 @@ ClusterOption = Annotated[
 
 
 class Cluster(NamedTuple):
-    """A cluster as the command line names it: where it lies, and its settings."""
+    """A cluster as the command line names it: its root, and its settings where a file has them."""
 
     root: str
     storage_options: StorageOptions
-    settings: Settings
+    settings: Settings | None
 
     @classmethod
     def of(cls, text: str) -> Cluster:
@@ -40,12 +40,12 @@ class Cluster(NamedTuple):
 
         Raises `ConfigError` where the file is missing or not usable.
         """
-        from sparklog.config import Settings, is_configuration_file, load_either
+        from sparklog.config import is_configuration_file, load_either
 
         if not text.strip():
             raise ConfigError("--cluster is empty: name a cluster's root or configuration file")
         if not is_configuration_file(text):
-            return cls(text, {}, Settings())
+            return cls(text, {}, None)
         config = load_either(text)
         return cls(config.cluster_root, config.storage_options, config)
 

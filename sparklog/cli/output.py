@@ -42,7 +42,8 @@ def print_table(rows: pa.Table) -> None:
 
 def print_rows(rows: Iterable[Sequence[Any]], columns: Mapping[str, str], *, as_json: bool) -> None:
     """Print rows as JSON or as a table; `columns` are their names and Arrow's names of types."""
-    schema = pa.schema([pa.field(name, type_) for name, type_ in columns.items()])
+    lists = {"list<string>": pa.list_(pa.string())}
+    schema = pa.schema([pa.field(name, lists.get(of, of)) for name, of in columns.items()])
     named = [dict(zip(columns, row, strict=True)) for row in rows]
     table = pa.Table.from_pylist(named, schema)
     if as_json:

@@ -123,7 +123,9 @@ class _Tables:
         with reaching(self._cluster.root):
             brokers = self._connection.metadata().brokers.values()
         roots = [
-            (one.broker_id, self._cluster.location(uri)) for one in brokers for uri in one.roots
+            (one.broker_id, self._cluster.location(uri))
+            for one in brokers
+            for uri in one.online_roots.values()
         ]
         with ThreadPoolExecutor(max_workers=16) as pool:
             parts = pool.map(lambda root: self._part(columns, read, *root), roots)

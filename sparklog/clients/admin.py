@@ -1,19 +1,25 @@
-"""Administration: creating and describing topics, electing leaders by hand."""
+"""Administration: creating and describing topics, electing leaders by hand, ending brokers."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from sparklog.broker.abandoned_topics import with_known_topics
 from sparklog.broker.election import Elections, ElectionType
-from sparklog.clients.connection import Connection
+from sparklog.clients.arguments import numbers_list, partition_names, whole_number
+from sparklog.clients.broker_admin import BrokerAdmin, BrokerDescription
+from sparklog.clients.connection import Connection, connection_of
+from sparklog.clients.topic_creation import store_topic
 from sparklog.clock import Clock, SystemClock
 from sparklog.config import Settings, TopicConfig, parse
-from sparklog.errors import ProtocolError
-from sparklog.model import PARTITION_STATE, TOPICS, check_topic_name, new_id
+from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.model import TopicIdPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
 from sparklog.storage.metadata import Metadata, PartitionState, TopicInfo
 
@@ -49,19 +55,25 @@ class TopicDescription(NamedTuple):
 
 
 class Admin:
-    """Administers a cluster through its tables; the brokers need not be at hand."""
+    """Administers a cluster through its tables; the brokers need not be at hand.
+
+    Parameters: `settings`, those of the cluster; left out, a new topic takes min.insync.replicas
+    from the controller.
+    """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Connection | str | os.PathLike[str],
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._connection = connection
+        self._connection = connection_of(connection)
         self._settings = settings or Settings()
+        self._knows_settings = settings is not None
         self._clock = clock or SystemClock()
-        self._elections = Elections(connection.rules, self._settings)
+        self._elections = Elections(self._connection.rules, self._settings)
+        self._brokers = BrokerAdmin(self._connection, self._elections, self._settings, self._clock)
 
     def create_topic(
         self,
@@ -77,9 +89,16 @@ class Admin:
         Parameters: `partitions`, `replication_factor`, the cluster's defaults where left out;
         `assignment`, the brokers of each partition, the preferred leader first, instead of
         Kafka's placement; `configs`, Kafka's topic keys. Raises `ProtocolError` with Kafka's code
-        and `ConfigError`; nothing is created then.
+        and `ConfigError`; nothing is created then. Of several admins that create one topic at the
+        same time one succeeds, the others raise TOPIC_ALREADY_EXISTS.
         """
         check_topic_name(topic)
+        if configs is not None and not isinstance(configs, Mapping):
+            raise ConfigError(f"configs of topic {topic} are a dict of its keys, not {configs!r}")
+        if partitions is not None:
+            partitions = whole_number(partitions, "partitions")
+        if replication_factor is not None:
+            replication_factor = whole_number(replication_factor, "replication_factor")
         config = parse(TopicConfig, configs or {}, f"topic {topic}")
         metadata = self._connection.metadata()
         live = {one.broker_id: one.rack for one in metadata.brokers.values() if one.is_alive}
@@ -94,7 +113,10 @@ class Admin:
         else:
             placed = _checked_assignment(assignment, partitions, replication_factor, live, metadata)
         topic_id = new_id()
-        rows = _partition_rows(topic_id, topic, placed, live, metadata)
+        min_isr = config.min_insync_replicas
+        if min_isr is None and self._knows_settings:
+            min_isr = self._settings.min_insync_replicas
+        rows = _partition_rows(topic_id, topic, placed, live, metadata, min_isr)
         entry = {
             "topic_id": topic_id,
             "topic": topic,
@@ -104,12 +126,7 @@ class Admin:
             "state": "live",
             "created_at_ms": self._clock.now_ms(),
         }
-        self._check_new(metadata.topics.values(), topic)
-        # The topic's row makes its partitions visible, so it comes last: all or nothing.
-        self._connection.root.partition_state.update(
-            lambda old: (pa.concat_tables([old, PARTITION_STATE.rows(rows)]), None)
-        )
-        self._connection.root.topics.update(lambda old: (self._with_topic(old, entry), None))
+        store_topic(self._connection.root, entry, rows, config.min_insync_replicas)
         return self.describe_topic(topic)
 
     def elect_leaders(
@@ -122,14 +139,23 @@ class Admin:
         records; `partitions`, (topic, partition) each. Returns Kafka's error name for each: NONE,
         ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE.
         """
+        if election_type not in ("preferred", "unclean"):
+            raise ProtocolError(
+                "INVALID_REQUEST",
+                f"an election is 'preferred' or 'unclean', not {election_type!r}",
+            )
         before = self._connection.metadata()
-        asked = {before.partition(*partition).key: partition for partition in partitions}
+        asked: dict[TopicIdPartition, tuple[str, int]] = {
+            before.partition(*name).key: name for name in partition_names(partitions)
+        }
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             metadata = self._connection.metadata()
             if election_type == "preferred":
-                return self._elections.elect_preferred(rows, metadata, partitions=asked), None
-            return self._elections.elect(rows, metadata, unclean=asked), None
+                elect = partial(self._elections.elect_preferred, partitions=asked)
+            else:
+                elect = partial(self._elections.elect, unclean=asked)
+            return with_known_topics(rows, metadata, elect), None
 
         self._connection.root.partition_state.update(change)
         after = self._connection.metadata()
@@ -149,16 +175,25 @@ class Admin:
         """Return the names of all topics, sorted."""
         return sorted(topic.topic for topic in self._connection.metadata().topics.values())
 
-    def _with_topic(self, old: pa.Table, entry: dict[str, Any]) -> pa.Table:
-        taken = [row for row in old.to_pylist() if row["state"] == "live"]
-        self._check_new((_Named(row["topic"]) for row in taken), entry["topic"])
-        return pa.concat_tables([old, TOPICS.rows([entry])])
+    def list_brokers(self) -> list[BrokerDescription]:
+        """Return the registered brokers, by id, and in how many partitions each leads."""
+        return self._brokers.list_brokers()
 
-    def _check_new(self, existing: Any, topic: str) -> None:
-        if any(one.topic == topic for one in existing):
-            raise ProtocolError(
-                "TOPIC_ALREADY_EXISTS", f"topic {topic!r} exists already: choose another name"
-            )
+    def fence_broker(self, broker_id: int) -> None:
+        """Fence a broker that does not run: it leaves in-sync sets, and others lead what it led.
+
+        Waits for broker.session.timeout.ms where its row says that it is alive. Raises
+        BROKER_ID_NOT_REGISTERED, and INVALID_REQUEST where it runs.
+        """
+        self._brokers.fence(broker_id)
+
+    def unregister_broker(self, broker_id: int, *, force: bool = False) -> int:
+        """Unregister a broker that does not run; return how many replicas stay assigned to it.
+
+        Raises as `fence_broker` does, and INELIGIBLE_REPLICA where it has a partition's only
+        replica that is in sync; with `force` the records that it alone has are given up.
+        """
+        return self._brokers.unregister(broker_id, force=force)
 
 
 def _election_error(
@@ -174,10 +209,6 @@ def _election_error(
     return "ELECTION_NOT_NEEDED" if is_preferred else "PREFERRED_LEADER_NOT_AVAILABLE"
 
 
-class _Named(NamedTuple):
-    topic: str
-
-
 def _checked_assignment(
     assignment: Mapping[int, Sequence[int]],
     partitions: int | None,
@@ -185,10 +216,19 @@ def _checked_assignment(
     live: Mapping[int, str | None],
     metadata: Metadata,
 ) -> dict[int, list[int]]:
-    placed = {partition: list(brokers) for partition, brokers in assignment.items()}
 
     def refuse(reason: str) -> ProtocolError:
         return ProtocolError("INVALID_REPLICA_ASSIGNMENT", f"the assignment {reason}")
+
+    try:
+        placed = {
+            whole_number(partition, "a partition's number"): numbers_list(brokers, "brokers")
+            for partition, brokers in assignment.items()
+        }
+    except (AttributeError, SparklogError):
+        raise refuse(
+            f"is a dict of brokers by partition, such as {{0: [1, 2, 3]}}, not {assignment!r}"
+        ) from None
 
     if sorted(placed) != list(range(len(placed))) or not placed:
         raise refuse(f"must number its partitions from 0 without a gap, not {sorted(placed)}")
@@ -202,7 +242,8 @@ def _checked_assignment(
     for partition, brokers in placed.items():
         if len(set(brokers)) < len(brokers):
             raise refuse(f"names a broker twice for partition {partition}: {brokers}")
-        unknown = sorted(set(brokers) - metadata.brokers.keys())
+        known = {one.broker_id for one in metadata.brokers.values() if one.is_registered}
+        unknown = sorted(set(brokers) - known)
         if unknown:
             raise refuse(f"names broker {unknown[0]}, which is not registered")
         if not set(brokers) & live.keys():
@@ -216,6 +257,7 @@ def _partition_rows(
     placed: Mapping[int, Sequence[int]],
     live: Mapping[int, str | None],
     metadata: Metadata,
+    min_isr: int | None,
 ) -> list[dict[str, Any]]:
     rows = []
     loads = dict.fromkeys(metadata.brokers, 0)
@@ -226,7 +268,8 @@ def _partition_rows(
         leader = next(broker for broker in brokers if broker in live)
         for index, broker in enumerate(brokers):
             # A broker's log directories take turns.
-            root = loads[broker] % len(metadata.brokers[broker].roots)
+            online = list(metadata.brokers[broker].online_roots)
+            root = online[loads[broker] % len(online)]
             loads[broker] += 1
             rows.append(
                 {
@@ -245,6 +288,7 @@ def _partition_rows(
                     "leader_epoch": 0,
                     "partition_epoch": 0,
                     "controller_epoch": 0,
+                    "min_isr": min_isr,
                 }
             )
     return rows

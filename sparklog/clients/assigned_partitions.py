@@ -104,6 +104,7 @@ class Positions:
     def find(self, one: AssignedPartition, visible: Visible) -> None:
         """Give a partition a position where it has none, and check the one that it has.
 
+        A partition that begins at the latest offset stays without a position until that is known.
         Raises `NoOffsetForPartitionError`, OFFSET_OUT_OF_RANGE and `LogTruncationError` where
         auto.offset.reset is none, and one of `UNREADABLE` where the log cannot be read.
         """
@@ -162,5 +163,7 @@ class Positions:
                 "or set it to earliest or latest"
             )
         is_earliest = policy == "earliest"
+        if not is_earliest and not visible.is_latest_known:
+            return
         offset = visible.log_start_offset if is_earliest else visible.high_watermark
         one.seek(offset, self._logs.epoch_before(visible, offset))

@@ -12,7 +12,7 @@ from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection, Visible
 from sparklog.clock import Clock, SystemClock
 from sparklog.errors import ProtocolError, SparklogError, StorageError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, Batch, TopicIdPartition
 from sparklog.storage.batch_files import read_batch
 from sparklog.storage.location import Location, one_line
@@ -40,6 +40,7 @@ class CommittedLogs:
         self._metadata = connection.metadata()
         self._loaded_ms = self._clock.monotonic_ms()
         self._is_suspect = False
+        self._failures = RepeatedFailures(_log)
         self._logs: dict[tuple[str, int | None], RecordLog] = {}
         self._seen: dict[TopicIdPartition, tuple[PartitionState, int, Visible]] = {}
 
@@ -58,14 +59,17 @@ class CommittedLogs:
             try:
                 self._metadata = self._connection.metadata()
             except UNREADABLE as error:
-                _log.warning("cluster not readable", error=one_line(error))
+                self._failures.warning("cluster", "cluster not readable", error=one_line(error))
             self._loaded_ms, self._is_suspect = now_ms, False
         return self._metadata
 
     def visible(
         self, keys: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, Visible | SparklogError]:
-        """Return what may be seen of each partition, or why nothing may at the moment."""
+        """Return what a fetch is served of each partition, or why none is at the moment.
+
+        See `Connection.fetchable`. A read up to the latest offset calls `Visible.check_latest`.
+        """
         found: dict[TopicIdPartition, Visible | SparklogError] = {}
         of_root: dict[Location, list[PartitionState]] = defaultdict(list)
         metadata = self.metadata()
@@ -93,18 +97,39 @@ class CommittedLogs:
 
         Raises one of `UNREADABLE` where it cannot be read.
         """
-        of = visible.location.uri, self._connection.registered_epoch(visible.location)
-        log = self._logs.get(of)
-        if log is None:
-            self._logs = {key: one for key, one in self._logs.items() if key[0] != of[0]}
-            log = self._logs[of] = RecordLog(visible.location)
+        log = self.log_at(visible.location)
         if log.version < visible.log_version:
             log.refresh(visible.log_version)
         return log
 
+    def log_at(self, location: Location) -> RecordLog:
+        """Return the log in the root at `location`, at the version it was last brought to."""
+        of = location.uri, self._connection.registered_epoch(location)
+        log = self._logs.get(of)
+        if log is None:
+            self._logs = {key: one for key, one in self._logs.items() if key[0] != of[0]}
+            log = self._logs[of] = RecordLog(location)
+        return log
+
     def batches(self, visible: Visible, from_offset: int) -> list[Batch]:
-        """Return the committed batches that hold `from_offset` or later records, in order."""
-        batches = self.log(visible).batches(visible.state.key, from_offset)
+        """Return the committed batches that hold `from_offset` or later records, in order.
+
+        Raises KAFKA_STORAGE_ERROR where the replica's log is damaged so that it offers none of
+        them; where it offers some, those are returned.
+        """
+        log = self.log(visible)
+        batches = log.batches(visible.state.key, from_offset)
+        if not batches and visible.state.key in log.damaged:
+            log.refresh()
+            batches = log.batches(visible.state.key, from_offset)
+            error = log.damaged.get(visible.state.key)
+            if not batches and error is not None and from_offset < visible.high_watermark:
+                state = visible.state
+                raise ProtocolError(
+                    "KAFKA_STORAGE_ERROR",
+                    f"offset {from_offset} of {state.topic}-{state.partition} cannot be read: "
+                    f"{error}",
+                )
         # A log that was opened at a newer version than the leader described may have batches of
         # later leaders, of whom nothing is known yet.
         return list(
@@ -156,10 +181,13 @@ class CommittedLogs:
             moved = [one for one in states if self._seen.get(one.key, ())[:2] != (one, version)]
             judged = self._judged(moved)
         except UNREADABLE as error:
-            _log.info("leader not readable", root=location.uri, error=one_line(error))
+            self._failures.warning(
+                location, "leader not readable", root=location.uri, error=one_line(error)
+            )
             self.let_go(location)
             failure = StorageError(f"{location.uri} cannot be read: {one_line(error)}")
             return {state.key: failure for state in states}
+        self._failures.over(location)
         for state in moved:
             result = judged[state.key]
             if isinstance(result, Visible):
@@ -177,7 +205,7 @@ class CommittedLogs:
         if not states:
             return {}
         try:
-            return {one.state.key: one for one in self._connection.visible(states)}
+            return {one.state.key: one for one in self._connection.fetchable(states)}
         except ProtocolError as error:
             if len(states) == 1:
                 return {states[0].key: error}

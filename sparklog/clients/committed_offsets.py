@@ -1,23 +1,26 @@
 """Committed offsets: how far a group has come, in the cluster's `consumer_offsets` (rule 8.1).
 
-A commit is one compare-and-set. Before a new generation's assignment is published its number is
-put into the group's rows, so that no commit of an older generation can land after it, however
-long it was on its way.
+A commit is one compare-and-set, and its check is part of it. Each row of a group carries the newest
+fence (generation and group epoch) that was written there; a commit whose membership was checked
+under an older one is refused. A generation's leader writes its fence before it publishes the
+assignment, a static member that replaces its predecessor before it reads on. So a commit of a
+member whose partitions have gone to another never lands after the other's, however long it was
+delayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.clients.committed_logs import CommittedLogs
 from sparklog.clients.connection import Connection
-from sparklog.clients.consumer_group import ConsumerGroups
+from sparklog.clients.consumer_group import ConsumerGroups, Group, GroupFence
 from sparklog.clients.offsets import Offsets
 from sparklog.clock import Clock, SystemClock
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import CONSUMER_OFFSETS, TopicIdPartition, TopicPartition
 from sparklog.storage.control_table import ControlTable
 
@@ -34,6 +37,10 @@ class OffsetAndMetadata(NamedTuple):
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+
+class GroupChangedError(SparklogError):
+    """The group has taken a step since the membership was checked: check it again."""
 
 
 class CommittedOffsets:
@@ -57,12 +64,13 @@ class CommittedOffsets:
     def commit(
         self,
         group_id: str,
-        generation: int,
+        fence: GroupFence,
         offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]],
     ) -> None:
-        """Commit offsets, each with its topic's name, in a group's generation; all or none.
+        """Commit offsets, each with its topic's name, under a group's `fence`; all or none.
 
-        Raises ILLEGAL_GENERATION where the group has gone on to a newer generation, and
+        Raises ILLEGAL_GENERATION where the group has gone on to a newer generation,
+        `GroupChangedError` where it has a newer epoch in the same one, and
         OFFSET_METADATA_TOO_LARGE; nothing is changed then.
         """
         _check(offsets)
@@ -70,19 +78,20 @@ class CommittedOffsets:
 
         def change(table: pa.Table) -> tuple[pa.Table, None]:
             rows: list[dict[str, Any]] = table.to_pylist()
-            newest = _generation(rows, group_id)
-            if newest > generation:
+            newest = _newest_fence(rows, group_id)
+            if newest.generation > fence.generation:
                 raise ProtocolError(
                     "ILLEGAL_GENERATION",
-                    f"group {group_id} is at generation {newest}, the commit is of {generation}: "
-                    "poll, to join it anew",
+                    f"group {group_id} is at generation {newest.generation}, the commit is of "
+                    f"{fence.generation}: poll, to join it again",
                 )
+            _check_epoch(group_id, newest, fence)
             rows = [
                 row for row in rows if not (row["group_id"] == group_id and _key(row) in offsets)
             ]
             for key, (topic, committed) in offsets.items():
                 rows.append(
-                    _unset(group_id, generation, key, topic)
+                    _unset(group_id, fence, key, topic)
                     | {
                         "committed_offset": committed.offset,
                         "leader_epoch": committed.leader_epoch,
@@ -95,26 +104,32 @@ class CommittedOffsets:
         self._table.update(change)
 
     def fence(
-        self, group_id: str, generation: int, partitions: Mapping[TopicIdPartition, str]
+        self, group_id: str, fence: GroupFence, partitions: Mapping[TopicIdPartition, str]
     ) -> None:
-        """Refuse the commits of older generations from now on.
+        """Refuse commits under older fences from now on.
 
         `partitions` are those of the generation's assignment, with their topics' names: each has
-        a row from then on. Raises ILLEGAL_GENERATION where a newer generation has come so far.
+        a row from then on. Raises ILLEGAL_GENERATION where a newer generation has come so far, and
+        `GroupChangedError` where a newer epoch has.
         """
 
         def change(table: pa.Table) -> tuple[pa.Table | None, None]:
             rows: list[dict[str, Any]] = table.to_pylist()
-            newest = _generation(rows, group_id)
-            if newest > generation:
-                raise ProtocolError("ILLEGAL_GENERATION", f"group {group_id} is at {newest}")
+            newest = _newest_fence(rows, group_id)
+            if newest.generation > fence.generation:
+                raise ProtocolError(
+                    "ILLEGAL_GENERATION", f"group {group_id} is at generation {newest.generation}"
+                )
+            _check_epoch(group_id, newest, fence)
             mine = [row for row in rows if row["group_id"] == group_id]
             missing = partitions.keys() - {_key(row) for row in mine}
-            if not missing and all(row["generation"] == generation for row in mine):
+            if mine and not missing and all(_fence(row) == fence for row in mine):
                 return None, None
             for row in mine:
-                row["generation"] = generation
-            rows += [_unset(group_id, generation, key, partitions[key]) for key in sorted(missing)]
+                row.update(fence._asdict())
+            rows += [_unset(group_id, fence, key, partitions[key]) for key in sorted(missing)]
+            if not mine and not missing:
+                rows.append(_without_partition(group_id, fence))
             return CONSUMER_OFFSETS.rows(rows), None
 
         self._table.update(change)
@@ -125,8 +140,8 @@ class CommittedOffsets:
         rows = self._table.rows().to_pylist()
         return {row["group_id"] for row in rows if row["committed_offset"] is not None}
 
-    def delete(self, group_id: str, generation: int) -> None:
-        """Forget what a group has committed, and refuse commits of older generations still."""
+    def delete(self, group_id: str, fence: GroupFence) -> None:
+        """Remove what a group has committed, and go on refusing commits under older fences."""
 
         def change(table: pa.Table) -> tuple[pa.Table | None, None]:
             rows: list[dict[str, Any]] = table.to_pylist()
@@ -134,13 +149,39 @@ class CommittedOffsets:
             if not mine:
                 return None, None
             kept = [row for row in rows if row["group_id"] != group_id]
-            if generation:
-                # One row is enough to tell the generation.
+            if fence.generation:
+                # One row is enough to keep the fence.
                 first = mine[0]
-                kept.append(_unset(group_id, generation, _key(first), first["topic"]))
+                kept.append(_unset(group_id, fence, _key(first), first["topic"]))
             return CONSUMER_OFFSETS.rows(kept), None
 
         self._table.update(change)
+
+
+def commit_as(
+    groups: ConsumerGroups,
+    committed: CommittedOffsets,
+    group_id: str,
+    check: Callable[[Group], None],
+    offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]],
+) -> None:
+    """Commit offsets if `check` accepts the group in its state at the commit.
+
+    `check` raises the error that refuses the commit; it is called again after each step that the
+    group takes meanwhile. Raises as `check` and `CommittedOffsets.commit` do.
+    """
+    refused: GroupFence | None = None
+    while True:
+        group = groups.find(group_id)
+        check(group)
+        try:
+            committed.commit(group_id, group.fence, offsets)
+        except GroupChangedError as error:
+            if group.fence == refused:
+                raise ProtocolError("ILLEGAL_GENERATION", str(error)) from error
+            refused = group.fence
+        else:
+            return
 
 
 def commit_as_no_member(
@@ -153,14 +194,16 @@ def commit_as_no_member(
 
     Raises UNKNOWN_MEMBER_ID where it has some, and as `CommittedOffsets.commit`.
     """
-    group = groups.find(group_id)
-    if group.members:
-        raise ProtocolError(
-            "UNKNOWN_MEMBER_ID",
-            f"group {group_id} has members that share its topics, and this consumer is none: "
-            "subscribe, or use another group",
-        )
-    committed.commit(group_id, group.generation, offsets)
+
+    def check(group: Group) -> None:
+        if group.members:
+            raise ProtocolError(
+                "UNKNOWN_MEMBER_ID",
+                f"group {group_id} has members that share its topics, and this consumer is none: "
+                "subscribe, or use another group",
+            )
+
+    commit_as(groups, committed, group_id, check, offsets)
 
 
 class PartitionLag(NamedTuple):
@@ -223,18 +266,33 @@ def _check(offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) ->
             )
 
 
-def _generation(rows: Collection[Mapping[str, Any]], group_id: str) -> int:
-    return max((int(row["generation"]) for row in rows if row["group_id"] == group_id), default=-1)
+def _check_epoch(group_id: str, newest: GroupFence, fence: GroupFence) -> None:
+    if newest.group_epoch > fence.group_epoch:
+        raise GroupChangedError(
+            f"the offsets of group {group_id} are at group epoch {newest.group_epoch}, newer than "
+            f"{fence.group_epoch}, at which the membership was checked: poll, to join it again"
+        )
 
 
-def _unset(group_id: str, generation: int, key: TopicIdPartition, topic: str) -> dict[str, Any]:
+def _newest_fence(rows: Collection[Mapping[str, Any]], group_id: str) -> GroupFence:
+    return max(
+        (_fence(row) for row in rows if row["group_id"] == group_id), default=GroupFence(-1, -1)
+    )
+
+
+def _fence(row: Mapping[str, Any]) -> GroupFence:
+    # Older versions wrote no epoch.
+    return GroupFence(int(row["generation"]), int(row["group_epoch"] or 0))
+
+
+def _unset(group_id: str, fence: GroupFence, key: TopicIdPartition, topic: str) -> dict[str, Any]:
+    return _without_partition(group_id, fence) | {"topic": topic, **key._asdict()}
+
+
+def _without_partition(group_id: str, fence: GroupFence) -> dict[str, Any]:
+    """Return the row that keeps the fence of a group without any partition."""
     nothing: dict[str, Any] = dict.fromkeys(CONSUMER_OFFSETS.columns.names)
-    return nothing | {
-        "group_id": group_id,
-        "topic": topic,
-        "generation": generation,
-        **key._asdict(),
-    }
+    return nothing | {"group_id": group_id, **fence._asdict()}
 
 
 def _key(row: Mapping[str, Any]) -> TopicIdPartition:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sparklog.config import is_configuration_file, load_either
-from sparklog.errors import ProtocolError, StorageError
+from sparklog.errors import ProtocolError, SparklogError, StorageError, TableReplacedError
 from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -27,6 +28,8 @@ class Visible(NamedTuple):
 
     `location` and `log_version` say where: the log table of the leader, at that version; `epochs`
     is its leader-epoch history, oldest first, empty for a partition that it has yet to write down.
+    `is_latest_known` is false while a new leader's high watermark is below the start of its epoch:
+    records up to `high_watermark` are committed, and more may have been shown before (rule 10.2).
     """
 
     state: PartitionState
@@ -35,6 +38,12 @@ class Visible(NamedTuple):
     log_start_offset: int
     high_watermark: int
     epochs: tuple[EpochEntry, ...] = ()
+    is_latest_known: bool = True
+
+    def check_latest(self) -> None:
+        """Raise OFFSET_NOT_AVAILABLE unless the high watermark is the latest offset (KIP-207)."""
+        if not self.is_latest_known:
+            raise _not_caught_up(self.state, "OFFSET_NOT_AVAILABLE")
 
 
 class Connection:
@@ -45,21 +54,33 @@ class Connection:
 
     def __init__(
         self,
-        cluster: str,
+        cluster: str | os.PathLike[str],
         *,
         storage_options: StorageOptions | None = None,
         rules: Rules | None = None,
     ) -> None:
-        self.cluster = cluster
+        if not isinstance(cluster, str | os.PathLike):
+            raise SparklogError(
+                f"a cluster is named by its root, a path or URI, not by {cluster!r}: give a "
+                "Connection or the root"
+            )
+        self.cluster = os.fspath(cluster)
         self.storage_options = storage_options
-        self.root = ClusterRoot(Location.of(cluster, storage_options))
+        self.root = ClusterRoot(Location.of(self.cluster, storage_options), reopens=True)
         self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
     def metadata(self) -> Metadata:
-        """Return the newest metadata."""
-        return self._reader.load()
+        """Return the newest metadata.
+
+        Raises `StorageError` where the cluster's root is gone, or another cluster's by now.
+        """
+        try:
+            return self._reader.load()
+        except StorageError:
+            self.root.check_in_place()
+            raise
 
     def leader_location(self, state: PartitionState) -> Location:
         """Return the root in which the partition's leader keeps it.
@@ -89,10 +110,22 @@ class Connection:
         return self._reader.location(broker_id, replica.root)
 
     def visible(self, partitions: Iterable[PartitionState]) -> list[Visible]:
-        """Return what may be seen of each partition (rules 2.6, 7.7).
+        """Return the offsets to read of each partition up to the latest (rules 2.6, 7.7).
 
-        Raises LEADER_NOT_AVAILABLE where one is offline, OFFSET_NOT_AVAILABLE where its new
-        leader has not caught up with what was shown.
+        Raises LEADER_NOT_AVAILABLE for an offline partition, OFFSET_NOT_AVAILABLE for one whose
+        new leader has not caught up with what was shown.
+        """
+        found = self.fetchable(partitions)
+        for one in found:
+            one.check_latest()
+        return found
+
+    def fetchable(self, partitions: Iterable[PartitionState]) -> list[Visible]:
+        """Return the offsets that a fetch is served of each partition (rules 2.6, 10.2).
+
+        The high watermark of a partition whose new leader has not caught up may be below what was
+        shown before: `Visible.is_latest_known` is false. Raises LEADER_NOT_AVAILABLE for an offline
+        partition, OFFSET_NOT_AVAILABLE for one whose leader has not run in the current epoch.
         """
         states = {state.key: state for state in partitions}
         locations = {key: self.leader_location(state) for key, state in states.items()}
@@ -104,6 +137,11 @@ class Connection:
             for location in dict.fromkeys(locations.values())
         }
         rows = {key: of_root[locations[key]].get(key, {}) for key in states}
+        # A row of another process than the one that was elected tells of the past.
+        is_elected = {
+            key: bool(rows[key]) and rows[key]["broker_epoch"] == state.leader_broker_epoch
+            for key, state in states.items()
+        }
         histories = self._epoch_histories(
             {(locations[key], row["epochs_version"]) for key, row in rows.items() if row}
         )
@@ -119,8 +157,8 @@ class Connection:
                     "partition": key.partition,
                     "leader": state.leader,
                     "leader_epoch": state.leader_epoch,
-                    "is_as_elected": bool(rows[key]) or self._is_as_elected(state, locations[key]),
-                    "reported_leader_epoch": rows[key].get("leader_epoch"),
+                    "is_as_elected": is_elected[key] or self._is_as_elected(state, locations[key]),
+                    "reported_leader_epoch": rows[key]["leader_epoch"] if is_elected[key] else None,
                     "high_watermark": rows[key].get("high_watermark"),
                     "log_start_offset": rows[key].get("log_start_offset"),
                     "epoch_start_offset": dict(epochs[key]).get(state.leader_epoch),
@@ -132,11 +170,7 @@ class Connection:
         for row in judged:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             if row["error"] is not None:
-                raise ProtocolError(
-                    row["error"],
-                    f"the leader {states[key].leader} of partition {key.partition} of topic "
-                    f"{states[key].topic} has yet to catch up with what was shown: try again",
-                )
+                raise _not_caught_up(states[key], row["error"])
             visible[key] = Visible(
                 states[key],
                 locations[key],
@@ -144,6 +178,7 @@ class Connection:
                 row["log_start_offset"],
                 row["high_watermark"],
                 epochs[key],
+                row["latest_error"] is None,
             )
         return [visible[key] for key in states]
 
@@ -153,7 +188,11 @@ class Connection:
         if of not in self._tables:
             self._tables = {key: one for key, one in self._tables.items() if key[:2] != of[:2]}
             self._tables[of] = ControlTable(location, schema)
-        self._tables[of].refresh()
+        try:
+            self._tables[of].refresh()
+        except TableReplacedError:
+            # Its broker has recreated a table that was damaged.
+            self._tables[of] = ControlTable(location, schema)
         return self._tables[of]
 
     def registered_epoch(self, location: Location) -> int | None:
@@ -193,6 +232,11 @@ class Connection:
         return histories
 
 
+def connection_of(given: Connection | str | os.PathLike[str]) -> Connection:
+    """Return `given` if it is a connection, else one to the cluster root that it names."""
+    return given if isinstance(given, Connection) else Connection(given)
+
+
 def connect(cluster: str) -> Connection:
     """Connect to the cluster whose root (a path or URI) or configuration file is `cluster`.
 
@@ -212,3 +256,11 @@ def named_cluster(cluster: str) -> tuple[str, StorageOptions]:
         return cluster, {}
     config = load_either(cluster)
     return config.cluster_root, config.storage_options
+
+
+def _not_caught_up(state: PartitionState, error: str) -> ProtocolError:
+    return ProtocolError(
+        error,
+        f"the leader {state.leader} of partition {state.partition} of topic {state.topic} has yet "
+        "to catch up with what was shown: try again",
+    )

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparklog.clients.arguments import (
+    by_partition,
+    callback,
+    milliseconds,
+    partition_arguments,
+    partition_name,
+    partition_names,
+    whole_number,
+)
 from sparklog.clients.assigned_partitions import AssignedPartition, ConsumerRecord
 from sparklog.clients.committed_logs import CommittedLogs
 from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata, names_of
-from sparklog.clients.connection import Connection
+from sparklog.clients.connection import Connection, connection_of
 from sparklog.clients.consumer_commits import ConsumerCommits
 from sparklog.clients.consumer_coordinator import ConsumerCoordinator
 from sparklog.clients.consumer_group import ConsumerGroups
 from sparklog.clients.fetcher import Fetcher
+from sparklog.clients.group_heartbeats import process_heartbeats
 from sparklog.clients.group_member import GroupMember
 from sparklog.clients.offsets import OffsetAndTimestamp, Offsets
 from sparklog.clients.replica_selection import RackAwareReplicaSelector
@@ -44,18 +55,24 @@ class Consumer:
     """
 
     def __init__(
-        self, connection: Connection | str, group_id: str | None = None, **config: Any
+        self,
+        connection: Connection | str | os.PathLike[str],
+        group_id: str | None = None,
+        **config: Any,
     ) -> None:
         keys = {name.replace("_", "."): value for name, value in config.items()}
         self.config = parse(ConsumerConfig, keys, "Consumer(...)")
+        if group_id is not None and not isinstance(group_id, str):
+            raise ProtocolError("INVALID_GROUP_ID", f"a group's name is text, not {group_id!r}")
         if group_id == "":
             raise ProtocolError("INVALID_GROUP_ID", "a group's name is not empty: give it one")
         self.group_id = group_id
         # Its own: a connection's tables are one reader's.
+        given = connection_of(connection)
         own = (
-            Connection(connection)
-            if isinstance(connection, str)
-            else Connection(connection.cluster, storage_options=connection.storage_options)
+            Connection(given.cluster, storage_options=given.storage_options)
+            if given is connection
+            else given
         )
         self._clock = SystemClock()
         self._logs = CommittedLogs(own, self._clock)
@@ -95,14 +112,22 @@ class Consumer:
             raise ProtocolError(
                 "INVALID_GROUP_ID", "subscribe shares topics with a group: give a group_id"
             )
+        for name, one in {
+            "on_assign": on_assign,
+            "on_revoke": on_revoke,
+            "on_lost": on_lost,
+        }.items():
+            callback(one, name)
         callbacks = Callbacks(on_assign, on_revoke, on_lost or on_revoke)
         wanted = Subscription(topics, pattern, callbacks)
         if self._subscription is None and self._assigned:
             raise SparklogError("partitions were assigned by hand: unsubscribe first")
         self._subscription = wanted
         if self._coordinator is None:
+            heartbeats = process_heartbeats(self._root, self.group_id, self._clock)
             self._coordinator = ConsumerCoordinator(
-                GroupMember(self._root, self.group_id, self.config, self._clock),
+                GroupMember(self._root, self.group_id, self.config, self._clock, heartbeats.beats),
+                heartbeats,
                 self._committed,
                 self._logs,
                 self.config,
@@ -121,7 +146,7 @@ class Consumer:
         if self._subscription is not None:
             raise SparklogError("topics are subscribed to: unsubscribe first")
         metadata = self._logs.metadata(max_age_ms=0)
-        names = [TopicPartition(*one) for one in partitions]
+        names = partition_names(partitions)
         keys = {name: metadata.partition(*name).key for name in names}
         self._commits.commit_by_itself(self._assigned.values())
         before = self._assigned
@@ -151,14 +176,14 @@ class Consumer:
         count = self._logs.metadata(max_age_ms=0).topic(topic).partitions
         return [TopicPartition(topic, number) for number in range(count)]
 
-    def pause(self, *partitions: tuple[str, int]) -> None:
+    def pause(self, *partitions: tuple[str, int] | Collection[TopicPartition]) -> None:
         """Let poll return nothing of these partitions, until they are resumed."""
-        for one in self._find(partitions):
+        for one in self._find(partition_arguments(partitions)):
             one.is_paused = True
 
-    def resume(self, *partitions: tuple[str, int]) -> None:
+    def resume(self, *partitions: tuple[str, int] | Collection[TopicPartition]) -> None:
         """Let poll return records of these partitions again."""
-        for one in self._find(partitions):
+        for one in self._find(partition_arguments(partitions)):
             one.is_paused = False
 
     def paused(self) -> list[TopicPartition]:
@@ -176,13 +201,20 @@ class Consumer:
         What the previous poll returned counts as processed: it is committed now and then
         (enable.auto.commit). Raises `LogTruncationError` and OFFSET_OUT_OF_RANGE where
         auto.offset.reset is none, `NoOffsetForPartitionError`, UNKNOWN_TOPIC_OR_PARTITION for an
-        assigned partition that is gone, FENCED_INSTANCE_ID, INCONSISTENT_GROUP_PROTOCOL, and what
-        callbacks raise; a partition without a leader is waited for.
+        assigned partition that is gone, CORRUPT_MESSAGE and KAFKA_STORAGE_ERROR where no in-sync
+        replica has a sound copy of the records at a position, FENCED_INSTANCE_ID,
+        INCONSISTENT_GROUP_PROTOCOL, and what callbacks raise; a partition without a leader is
+        waited for.
         """
         self._check_open()
         if self._subscription is None and not self._assigned:
             raise SparklogError("nothing is read: subscribe to topics, or assign partitions")
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        count = self.config.max_poll_records
+        if max_records is not None:
+            count = whole_number(max_records, "max_records")
+            if count < 1:
+                raise SparklogError(f"max_records is 1 or more, not {count}")
+        deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout_ms, "timeout_ms")
         longest_ms = min(_LONGEST_WAIT_MS, max(self.config.fetch_max_wait_ms, 1))
         wait_ms = min(_FIRST_WAIT_MS, longest_ms)
         self._commits.commit_if_due(self._assigned.values())
@@ -192,7 +224,7 @@ class Consumer:
             self._commits.use(self._assigned.values())
             partitions = [one for one in self._assigned.values() if not one.wants_committed]
             self._fetcher.look(partitions, is_assigned_by_user=self._subscription is None)
-            records = self._fetcher.take(partitions, max_records or self.config.max_poll_records)
+            records = self._fetcher.take(partitions, count)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if records or left_ms <= 0:
                 return records
@@ -209,16 +241,17 @@ class Consumer:
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Go on at `offset` of a partition; one outside its log is noticed by the next poll."""
+        offset = whole_number(offset, "an offset")
         if offset < 0:
             raise ProtocolError("OFFSET_OUT_OF_RANGE", f"{offset} is no offset: give 0 or more")
         for one in self._find([partition]):
             one.seek(offset)
 
-    def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
+    def seek_to_beginning(self, *partitions: tuple[str, int] | Collection[TopicPartition]) -> None:
         """Go on at the earliest offsets, of all partitions where none is named."""
         self._seek_to("earliest", partitions)
 
-    def seek_to_end(self, *partitions: tuple[str, int]) -> None:
+    def seek_to_end(self, *partitions: tuple[str, int] | Collection[TopicPartition]) -> None:
         """Go on at the latest offsets, of all partitions where none is named.
 
         The latest is the high watermark when it is looked up: by the next poll, or `position`.
@@ -263,17 +296,14 @@ class Consumer:
         metadata = self._logs.metadata()
         self._commits.commit(
             {
-                metadata.partition(*name).key: (
-                    name[0],
-                    OffsetAndMetadata(given) if isinstance(given, int) else given,
-                )
-                for name, given in offsets.items()
+                metadata.partition(*name).key: (name.topic, _committable(given))
+                for name, given in by_partition(offsets, "offsets to commit").items()
             }
         )
 
     def committed(self, partition: tuple[str, int]) -> OffsetAndMetadata | None:
         """Return what the group has committed of a partition; raises as `commit`."""
-        key = self._logs.metadata().partition(*partition).key
+        key = self._logs.metadata().partition(*partition_name(partition)).key
         return self._commits.find(key)
 
     def lag(self, partition: tuple[str, int]) -> int:
@@ -284,17 +314,23 @@ class Consumer:
 
     def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         """Return the earliest offsets; see `Offsets.beginning`."""
-        return self._offsets.beginning(TopicPartition(*one) for one in partitions)
+        return self._offsets.beginning(partition_names(partitions))
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         """Return the high watermarks; see `Offsets.end`."""
-        return self._offsets.end(TopicPartition(*one) for one in partitions)
+        return self._offsets.end(partition_names(partitions))
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first offsets at or after these times; see `Offsets.for_times`."""
-        return self._offsets.for_times(times_ms)
+        times = by_partition(times_ms, "times in ms since 1970")
+        return self._offsets.for_times(
+            {
+                name: whole_number(time_ms, "a time in ms since 1970")
+                for name, time_ms in times.items()
+            }
+        )
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -330,14 +366,14 @@ class Consumer:
 
     def _find(self, partitions: Iterable[tuple[str, int]]) -> list[AssignedPartition]:
         self._check_open()
-        names = [TopicPartition(*one) for one in partitions]
+        names = [partition_name(one) for one in partitions]
         for name in names:
             if name not in self._assigned:
                 raise SparklogError(f"{name.topic}-{name.partition} is not assigned: assign it")
         return [self._assigned[name] for name in names]
 
-    def _seek_to(self, end: OffsetReset, partitions: Collection[tuple[str, int]]) -> None:
-        for one in self._find(partitions or self._assigned):
+    def _seek_to(self, end: OffsetReset, partitions: Collection[Any]) -> None:
+        for one in self._find(partition_arguments(tuple(partitions)) or self._assigned):
             one.seek_to(end)
 
     def _assign(self, keys: Collection[TopicIdPartition]) -> None:
@@ -362,3 +398,9 @@ class Consumer:
             callback = getattr(self._subscription.callbacks, what)
             if callback is not None:
                 callback(list(self._assigned))
+
+
+def _committable(given: object) -> OffsetAndMetadata:
+    if isinstance(given, OffsetAndMetadata):
+        return given
+    return OffsetAndMetadata(whole_number(given, "an offset to commit"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Literal
@@ -10,8 +9,15 @@ from typing import Literal
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.assignors import ASSIGNORS, MemberSubscription
 from sparklog.clients.committed_logs import CommittedLogs
-from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata, names_of
+from sparklog.clients.committed_offsets import (
+    CommittedOffsets,
+    GroupChangedError,
+    OffsetAndMetadata,
+    commit_as,
+    names_of,
+)
 from sparklog.clients.consumer_group import Group, Member
+from sparklog.clients.group_heartbeats import ProcessHeartbeats
 from sparklog.clients.group_member import GroupMember
 from sparklog.clients.subscription import Topics
 from sparklog.clock import Clock
@@ -30,7 +36,7 @@ _Phase = Literal["unjoined", "joining", "stable"]
 
 
 class ConsumerCoordinator:
-    """Takes the steps of one member as its consumer polls; its heartbeats go on beside that.
+    """Takes the steps of one member as its consumer polls; `heartbeats` go on in the background.
 
     Parameters: `on_revoke`, called with whether the partitions are lost (somebody else may read
     them already) before they are given up; `on_assign`, called with the new ones. Both are
@@ -40,6 +46,7 @@ class ConsumerCoordinator:
     def __init__(
         self,
         member: GroupMember,
+        heartbeats: ProcessHeartbeats,
         committed: CommittedOffsets,
         logs: CommittedLogs,
         config: ConsumerConfig,
@@ -56,12 +63,13 @@ class ConsumerCoordinator:
         self._on_assign = on_assign
         self._phase: _Phase = "unjoined"
         self._topics: Topics = {}
+        # Whether it has replaced a static member, whose commits are refused before it reads on.
+        self._is_successor = False
         self._looked_ms = 0
         self._polled_ms = 0
-        # Whoever holds it may change what the member is.
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.heartbeat_interval_ms = config.heartbeat_interval_ms
+        self._heartbeats = heartbeats
+        self._lock = heartbeats.lock
 
     def poll(self, topics: Topics) -> None:
         """Take the steps that are due; `topics` are those subscribed to that are there.
@@ -75,10 +83,12 @@ class ConsumerCoordinator:
 
     def commit(self, offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) -> None:
         """Commit offsets as a member of the current generation; raises as `GroupMember.check`."""
-        with self._lock:
-            generation = self._member.generation
-            self._member.check(self._member.look())
-        self._committed.commit(self._member.group_id, generation, offsets)
+
+        def check(group: Group) -> None:
+            with self._lock:
+                self._member.check(group)
+
+        commit_as(self._member.groups, self._committed, self._member.group_id, check, offsets)
 
     def leave(self) -> None:
         """Give up what is assigned and leave the group; a static member stays until it expires."""
@@ -96,9 +106,7 @@ class ConsumerCoordinator:
         try:
             self.leave()
         finally:
-            self._ended.set()
-            if self._thread is not None:
-                self._thread.join()
+            self._heartbeats.remove(self)
 
     # --- the consumer's thread ------------------------------------------------------------------
 
@@ -130,10 +138,9 @@ class ConsumerCoordinator:
             group = self._member.join(topics)
             self._topics = dict(topics)
             self._phase = "joining"
+            self._is_successor = group.state == "Stable"
         _log.info("joined", group=group.group_id, member=self._member.member_id)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
-            self._thread.start()
+        self._heartbeats.add(self)
 
     def _await_assignment(self) -> Callable[[], None] | None:
         """Look whether the generation that was joined is there; lead it where that is due."""
@@ -148,6 +155,10 @@ class ConsumerCoordinator:
         if group.state == "CompletingRebalance" and group.leader == mine.member_id:
             group = self._lead(group)
             mine = group.member(self._member.member_id)
+        if mine and group.state == "Stable" and self._is_successor:
+            if not self._fence(group, {}):
+                return None
+            self._is_successor = False
         return partial(self._begin, mine) if mine and group.state == "Stable" else None
 
     def _begin(self, mine: Member) -> None:
@@ -200,13 +211,16 @@ class ConsumerCoordinator:
         names = {
             key: metadata.topics[key.topic_id].topic for one in assignment.values() for key in one
         }
+        # Before anybody learns of the assignment: see `CommittedOffsets`.
+        return self._member.assign(assignment) if self._fence(group, names) else self._look()
+
+    def _fence(self, group: Group, partitions: Mapping[TopicIdPartition, str]) -> bool:
+        """Refuse the commits of earlier members; return False where the group has gone on."""
         try:
-            # Before anybody learns of the assignment: see `CommittedOffsets`.
-            self._committed.fence(group.group_id, group.generation, names)
-        except ProtocolError:
-            # The group has gone on without this member.
-            return self._look()
-        return self._member.assign(assignment)
+            self._committed.fence(group.group_id, group.fence, partitions)
+        except (ProtocolError, GroupChangedError):
+            return False
+        return True
 
     def _look(self) -> Group:
         self._looked_ms = self._polled_ms
@@ -214,20 +228,18 @@ class ConsumerCoordinator:
 
     # --- the heartbeats' thread -----------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._ended.wait(self._config.heartbeat_interval_ms / 1000):
-            try:
-                with self._lock:
-                    if self._phase != "unjoined" and self._member.generation >= 0:
-                        self._beat()
-            except Exception as error:  # noqa: BLE001 - what fails now may work the next time
-                _log.warning("heartbeat failed", error=str(error))
+    def beating_id(self) -> str | None:
+        """Return the member's id, `None` while it has no heartbeat to send; under the lock.
 
-    def _beat(self) -> None:
+        A member that has not been polled for max.poll.interval.ms leaves the group.
+        """
+        if self._phase == "unjoined" or self._member.generation < 0:
+            return None
         idle_ms = self._clock.monotonic_ms() - self._polled_ms
         if idle_ms <= self._config.max_poll_interval_ms:
-            self._member.beat()
-        elif self._config.group_instance_id is None:
-            # What it was given others shall read; a static member's silence says the same.
+            return self._member.member_id
+        if self._config.group_instance_id is None:
+            # Others shall read its partitions; of a static member its silence says the same.
             _log.warning("max.poll.interval.ms passed without a poll", idle_ms=idle_ms)
             self._member.leave()
+        return None

@@ -41,6 +41,17 @@ class Member(NamedTuple):
     rebalance_timeout_ms: int
 
 
+class GroupFence(NamedTuple):
+    """The state of a group under which offsets are committed.
+
+    `group_epoch` rises with every step of the group: Kafka's generation stays the same where a
+    static member replaces its predecessor.
+    """
+
+    generation: int
+    group_epoch: int
+
+
 class Group(NamedTuple):
     """A group as one version of the table has it; one that never was is empty, generation 0."""
 
@@ -49,7 +60,13 @@ class Group(NamedTuple):
     generation: int = 0
     protocol: str | None = None
     leader: str | None = None
+    group_epoch: int = 0
     members: tuple[Member, ...] = ()
+
+    @property
+    def fence(self) -> GroupFence:
+        """The fence of those whose membership was checked against this state of the group."""
+        return GroupFence(self.generation, self.group_epoch)
 
     @property
     def exists(self) -> bool:
@@ -190,11 +207,16 @@ class ConsumerGroups:
 
     def __init__(self, table: ControlTable) -> None:
         self._table = table
+        self._found: tuple[pa.Table, str, Group] | None = None
 
     def find(self, group_id: str) -> Group:
         """Return the group as it is now."""
         self._table.refresh()
-        return _of_rows(group_id, self._table.rows())
+        rows, found = self._table.rows(), self._found
+        # Every member polls it ten times a second, and it seldom changes.
+        if found is None or found[0] is not rows or found[1] != group_id:
+            found = self._found = rows, group_id, _of_rows(group_id, rows)
+        return found[2]
 
     def all(self) -> list[Group]:
         """Return all groups that exist as they are now, by name."""
@@ -214,6 +236,7 @@ class ConsumerGroups:
             after = step(before)
             if after == before:
                 return None, after
+            after = after._replace(group_epoch=before.group_epoch + 1)
             others = [row for row in rows.to_pylist() if row["group_id"] != group_id]
             return CONSUMER_GROUPS.rows([*others, *_rows(after)]), after
 
@@ -225,6 +248,8 @@ def _of_rows(group_id: str, table: pa.Table) -> Group:
     if not rows:
         return Group(group_id)
     of_group = {name: rows[0][name] for name in Group._fields[:-1]}
+    # Older versions wrote no epoch.
+    of_group["group_epoch"] = of_group["group_epoch"] or 0
     members = tuple(_member(row) for row in rows if row["member_id"] is not None)
     return Group(**of_group, members=members)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sparklog.clients.partitioner import Partitioner
 from sparklog.clock import SystemClock
+from sparklog.errors import SparklogError
 from sparklog.model import RECORD_COLUMNS, new_batch_path
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter
 from sparklog.storage.location import Location
@@ -66,12 +67,18 @@ class Encoder:
         """Write the records of `batch`; yield the files that are full by that.
 
         `batch` has the columns key, value (binary or text), and where given headers, partition and
-        timestamp. The order of records is kept in each partition.
+        timestamp. The order of records is kept in each partition. Raises `SparklogError` for a
+        partition that does not exist.
         """
         if not batch.num_rows:
             return
         explicit = batch.column("partition") if "partition" in batch.schema.names else None
-        chosen = self._partitioner.partition(batch.column("key"), batch.column("value"), explicit)
+        try:
+            chosen = self._partitioner.partition(
+                batch.column("key"), batch.column("value"), explicit
+            )
+        except (TypeError, ValueError) as error:
+            raise SparklogError(f"the partitioner refused a record: {error}") from error
         given = batch.select([name for name in batch.schema.names if name in _RECORD_COLUMNS])
         for partition, rows in _by_partition(given, chosen):
             if partition not in self._open:

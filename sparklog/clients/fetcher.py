@@ -18,6 +18,7 @@ from sparklog.clients.assigned_partitions import (
 from sparklog.clients.committed_logs import CommittedLogs
 from sparklog.clients.connection import Visible
 from sparklog.clients.replica_selection import RackAwareReplicaSelector
+from sparklog.clients.sound_replicas import SoundReplicas
 from sparklog.clock import Clock
 from sparklog.config import ConsumerConfig
 from sparklog.errors import (
@@ -58,6 +59,10 @@ class Fetcher:
         self._looked_ms: int | None = None
         self._waiting_since_ms: int | None = None
         self._last_served: AssignedPartition | None = None
+        self._sound = SoundReplicas(logs)
+        # Of a partition that cannot be read; it is raised when no records are to be returned.
+        self._failure: ProtocolError | None = None
+        self._has_failed = False
 
     def look(self, assigned: Iterable[AssignedPartition], *, is_assigned_by_user: bool) -> None:
         """Look for committed records of the partitions that have none fetched.
@@ -91,7 +96,14 @@ class Fetcher:
         """Return records that were fetched, and move the positions past them.
 
         One partition after the other is emptied, beginning with the one that was served last.
+        Raises CORRUPT_MESSAGE or KAFKA_STORAGE_ERROR where a partition is damaged in every in-sync
+        replica. The call after that serves the other partitions first.
         """
+        failure, self._failure = self._failure, None
+        may_fail, self._has_failed = not self._has_failed, False
+        if failure is not None and may_fail:
+            self._has_failed = True
+            raise failure
         partitions = [one for one in assigned if not one.is_paused and one.has_records]
         if self._last_served in partitions:
             first = partitions.index(self._last_served)
@@ -100,7 +112,12 @@ class Fetcher:
         for one in partitions:
             while max_records > 0 and one.has_records:
                 if not one.records:
-                    self._decode(one)
+                    try:
+                        self._decode(one)
+                    except ProtocolError as error:
+                        failure = error
+                        if may_fail and not taken:
+                            break
                     continue
                 count = min(max_records, len(one.records))
                 records = [one.records.popleft() for _ in range(count)]
@@ -109,6 +126,12 @@ class Fetcher:
                 one.offset_epoch = records[-1].leader_epoch
                 max_records -= count
                 self._last_served = one
+            if failure is not None and may_fail and not taken:
+                break
+        if failure is not None and not taken:
+            self._has_failed = True
+            raise failure
+        self._failure = failure
         return taken
 
     def find_positions(self, assigned: Iterable[AssignedPartition]) -> None:
@@ -124,17 +147,28 @@ class Fetcher:
     def _with_positions(self, ready: list[_Ready]) -> list[_Ready]:
         """Find positions that are missing, and compare the others with a new leader's log.
 
-        Returns those partitions whose logs could be read.
+        Returns those partitions that have a position and whose logs could be read.
         """
         found = []
         for one, visible in ready:
             try:
-                self._positions.find(one, visible)
+                self._find(one, visible)
             except UNREADABLE as error:
                 self._not_readable(one, visible.location, error)
+            except ProtocolError as error:
+                if error.code.name != "KAFKA_STORAGE_ERROR":
+                    raise
+                self._failure = error
             else:
-                found.append((one, visible))
+                if one.position is not None:
+                    found.append((one, visible))
         return found
+
+    def _find(self, one: AssignedPartition, visible: Visible) -> None:
+        if one.position is not None and one.position < visible.high_watermark:
+            before = max(one.position - 1, 0)
+            visible = self._sound.with_sound_log(visible, before, one.position)
+        self._positions.find(one, visible)
 
     def _fetch(self, ready: list[_Ready], now_ms: int) -> None:
         """Name the batches to be read next: in bytes what is allowed, one at least."""
@@ -145,6 +179,9 @@ class Fetcher:
             source = self._source(one, visible)
             try:
                 members, size = self._members(one, source, left)
+            except ProtocolError as error:
+                self._failure = error
+                continue
             except UNREADABLE as error:
                 self._not_readable(one, source.location, error)
                 continue
@@ -174,6 +211,7 @@ class Fetcher:
         assert one.position is not None, "positions are found before anything is fetched"
         if one.position >= visible.high_watermark:
             return [], 0
+        visible = self._sound.with_sound_log(visible, one.position, one.position + 1)
         members: list[FetchedBatch] = []
         size, limit = 0, min(left, self._config.max_partition_fetch_bytes)
         for batch in self._logs.batches(visible, one.position):
@@ -199,6 +237,7 @@ class Fetcher:
             # It is looked for again: merged batches are replaced, and brokers come back.
             one.fetched.clear()
             self._not_readable(one, fetched.location, error)
+            self._read_elsewhere(one, fetched)
             return
         if table.num_rows > _DECODED:
             one.fetched.appendleft(fetched._replace(records=table.slice(_DECODED)))
@@ -208,18 +247,43 @@ class Fetcher:
             one.position = min(fetched.batch.next_offset, fetched.below_offset)
             one.offset_epoch = fetched.batch.leader_epoch
 
+    def _read_elsewhere(self, one: AssignedPartition, fetched: FetchedBatch) -> None:
+        """Fetch the batch at a partition's position from any in-sync replica that can be read.
+
+        Raises CORRUPT_MESSAGE where none can, and the file is damaged. Else the partition is
+        polled again: its root may come back.
+        """
+        assert one.position is not None, "a batch is fetched at a position"
+        found = self._sound.read_at(one.key, one.position)
+        if found is not None:
+            seen, batch, records = found
+            again = FetchedBatch(seen.location, batch, one.position, seen.high_watermark)
+            one.fetched.append(again._replace(records=_wanted(again, records)))
+            return
+        damage = self._sound.damage(fetched.location, fetched.batch)
+        if damage is not None:
+            raise ProtocolError(
+                "CORRUPT_MESSAGE",
+                f"{damage}; no other replica in sync can be read there: restore the file, or seek "
+                f"to offset {fetched.batch.next_offset} to go on without these records",
+            )
+
     def _read(self, fetched: FetchedBatch) -> pa.Table:
-        table = self._logs.read(fetched.location, fetched.batch)
-        first, below = fetched.from_offset, fetched.below_offset
-        base = fetched.batch.base_offset
-        if first <= base and fetched.batch.next_offset <= below:
-            return table
-        deltas = table["offset_delta"].to_numpy()
-        return table.filter(pa.array((deltas >= first - base) & (deltas < below - base)))
+        return _wanted(fetched, self._logs.read(fetched.location, fetched.batch))
 
     def _not_readable(self, one: AssignedPartition, location: Location, error: Exception) -> None:
         _log.warning("not readable", partition=str(one), error=one_line(error))
         self._logs.let_go(location)
+
+
+def _wanted(fetched: FetchedBatch, table: pa.Table) -> pa.Table:
+    """Return the records of a batch whose offsets are wanted."""
+    first, below = fetched.from_offset, fetched.below_offset
+    base = fetched.batch.base_offset
+    if first <= base and fetched.batch.next_offset <= below:
+        return table
+    deltas = table["offset_delta"].to_numpy()
+    return table.filter(pa.array((deltas >= first - base) & (deltas < below - base)))
 
 
 def _records(name: TopicPartition, batch: Batch, table: pa.Table) -> Iterator[ConsumerRecord]:

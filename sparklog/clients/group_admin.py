@@ -71,7 +71,7 @@ class GroupAdmin:
         group = self._groups.change(group_id, deleted)
         if group.generation:
             self._forget_heartbeats(group_id)
-        self._committed.delete(group_id, group.generation)
+        self._committed.delete(group_id, group.fence)
 
     def plan_reset(self, group_id: str, topic: str, to: ResetTo) -> list[OffsetReset]:
         """Return what setting a group's offsets in all partitions of a topic would change.

@@ -1,53 +1,52 @@
-"""One member of a consumer group: joining, heartbeats, and the removal of those that are silent.
-
-Every member watches the others, since nobody else does. Silence is measured on the watcher's own
-clock from changes of a member's row: no two clocks are compared (as in rule 7.1).
-"""
+"""One member of a consumer group: joining, leaving, heartbeats, and whether it may commit."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-import pyarrow as pa
-
-from sparklog.broker.observations import Observations
 from sparklog.clients.consumer_group import (
     ConsumerGroups,
     Group,
     Member,
     assigned,
-    expired,
     joined,
     without,
 )
+from sparklog.clients.group_heartbeats import GroupHeartbeats
 from sparklog.clock import Clock
 from sparklog.config import ConsumerConfig
 from sparklog.errors import ProtocolError
-from sparklog.logger import get_logger
-from sparklog.model import CONSUMER_GROUP_HEARTBEATS, TopicIdPartition
+from sparklog.model import TopicIdPartition
 from sparklog.storage.roots import ClusterRoot
-
-_log = get_logger(__name__)
 
 
 class GroupMember:
     """A member of the group `group_id`; one that has not joined, or is fenced, has generation -1.
 
-    It does nothing by itself: somebody calls `beat` every heartbeat.interval.ms.
+    Its heartbeats are sent by a caller: with `beat` every heartbeat.interval.ms, or with `beats`,
+    which it shares with other members of this process.
     """
 
     def __init__(
-        self, root: ClusterRoot, group_id: str, config: ConsumerConfig, clock: Clock
+        self,
+        root: ClusterRoot,
+        group_id: str,
+        config: ConsumerConfig,
+        clock: Clock,
+        beats: GroupHeartbeats | None = None,
     ) -> None:
         self.group_id = group_id
         self.generation = -1
         self.member_id = _new_member_id(config)
         self._config = config
-        self._clock = clock
         self._groups = ConsumerGroups(root.consumer_groups)
-        self._heartbeats = root.consumer_group_heartbeats
-        self._observations = Observations()
+        self._beats = beats or GroupHeartbeats(root, group_id, clock)
+
+    @property
+    def groups(self) -> ConsumerGroups:
+        """The groups of the cluster."""
+        return self._groups
 
     def look(self) -> Group:
         """Return the group as it is now."""
@@ -93,7 +92,7 @@ class GroupMember:
     def leave(self) -> None:
         """Leave the group, so that the others need not wait for the session to expire."""
         self._groups.change(self.group_id, lambda group: without(group, [self.member_id]))
-        self._write_heartbeats((), leaving=self.member_id)
+        self._beats.forget(self.member_id)
         self.generation = -1
 
     def check(self, group: Group) -> None:
@@ -135,61 +134,8 @@ class GroupMember:
         )
 
     def beat(self) -> Group:
-        """Say that this member lives, and remove those that do not; return the group then."""
-        group = self.look()
-        if group.member(self.member_id) is None:
-            return group
-        heartbeats = self._write_heartbeats([one.member_id for one in group.members])
-        gone = self._silent(group, heartbeats)
-        if not gone:
-            return group
-        _log.warning("members removed", group=self.group_id, members=gone)
-        return self._groups.change(self.group_id, lambda now: expired(now, group, gone))
-
-    def _silent(self, group: Group, heartbeats: Mapping[str, int]) -> list[str]:
-        """Return the other members that were silent, or did not join, for too long."""
-        now_ms = self._clock.monotonic_ms()
-        others = [one for one in group.members if one.member_id != self.member_id]
-        gone = []
-        for one in others:
-            seen = heartbeats.get(one.member_id), one.joined_generation
-            since_ms = self._observations.observe(one.member_id, seen, now_ms)
-            if now_ms - since_ms > one.session_timeout_ms:
-                gone.append(one.member_id)
-        preparing_ms = self._observations.observe(
-            "rebalance", (group.state, group.generation), now_ms
-        )
-        patience_ms = max((one.rebalance_timeout_ms for one in group.members), default=0)
-        if now_ms - preparing_ms > patience_ms:
-            late = [one.member_id for one in group.missing if one.member_id != self.member_id]
-            gone += [member_id for member_id in late if member_id not in gone]
-        return gone
-
-    def _write_heartbeats(
-        self, members: Sequence[str], leaving: str | None = None
-    ) -> dict[str, int]:
-        """Count this member's heartbeat on, and forget who is no member; return the group's."""
-
-        def change(rows: pa.Table) -> tuple[pa.Table | None, dict[str, int]]:
-            before = rows.to_pylist()
-            others = [row for row in before if row["group_id"] != self.group_id]
-            mine = {
-                row["member_id"]: int(row["heartbeat"])
-                for row in before
-                if row["group_id"] == self.group_id
-            }
-            if leaving is not None:
-                kept = {one: count for one, count in mine.items() if one != leaving}
-            else:
-                kept = {one: count for one, count in mine.items() if one in members}
-                kept[self.member_id] = mine.get(self.member_id, 0) + 1
-            after = [
-                {"group_id": self.group_id, "member_id": one, "heartbeat": count}
-                for one, count in kept.items()
-            ]
-            return CONSUMER_GROUP_HEARTBEATS.rows([*others, *after]), kept
-
-        return self._heartbeats.update(change)
+        """Increment this member's heartbeat, remove silent members, and return the group."""
+        return self._beats.beat([self.member_id])
 
 
 def _new_member_id(config: ConsumerConfig) -> str:

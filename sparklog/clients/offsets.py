@@ -12,7 +12,7 @@ import pyarrow as pa
 from sparklog.clients.committed_logs import CommittedLogs
 from sparklog.clients.connection import Connection, Visible
 from sparklog.errors import ProtocolError, SparklogError, StorageError
-from sparklog.model import TopicIdPartition, TopicPartition
+from sparklog.model import TopicPartition
 
 _WAIT_SECONDS = 0.01
 """Between two looks at partitions that are not available: as long as a failover's steps take."""
@@ -42,7 +42,7 @@ class Offsets:
 
         Raises UNKNOWN_TOPIC_OR_PARTITION.
         """
-        seen = self.visible(partitions)
+        seen = self._fetchable(partitions)
         return {partition: one.log_start_offset for partition, one in seen.items()}
 
     def end(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -67,20 +67,32 @@ class Offsets:
                     f"the time {time_ms!r} of {partition.topic}-{partition.partition} is none: "
                     "give ms since 1970"
                 )
-        return {
-            partition: self._for_time(visible, times_ms[partition])
-            for partition, visible in self.visible(times_ms).items()
-        }
+        found = self._for_times(self._fetchable(times_ms), times_ms)
+        # No record below the high watermark is young enough; one above it may be (KIP-207).
+        missing = [partition for partition, one in found.items() if one is None]
+        return found | self._for_times(self.visible(missing), times_ms)
 
     def visible(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Visible]:
-        """Return what may be seen of each partition, waiting for leaders that have yet to come."""
+        """Return the offsets of each partition up to the latest.
+
+        Waits for leaders that have yet to be elected, or to catch up.
+        """
+        return self._awaited(partitions, wants_latest=True)
+
+    def _fetchable(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Visible]:
+        """Return the offsets of each partition that a fetch is served; waits for leaders."""
+        return self._awaited(partitions, wants_latest=False)
+
+    def _awaited(
+        self, partitions: Iterable[TopicPartition], *, wants_latest: bool
+    ) -> dict[TopicPartition, Visible]:
         deadline = time.monotonic() + self._timeout_ms / 1000
         wanted = list(partitions)
         while True:
             metadata = self._logs.metadata(max_age_ms=0)
             keys = {one: metadata.partition(*one).key for one in wanted}
             seen = self._logs.visible(keys.values())
-            failed = self._first_failure(seen)
+            failed = self._first_failure(seen.values(), wants_latest)
             if failed is None:
                 found = {one: seen[key] for one, key in keys.items()}
                 return {one: what for one, what in found.items() if isinstance(what, Visible)}
@@ -92,9 +104,25 @@ class Offsets:
             time.sleep(_WAIT_SECONDS)
 
     def _first_failure(
-        self, seen: Mapping[TopicIdPartition, Visible | SparklogError]
+        self, seen: Iterable[Visible | SparklogError], wants_latest: bool
     ) -> SparklogError | None:
-        return next((one for one in seen.values() if isinstance(one, SparklogError)), None)
+        for one in seen:
+            if isinstance(one, SparklogError):
+                return one
+            if wants_latest:
+                try:
+                    one.check_latest()
+                except ProtocolError as error:
+                    return error
+        return None
+
+    def _for_times(
+        self, seen: Mapping[TopicPartition, Visible], times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return {
+            partition: self._for_time(visible, times_ms[partition])
+            for partition, visible in seen.items()
+        }
 
     def _for_time(self, visible: Visible, time_ms: int) -> OffsetAndTimestamp | None:
         for batch in self._logs.batches(visible, visible.log_start_offset):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
-from sparklog.errors import ProtocolError, error_code
-from sparklog.logger import get_logger
+from sparklog.errors import DamagedError, ProtocolError, TableReplacedError, error_code
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import ALL, PRODUCE_REQUESTS, PRODUCE_RESPONSES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
@@ -50,6 +54,7 @@ class Responses:
 
     def __init__(self, location: Location) -> None:
         self._table = ControlTable(location, PRODUCE_RESPONSES)
+        self._failures = RepeatedFailures(_log)
         self._read_version = self._table.version
         self._expected: set[str] = set()
         self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
@@ -67,16 +72,28 @@ class Responses:
         """Read the answers that have arrived; from a root that is away, none do."""
         try:
             self._read()
+        except TableReplacedError:
+            # The broker has recreated a table that was damaged: all of its answers are new.
+            with suppress(*UNREADABLE):
+                self._table = ControlTable(self._table.root, PRODUCE_RESPONSES)
+                self._read_version = -1
+                self._read()
         except UNREADABLE as error:
-            _log.info("responses not readable", error=one_line(error))
+            self._failures.warning("responses", "responses not readable", error=one_line(error))
 
     def _read(self) -> None:
         if not self._table.refresh() and self._read_version == self._table.version:
             return
+        expected = pa.array(list(self._expected), pa.string())
         for path in self._table.new_files(self._read_version):
-            for row in self._table.read_file(path).to_pylist():
-                if row["request_id"] not in self._expected:
-                    continue
+            try:
+                rows = self._table.read_file(path)
+            except DamagedError as error:
+                # Its answers are lost; a batch that is sent again is recognised by its leader.
+                self._failures.warning(path, "answers lost", error=str(error))
+                continue
+            # A leader merges its files of answers: most of a merged one is known, or others'.
+            for row in rows.filter(pc.is_in(rows["request_id"], expected)).to_pylist():
                 key = TopicIdPartition(row["topic_id"], row["partition"])
                 response = ProduceResponse(
                     error_code(row["error_code"]).name, row["base_offset"], row["last_offset"]
@@ -194,12 +211,26 @@ class ProduceClient:
             if number != 0:
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
-            requests = self._requests_of(location, of)
-            appends.append(requests.prepare_append(PRODUCE_REQUESTS.rows(rows)))
+            appends.append(self._prepare_append(location, of, PRODUCE_REQUESTS.rows(rows)))
         # One right after the other, so that brokers that tick side by side find all of them.
         for append in appends:
             append()
         return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
+
+    def _prepare_append(
+        self, location: Location, of: _RootOfBroker, rows: pa.Table
+    ) -> Callable[[], None]:
+        append = self._requests_of(location, of).prepare_append(rows)
+
+        def append_or_reopen() -> None:
+            try:
+                append()
+            except TableReplacedError:
+                # The broker has recreated a table that could not be read any more.
+                self._requests.pop(of, None)
+                self._requests_of(location, of).append(rows)
+
+        return append_or_reopen
 
     def _responses_of(self, location: Location, of: _RootOfBroker) -> Responses:
         if of not in self._responses:

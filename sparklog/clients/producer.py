@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparklog.clients.accumulator import Delivered, Headers, ProducerRecord, RecordMetadata
-from sparklog.clients.connection import Connection
+from sparklog.clients.accumulator import Delivered, ProducerRecord, RecordMetadata
+from sparklog.clients.arguments import callback, milliseconds, whole_number
+from sparklog.clients.connection import Connection, connection_of
 from sparklog.clients.partitioner import DefaultPartitioner, Partitioner
 from sparklog.clients.sender import Sender
 from sparklog.clock import SystemClock
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RECORD_OVERHEAD_BYTES = 32
+
+Bytes = bytes | bytearray | memoryview
+"""Keys and values of a record, as Kafka's Python clients take them."""
 
 
 class Producer:
@@ -36,14 +41,15 @@ class Producer:
 
     def __init__(
         self,
-        connection: Connection | str,
+        connection: Connection | str | os.PathLike[str],
         *,
         partitioner: Callable[[int], Partitioner] | None = None,
         **config: Any,
     ) -> None:
         keys = {name.replace("_", "."): value for name, value in config.items()}
         self.config = parse(ProducerConfig, keys, "Producer(...)")
-        self._connection = Connection(connection) if isinstance(connection, str) else connection
+        callback(partitioner, "partitioner")
+        self._connection = connection_of(connection)
         self._sender = Sender(self._connection, self.config, partitioner or DefaultPartitioner)
         self._clock = SystemClock()
         self._topics: dict[str, TopicInfo] = {}
@@ -51,19 +57,19 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        value: Bytes | None,
+        key: Bytes | None = None,
+        headers: Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         on_delivery: Delivered | None = None,
     ) -> Future[RecordMetadata]:
         """Send one record; it is on its way when this returns.
 
-        Parameters: `value`, `None` for a tombstone; `headers`, (name, value) each; `partition`,
-        chosen by key where it is left out; `timestamp_ms`, since 1970, now by default;
-        `on_delivery`, called with (error, metadata) from the producer's thread. Returns a future:
-        the record's `RecordMetadata`, or the `ProtocolError` that it failed with.
+        Parameters: `value`, `None` for a tombstone; `headers`, (name, value) each, or a dict of
+        them; `partition`, chosen by key where it is left out; `timestamp_ms`, since 1970, now by
+        default; `on_delivery`, called with (error, metadata) from the producer's thread. Returns a
+        future: the record's `RecordMetadata`, or the `ProtocolError` that it failed with.
 
         Raises UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE (max.request.size), REQUEST_TIMED_OUT
         where buffer.memory stays full for max.block.ms, and `SparklogError` after `close` and for
@@ -71,15 +77,19 @@ class Producer:
         """
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         stamp = wall_ms if timestamp_ms is None else timestamp_ms
-        _check_types(value, key, headers, stamp)
+        value, key, pairs = _plain(value), _plain(key), _pairs(headers)
+        _check_types(value, key, pairs, stamp)
+        callback(on_delivery, "on_delivery")
         found = self._topic(topic)
+        if partition is not None:
+            partition = whole_number(partition, "a partition's number")
         if partition is not None and not 0 <= partition < found.partitions:
             raise ProtocolError(
                 "UNKNOWN_TOPIC_OR_PARTITION",
                 f"topic {topic!r} has the partitions 0 to {found.partitions - 1}, not {partition}",
             )
         size = _RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
-        size += sum(len(name) + len(one or b"") for name, one in headers or ())
+        size += sum(len(name) + len(one or b"") for name, one in pairs or ())
         limit = self.config.max_request_size
         if size > limit:
             raise ProtocolError(
@@ -92,7 +102,7 @@ class Producer:
         self._sender.take(
             found,
             ProducerRecord(
-                topic, value, key, headers, partition, stamp, size, now_ms, future, on_delivery
+                topic, value, key, pairs, partition, stamp, size, now_ms, future, on_delivery
             ),
         )
         return future
@@ -102,7 +112,7 @@ class Producer:
 
         Raises REQUEST_TIMED_OUT where that takes longer than `timeout_ms`.
         """
-        left = self._sender.flush(None if timeout_ms is None else timeout_ms / 1000)
+        left = self._sender.flush(_seconds(timeout_ms))
         if left:
             raise ProtocolError(
                 "REQUEST_TIMED_OUT", f"{left} records were not delivered within {timeout_ms} ms"
@@ -110,7 +120,7 @@ class Producer:
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Flush, and end; what is not delivered in `timeout_ms` fails with REQUEST_TIMED_OUT."""
-        self._sender.close(None if timeout_ms is None else timeout_ms / 1000)
+        self._sender.close(_seconds(timeout_ms))
 
     def __enter__(self) -> Self:
         return self
@@ -124,9 +134,36 @@ class Producer:
         self.close()
 
     def _topic(self, topic: str) -> TopicInfo:
+        if not isinstance(topic, str):
+            raise SparklogError(f"a topic's name is text, not {topic!r}")
         if topic not in self._topics:
             self._topics[topic] = self._connection.metadata().topic(topic)
         return self._topics[topic]
+
+
+def _seconds(timeout_ms: int | None) -> float | None:
+    return None if timeout_ms is None else milliseconds(timeout_ms, "timeout_ms") / 1000
+
+
+def _plain(given: Bytes | None) -> bytes | None:
+    """Return a copy of what may be changed after the call, as `bytes`."""
+    return bytes(given) if isinstance(given, bytearray | memoryview) else given
+
+
+def _pairs(headers: object) -> list[tuple[str, bytes | None]] | None:
+    """Return headers as (name, value) each."""
+    if headers is None:
+        return None
+    given: object = headers.items() if isinstance(headers, Mapping) else headers
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    pairs: list[Any] = [*given] if is_list else [given]  # type: ignore[misc]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise SparklogError(
+                "headers are a list of (name, value), such as [('source', b'web')], or a dict: "
+                f"got {headers!r}"
+            )
+    return [(name, _plain(value)) for name, value in pairs]
 
 
 def _check_types(
@@ -143,7 +180,8 @@ def _check_types(
             wrong.append(f"its header {name!r} is {type(one).__name__}")
     if wrong:
         raise SparklogError(f"a record is made of bytes or None, but {wrong[0]}: serialize it")
-    if not isinstance(stamp, int) or not MIN_TIMESTAMP_MS <= stamp <= MAX_TIMESTAMP_MS:
+    is_number = isinstance(stamp, int) and not isinstance(stamp, bool)
+    if not is_number or not MIN_TIMESTAMP_MS <= stamp <= MAX_TIMESTAMP_MS:  # type: ignore[operator]
         raise SparklogError(
-            f"the timestamp {stamp!r} is none: give ms since 1970, of the years 1 to 9999"
+            f"the timestamp {stamp!r} is out of range: give ms since 1970, of the years 1 to 9999"
         )

@@ -7,10 +7,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.clients.connection import Connection
+from sparklog.clock import Clock, SystemClock
+from sparklog.errors import ProtocolError
 from sparklog.model import PRODUCER_IDS
 
 BLOCK_SIZE = 1000
 """How many ids a client takes at once; Kafka's brokers take as many."""
+
+RENEWAL_MS = 3_600_000
+"""How often a producer renews its transactional id: half of the shortest expiration."""
 
 
 class ProducerId(NamedTuple):
@@ -23,8 +28,9 @@ class ProducerId(NamedTuple):
 class ProducerIds:
     """Allots producer ids to the producers of this process, in blocks."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
         self._table = connection.root.producer_ids
+        self._clock = clock or SystemClock()
         self._free: list[int] = []
 
     def allot(self, transactional_id: str | None = None) -> ProducerId:
@@ -34,11 +40,21 @@ class ProducerIds:
         that an older self is refused from then on (INVALID_PRODUCER_EPOCH).
         """
         if transactional_id is not None:
-            return self._table.update(lambda rows: _fencing(rows, transactional_id))
+            now_ms = self._clock.now_ms()
+            return self._table.update(lambda rows: _fencing(rows, transactional_id, now_ms))
         if not self._free:
             first = self._table.update(lambda rows: _block(rows, BLOCK_SIZE))
             self._free = list(range(first, first + BLOCK_SIZE))
         return ProducerId(self._free.pop(0), 0)
+
+    def renew(self, transactional_id: str, held: ProducerId) -> None:
+        """Keep a transactional id from expiring, by the producer that holds it.
+
+        Where it has expired and nobody has begun under it since, it is taken back. Raises
+        INVALID_PRODUCER_EPOCH where another producer has begun under it.
+        """
+        now_ms = self._clock.now_ms()
+        self._table.update(lambda rows: (_renewed(rows, transactional_id, held, now_ms), None))
 
 
 def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
@@ -53,7 +69,23 @@ def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
     return PRODUCER_IDS.rows(rows), first
 
 
-def _fencing(table: pa.Table, transactional_id: str) -> tuple[pa.Table, ProducerId]:
+def _renewed(table: pa.Table, transactional_id: str, held: ProducerId, now_ms: int) -> pa.Table:
+    rows: list[dict[str, Any]] = table.to_pylist()
+    mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
+    if mine is None:
+        mine = {"transactional_id": transactional_id, **held._asdict()}
+        rows.append(mine)
+    if (mine["producer_id"], mine["producer_epoch"]) != held:
+        raise ProtocolError(
+            "INVALID_PRODUCER_EPOCH",
+            f"another producer has begun under transactional.id {transactional_id!r}: this one "
+            "is fenced, so close it",
+        )
+    mine["used_at_ms"] = now_ms
+    return PRODUCER_IDS.rows(rows)
+
+
+def _fencing(table: pa.Table, transactional_id: str, now_ms: int) -> tuple[pa.Table, ProducerId]:
     rows: list[dict[str, Any]] = table.to_pylist()
     mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
     if mine is None:
@@ -67,4 +99,5 @@ def _fencing(table: pa.Table, transactional_id: str) -> tuple[pa.Table, Producer
         }
         rows.append(mine)
     mine["producer_epoch"] += 1
+    mine["used_at_ms"] = now_ms
     return PRODUCER_IDS.rows(rows), ProducerId(mine["producer_id"], mine["producer_epoch"])

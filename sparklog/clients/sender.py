@@ -26,7 +26,7 @@ from sparklog.clients.produce import (
     RequestedBatch,
     acks_number,
 )
-from sparklog.clients.producer_ids import ProducerId, ProducerIds
+from sparklog.clients.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
 from sparklog.clock import SystemClock
 from sparklog.config import ProducerConfig
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
@@ -67,6 +67,7 @@ class Sender:
         self._client = ProduceClient(self._connection, client_id=config.client_id)
         self._ids = ProducerIds(self._connection)
         self._identity: ProducerId | None = None
+        self._renew_at_ms = 0
         self._is_fenced = False
         self._sequences: dict[TopicIdPartition, int] = defaultdict(int)
         self._make_partitioner = partitioner
@@ -193,6 +194,9 @@ class Sender:
 
     def _send_due(self) -> None:
         """Write the batches that are due, and name all of them in one request a leader."""
+        self._renew_transactional_id()
+        if self._is_fenced:
+            return
         batches = self._accumulator.due(self._clock.monotonic_ms(), self._flushing > 0)
         if not batches:
             return
@@ -238,11 +242,29 @@ class Sender:
         if self._config.is_idempotent and batch.base_sequence < 0:
             if self._identity is None:
                 self._identity = self._ids.allot(self._config.transactional_id)
+                self._renew_at_ms = self._clock.now_ms() + RENEWAL_MS
             batch.producer_id, batch.producer_epoch = self._identity
             batch.base_sequence = self._sequences[batch.key]
             self._sequences[batch.key] = (batch.base_sequence + len(batch.records)) % (1 << 31)
         stamp = batch.producer_id, batch.producer_epoch, batch.base_sequence
         return RequestedBatch(state, file, *stamp)
+
+    def _renew_transactional_id(self) -> None:
+        """Keep the transactional id from expiring; fenced where another producer has it by now.
+
+        Before anything is sent: after an expiry the other one has another producer id, and no
+        broker would refuse this one's batches.
+        """
+        transactional_id, held = self._config.transactional_id, self._identity
+        now_ms = self._clock.now_ms()
+        if transactional_id is None or held is None or now_ms < self._renew_at_ms:
+            return
+        try:
+            self._ids.renew(transactional_id, held)
+        except ProtocolError as error:
+            _log.warning("producer fenced", error=str(error))
+            self._is_fenced = True
+        self._renew_at_ms = now_ms + RENEWAL_MS
 
     def _take_answers(self) -> None:
         # However many records arrive meanwhile: each look reads the leaders' tables.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparklog.clients.arguments import check_session, numbers_by_number, numbers_list
 from sparklog.clients.committed_logs import CommittedLogs
-from sparklog.clients.connection import Connection, Visible
+from sparklog.clients.connection import Connection, Visible, connection_of
+from sparklog.clients.sound_replicas import sound_replica
+from sparklog.errors import SparklogError
 from sparklog.storage.location import Location
 
 if TYPE_CHECKING:
@@ -41,8 +45,11 @@ class RecordRange(NamedTuple):
 class SparkConsumer:
     """Reads committed records of the cluster that `connection` is of."""
 
-    def __init__(self, connection: Connection, spark: SparkSession) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: Connection | str | os.PathLike[str], spark: SparkSession
+    ) -> None:
+        check_session(spark)
+        self._connection = connection_of(connection)
         self._spark = spark
 
     def read(
@@ -59,9 +66,12 @@ class SparkConsumer:
         are those of this call. Raises as `Connection.visible` does.
         """
         metadata = self._connection.metadata()
-        numbers = range(metadata.topic(topic).partitions) if partitions is None else partitions
+        count = metadata.topic(topic).partitions
+        numbers = range(count) if partitions is None else numbers_list(partitions, "partitions")
         states = [metadata.partition(topic, number) for number in numbers]
-        offsets = dict(from_offsets or {})
+        offsets = numbers_by_number(from_offsets or {}, "from_offsets")
+        for number in offsets.keys() - {state.partition for state in states}:
+            raise SparklogError(f"from_offsets name partition {number}, which is not read")
         ranges = [
             RecordRange(
                 one,
@@ -85,7 +95,9 @@ def scan_records(
     A few files are scanned as such; of many, Delta's log says which belong to the ranges, which
     takes longer to begin with.
     """
-    ranges = list(ranges)
+    ranges = [
+        one._replace(seen=sound_replica(logs, one.seen, one.start, one.end)) for one in ranges
+    ]
     files = [file for one in ranges for file in _files(logs, one)]
     if len(files) <= _FEW_FILES and not any(_GLOB & set(file.uri) for file in files):
         return _scan_files(spark, ranges, files, include_headers)
@@ -151,9 +163,9 @@ def _scan_files(
         .selectExpr(
             "key",
             "value",
-            f"{topic} as topic",
-            f"{partition} as partition",
-            f"{base_offset} + offset_delta as offset",
+            f"cast({topic} as string) as topic",
+            f"cast({partition} as int) as partition",
+            f"cast({base_offset} as bigint) + offset_delta as offset",
             "timestamp",
             _TIMESTAMP_TYPE,
             *([_HEADERS] if include_headers else []),
@@ -171,6 +183,8 @@ def _scan_files(
 
 def _by_name(files: list[_File], value: Callable[[_File], str]) -> str:
     """Return the SQL expression of a value that each file has; no name has quotes in it."""
+    if not files:
+        return "null"
     cases = " ".join(f"when '{file.name}' then {value(file)}" for file in files)
     return f"case file_name {cases} end"
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sparklog.clients.connection import Connection
+from sparklog.clients.arguments import check_session, whole_number
+from sparklog.clients.connection import Connection, connection_of
 from sparklog.clients.encoder import Encoder
-from sparklog.clients.file_sends import FileSender, MicroBatch, PendingSend
+from sparklog.clients.file_sends import FileSender, PendingSend
 from sparklog.clients.partitioner import DefaultPartitioner, Partitioner
 from sparklog.clients.produce import Acks, acks_number
-from sparklog.clients.stream_writes import SentFile
-from sparklog.errors import SparklogError
-from sparklog.model import TopicIdPartition
+from sparklog.clients.stream_writes import Files, MicroBatch, SentFile
+from sparklog.errors import SparklogError, show_in_one_line
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.copying import SparkCopier
 from sparklog.storage.location import Location
@@ -43,6 +45,13 @@ _FEW_BYTES = 256 << 10
 """As much as Spark holds of a DataFrame that the driver encodes by itself."""
 
 _TYPES = {"value": "binary", **_OPTIONAL}
+_CAST_FROM = {
+    "key": ("string", "binary", "varchar", "char", "void"),
+    "value": ("string", "binary", "varchar", "char", "void"),
+    "headers": ("array<struct<", "void"),
+}
+"""The beginnings of the types that are stored as these columns."""
+
 # Text is stored as its bytes, which Arrow need not copy and Spark would, row by row.
 _TAKEN = dict.fromkeys(("key", "value"), ("binary", "string"))
 
@@ -56,12 +65,14 @@ class SparkProducer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Connection | str | os.PathLike[str],
         spark: SparkSession,
         *,
         partitioner: Partitioner | None = None,
         client_id: str = "spark",
     ) -> None:
+        check_session(spark)
+        connection = connection_of(connection)
         self._connection = connection
         self._spark = spark
         self._partitioner = partitioner
@@ -86,13 +97,22 @@ class SparkProducer:
         INVALID_REQUIRED_ACKS) and `SparklogError` before anything is written.
         """
         acks_number(acks)
+        timeout_ms = whole_number(timeout_ms, "timeout_ms")
         records = _record_columns(df)
+        found = self._connection.metadata().topic(topic)
+        write = partial(self._write, records, topic)
+        if micro_batch is None:
+            return self._sender.send(write(), acks, timeout_ms)
+        once = _once(micro_batch, found.topic_id)
+        begun = self._sender.stream_writes.find(once)
+        if begun is not None:
+            return self._sender.send_again(begun.files, acks, timeout_ms, once, write)
+        return self._sender.send(write(), acks, timeout_ms, once, write)
+
+    def _write(self, records: DataFrame, topic: str) -> Files:
+        """Write records to files in the inboxes of the topic's leaders."""
         metadata = self._connection.metadata()
         found = metadata.topic(topic)
-        once = None if micro_batch is None else MicroBatch(*micro_batch)
-        begun = once and self._sender.begun(topic, once)
-        if once is not None and begun is not None:
-            return self._sender.send_again(topic, begun, acks, timeout_ms, once)
         states = {number: metadata.partition(topic, number) for number in range(found.partitions)}
         logs = {
             number: self._connection.leader_location(state).child("log")
@@ -107,17 +127,20 @@ class SparkProducer:
             ]
         else:
             rows = _encoded(logs, partitioner, held.to_batches(), task=0)
-        files: dict[TopicIdPartition, list[SentFile]] = {}
+        files: Files = {}
         # Within a partition the order is that of the DataFrame's own partitions.
         for _, partition, *file in sorted(rows, key=itemgetter(0)):
             sent = SentFile(logs[partition], BatchFile(*file))
             files.setdefault(states[partition].key, []).append(sent)
-        return self._sender.send(topic, files, states, acks, timeout_ms, once)
+        return files
 
 
 def _record_columns(df: DataFrame) -> DataFrame:
     """Return the columns that a record has, in their types; `SparklogError` for what is none."""
-    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    fields = getattr(getattr(df, "schema", None), "fields", None)
+    if fields is None:
+        raise SparklogError(f"a DataFrame is sent, not {df!r}")
+    types = {field.name: field.dataType.simpleString() for field in fields}
     names = types.keys()
     unknown = sorted(names - {"value", *_OPTIONAL})
     if "value" not in names or unknown:
@@ -125,6 +148,11 @@ def _record_columns(df: DataFrame) -> DataFrame:
         raise SparklogError(
             f"the DataFrame {wrong}: give it value and, if wanted, {', '.join(_OPTIONAL)}"
         )
+    for name, wanted in _CAST_FROM.items():
+        if not types.get(name, wanted[0]).startswith(wanted):
+            raise SparklogError(
+                f"the column {name} is of type {types[name]}: cast it to {_TYPES[name]}"
+            )
     is_complete = "key" in names and len(df.schema.fields) == len(types)
     if is_complete and all(
         kind in _TAKEN.get(name, (_TYPES[name],)) for name, kind in types.items()
@@ -138,6 +166,12 @@ def _record_columns(df: DataFrame) -> DataFrame:
         elif name == "key":
             columns.append(f"cast(null as {kind}) as {name}")
     return df.selectExpr(*columns)
+
+
+def _once(given: object, topic_id: str) -> MicroBatch:
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[0], str):
+        raise SparklogError(f"micro_batch is (query id, batch id), such as ('q', 0), not {given!r}")
+    return MicroBatch(given[0], whole_number(given[1], "a micro-batch's id"), topic_id)
 
 
 def _file_schema() -> StructType:
@@ -176,7 +210,11 @@ def _task(logs: Mapping[int, Location], partitioner: Partitioner) -> Any:
 
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
-        rows = _encoded(logs, partitioner, batches, task)
+        try:
+            rows = _encoded(logs, partitioner, batches, task)
+        except SparklogError as error:
+            show_in_one_line(error)
+            raise
         if rows:
             columns = [pa.array(column) for column in zip(*rows, strict=True)]
             columns[0], columns[1] = columns[0].cast(pa.int32()), columns[1].cast(pa.int32())

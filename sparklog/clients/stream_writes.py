@@ -1,14 +1,14 @@
-"""Which files a streaming query's micro-batch consists of, so that its re-run sends just those.
+"""The files of a streaming query's micro-batch, so that another run of it sends just those.
 
-A micro-batch that Spark runs again may be cut differently. So its files are noted, by one
-compare-and-set, before any leader hears of them: whoever runs the micro-batch again sends the same
-files under the same batch ids, and leaders know what they have already (rules 3.6, 3.7).
+A micro-batch that Spark runs again may be cut and routed differently. Its files, of all topics and
+partitions that it is written to, are noted by one compare-and-set before the first request is sent.
+Another run sends the noted files under the same batch ids, which leaders recognise (3.6, 3.7).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from sparklog.errors import ProtocolError
 from sparklog.model import STREAM_WRITES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.location import Location
+
+_Row = dict[str, Any]
 
 
 class SentFile(NamedTuple):
@@ -30,94 +32,147 @@ class SentFile(NamedTuple):
 Files = dict[TopicIdPartition, list[SentFile]]
 
 
+class MicroBatch(NamedTuple):
+    """A micro-batch of a streaming query.
+
+    `topic_id` is set where the program writes each topic of the micro-batch by itself
+    (`SparkProducer` in foreachBatch); without it the files of all topics are one write.
+    """
+
+    query_id: str
+    batch_id: int
+    topic_id: str | None = None
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.batch_id} of query {self.query_id}"
+
+
 class StreamWrite(NamedTuple):
-    """One micro-batch of a query, as far as it went."""
+    """The noted files of a micro-batch; none are left where all of them are stored."""
 
     is_done: bool
     files: Files
 
 
 class StreamWrites:
-    """The latest micro-batch of every query and topic: Spark never runs an earlier one again."""
+    """The latest micro-batch of every query: Spark never runs an earlier one again."""
 
     def __init__(self, connection: Connection) -> None:
         self._table = connection.root.stream_writes
         self._storage_options = connection.storage_options
 
-    def find(self, query_id: str, topic_id: str, batch_id: int) -> StreamWrite | None:
-        """Return the micro-batch if it was begun before.
+    def find(self, once: MicroBatch) -> StreamWrite | None:
+        """Return the micro-batch if an earlier run has noted its files.
 
-        Raises INVALID_PRODUCER_EPOCH where a later one of this query has begun: whoever asks is
-        an older run of it.
+        Raises INVALID_PRODUCER_EPOCH where a later micro-batch of this query has begun: the caller
+        is an older run of the query.
         """
         self._table.refresh()
-        return self._of_row(_find(self._table.rows(), query_id, topic_id), batch_id)
+        return self._noted(_rows_of(self._table.rows(), once), once)
 
-    def begin(self, query_id: str, topic_id: str, batch_id: int, files: Files) -> StreamWrite:
-        """Note the files of a micro-batch; where another run was faster, return its files.
+    def begin(self, once: MicroBatch, files: Files) -> StreamWrite:
+        """Note the files of a micro-batch; return those of another run that was faster.
 
         Raises as `find` does.
         """
-        row = {
-            "query_id": query_id,
-            "topic_id": topic_id,
-            "batch_id": batch_id,
-            "files": json.dumps(
-                [
-                    [key.partition, sent.log.uri, *sent.file]
-                    for key, members in files.items()
-                    for sent in members
-                ]
-            ),
-            "is_done": False,
-        }
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, StreamWrite]:
-            before = _find(rows, query_id, topic_id)
-            found = self._of_row(before, batch_id)
+            before = _rows_of(rows, once)
+            found = self._noted(before, once)
             if found is not None:
                 return None, found
-            others = [one for one in rows.to_pylist() if one != before]
-            return STREAM_WRITES.rows([*others, row]), StreamWrite(is_done=False, files=files)
+            others = [row for row in rows.to_pylist() if row not in before]
+            return _table(others, once, files), StreamWrite(is_done=False, files=files)
 
         return self._table.update(change)
 
-    def finish(self, query_id: str, topic_id: str, batch_id: int) -> None:
-        """Note that every file of the micro-batch was answered for."""
+    def replace(self, once: MicroBatch, before: Files, after: Files) -> None:
+        """Note `after` in place of `before`, of which some files are lost.
+
+        Raises INVALID_PRODUCER_EPOCH where another run has replaced or finished them, and as
+        `find` does; nothing is changed then.
+        """
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
-            result = rows.to_pylist()
-            for row in result:
-                if (row["query_id"], row["topic_id"], row["batch_id"]) == (
-                    query_id,
-                    topic_id,
-                    batch_id,
-                ):
-                    row |= {"is_done": True, "files": "[]"}
-                    return STREAM_WRITES.rows(result), None
-            return None, None
+            noted = _rows_of(rows, once)
+            self._check(self._noted(noted, once), once, before)
+            others = [row for row in rows.to_pylist() if row not in noted]
+            return _table(others, once, after), None
 
         self._table.update(change)
 
-    def _of_row(self, row: Mapping[str, Any] | None, batch_id: int) -> StreamWrite | None:
-        if row is None or row["batch_id"] < batch_id:
-            return None
-        if row["batch_id"] > batch_id:
+    def check(self, once: MicroBatch, files: Files) -> None:
+        """Raise INVALID_PRODUCER_EPOCH where these are not the noted files any more."""
+        self._check(self.find(once), once, files)
+
+    def finish(self, once: MicroBatch) -> None:
+        """Note that every file of the micro-batch is stored."""
+
+        def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
+            ours = [row for row in _rows_of(rows, once) if row["batch_id"] == once.batch_id]
+            if all(row["is_done"] for row in ours):
+                return None, None
+            done = [
+                row | {"is_done": True, "files": "[]"} if row in ours else row
+                for row in rows.to_pylist()
+            ]
+            return STREAM_WRITES.rows(done), None
+
+        self._table.update(change)
+
+    def _check(self, noted: StreamWrite | None, once: MicroBatch, files: Files) -> None:
+        if noted is None or noted.is_done or noted.files != files:
             raise ProtocolError(
                 "INVALID_PRODUCER_EPOCH",
-                f"micro-batch {batch_id} of query {row['query_id']} is written after its "
-                f"micro-batch {row['batch_id']}: a newer run of the query has gone on, or its "
-                "checkpoint was removed, and then it needs another query id",
+                f"{once} is being written by another run of the query: let that one finish",
             )
+
+    def _noted(self, rows: Sequence[_Row], once: MicroBatch) -> StreamWrite | None:
+        newest = max((row["batch_id"] for row in rows), default=-1)
+        if newest > once.batch_id:
+            raise ProtocolError(
+                "INVALID_PRODUCER_EPOCH",
+                f"{once} is written after its micro-batch {newest}: a newer run of the query has "
+                "gone on, or its checkpoint was removed, and then it needs another query id",
+            )
+        ours = [row for row in rows if row["batch_id"] == once.batch_id]
+        if not ours:
+            return None
         files: Files = {}
-        for partition, uri, *of_file in json.loads(row["files"]):
-            sent = SentFile(Location.of(uri, self._storage_options), BatchFile(*of_file))
-            files.setdefault(TopicIdPartition(row["topic_id"], partition), []).append(sent)
-        return StreamWrite(row["is_done"], files)
+        for row in ours:
+            for partition, uri, *of_file in json.loads(row["files"]):
+                sent = SentFile(Location.of(uri, self._storage_options), BatchFile(*of_file))
+                files.setdefault(TopicIdPartition(row["topic_id"], partition), []).append(sent)
+        return StreamWrite(all(row["is_done"] for row in ours), files)
 
 
-def _find(rows: pa.Table, query_id: str, topic_id: str) -> dict[str, Any] | None:
-    for row in rows.to_pylist():
-        if (row["query_id"], row["topic_id"]) == (query_id, topic_id):
-            return dict(row)
-    return None
+def _rows_of(rows: pa.Table, once: MicroBatch) -> list[_Row]:
+    """Return the rows of the micro-batch's query, of its topic where it is about one."""
+    return [
+        row
+        for row in rows.to_pylist()
+        if row["query_id"] == once.query_id and once.topic_id in (None, row["topic_id"])
+    ]
+
+
+def _table(others: Sequence[_Row], once: MicroBatch, files: Files) -> pa.Table:
+    """Return the table of `others` and one row for each topic of the micro-batch."""
+    by_topic: dict[str, list[Any]] = {} if once.topic_id is None else {once.topic_id: []}
+    for key, members in files.items():
+        noted = [[key.partition, sent.log.uri, *sent.file] for sent in members]
+        by_topic.setdefault(key.topic_id, []).extend(noted)
+    return STREAM_WRITES.rows(
+        [
+            *others,
+            *(
+                {
+                    "query_id": once.query_id,
+                    "topic_id": topic_id,
+                    "batch_id": once.batch_id,
+                    "files": json.dumps(noted),
+                    "is_done": False,
+                }
+                for topic_id, noted in by_topic.items()
+            ),
+        ]
+    )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from sparklog.clients.arguments import names_list
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 from sparklog.storage.metadata import Metadata, TopicInfo
@@ -33,11 +34,15 @@ class Subscription:
 
     def __init__(self, topics: Iterable[str], pattern: str | None, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
-        self._names = frozenset([topics] if isinstance(topics, str) else topics)
+        self._names = frozenset(names_list(topics, "topics"))
         if bool(self._names) == (pattern is not None):
             raise SparklogError("subscribe to topics or to a pattern: give one of the two")
         try:
             self._pattern = None if pattern is None else re.compile(pattern)
+        except TypeError:
+            raise SparklogError(
+                f"a pattern is a regular expression as text, not {pattern!r}"
+            ) from None
         except re.error as error:
             raise SparklogError(
                 f"the pattern {pattern!r} is no regular expression: {error}"

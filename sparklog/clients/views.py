@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparklog.clients.connection import Connection
+from sparklog.clients.arguments import check_session
+from sparklog.clients.connection import Connection, connection_of
 from sparklog.errors import StorageError
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 
@@ -41,19 +43,58 @@ RECORDS = pa.schema(
 """The columns of `records`: every record of every replica's log."""
 
 COMMITTED_RECORDS = """
+with ends as (
+    select
+        s.topic_id, s.topic, s.partition, s.leader, c.log_start_offset, c.high_watermark,
+        case
+            when s.leader is null then 'LEADER_NOT_AVAILABLE'
+            when coalesce(c.leader_epoch <> s.leader_epoch, true)
+                or coalesce(c.high_watermark < e.start_offset, true) then 'OFFSET_NOT_AVAILABLE'
+        end as error
+    from partition_state s
+    join topics t on t.topic_id = s.topic_id and t.state = 'live'
+    left join high_watermark_checkpoint c
+        on c.topic_id = s.topic_id and c.partition = s.partition and c.broker_id = s.leader
+    left join leader_epoch_checkpoint e
+        on e.topic_id = s.topic_id and e.partition = s.partition and e.broker_id = s.leader
+        and e.epoch = s.leader_epoch
+    where s.replica_index = 0
+), unavailable as (
+    select
+        topic_id, topic, partition,
+        max(concat(
+            error, ': the latest offset of ', topic, '-', partition,
+            ' is not known before its leader is elected and has caught up: try again'
+        )) as reason
+    from ends
+    group by topic_id, topic, partition
+)
 select r.*
 from records r
-join partition_state s
-    on s.topic_id = r.topic_id and s.partition = r.partition and s.broker_id = r.broker_id
-join high_watermark_checkpoint c
-    on c.topic_id = r.topic_id and c.partition = r.partition and c.broker_id = r.broker_id
-where s.broker_id = s.leader and c.leader_epoch = s.leader_epoch
-    and r.offset >= c.log_start_offset and r.offset < c.high_watermark
+join ends on ends.topic_id = r.topic_id and ends.partition = r.partition
+    and ends.leader = r.broker_id
+where ends.error is null
+    and r.offset >= ends.log_start_offset and r.offset < ends.high_watermark
+union all
+select
+    cast(raise_error(reason) as int), topic_id, topic, partition,
+    cast(raise_error(reason) as bigint), cast(raise_error(reason) as int),
+    cast(raise_error(reason) as timestamp), cast(raise_error(reason) as binary),
+    cast(raise_error(reason) as binary),
+    cast(raise_error(reason) as array<struct<key: string, value: binary>>)
+from unavailable
+where reason is not null and raise_error(reason) is null
 """
-"""What of `records` consumers may see, as SQL: the leaders' records below the high watermark."""
+"""The committed records of `records`, up to the latest offset of each partition, as SQL.
+
+The query fails with OFFSET_NOT_AVAILABLE or LEADER_NOT_AVAILABLE while the latest offset of a
+partition is unknown (rules 2.6, 10.2), so that no query returns fewer records than an earlier one:
+during an election, before the first tick of a new topic's leader, and where the leader's root could
+not be read. Conditions on `topic_id`, `topic` and `partition` leave out the other partitions.
+"""
 
 
-def create_views(spark: SparkSession, connection: Connection) -> list[str]:
+def create_views(spark: SparkSession, connection: Connection | str | os.PathLike[str]) -> list[str]:
     """Create temporary views over a cluster's state, in place of any of the same names.
 
     Returns their names, sorted: every table of the cluster root; every table of the broker
@@ -66,13 +107,15 @@ def create_views(spark: SparkSession, connection: Connection) -> list[str]:
 
     `records` shows what lies in the logs, committed or not, once for every replica; a tail that
     a failed leader left behind is seen until it is truncated. `COMMITTED_RECORDS` joins it with
-    the leader's high watermark and keeps only what consumers may see. Conditions on
+    the leader's high watermark and keeps the committed records. Conditions on
     `topic_id`, `topic`, `partition` and `leader_epoch` spare Spark the other files.
     """
+    check_session(spark)
+    connection = connection_of(connection)
     roots = [
         (broker.broker_id, uri)
         for broker in connection.metadata().brokers.values()
-        for uri in broker.roots
+        for uri in broker.online_roots.values()
     ]
     cluster = connection.root.location.uri
     # Delta runs a small job to open a table, so they are opened side by side.

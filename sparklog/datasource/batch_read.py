@@ -45,7 +45,7 @@ def batch_ranges(subscription: Subscription, seen: Seen) -> list[OffsetRange]:
     """
     loss = DataLoss(subscription.options.fail_on_data_loss)
     starts = starting_offsets(subscription, seen, loss)
-    ends = ending_offsets(subscription, seen)
+    ends = ending_offsets(subscription, seen, loss)
     return [_range(key, one, starts, ends, loss) for key, one in seen.items()]
 
 

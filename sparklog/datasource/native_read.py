@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
+from sparklog.clients.arguments import check_session
 from sparklog.clients.spark_consumer import RecordRange, scan_records
 from sparklog.datasource.batch_read import batch_ranges, seen_by_batch
 from sparklog.datasource.columns import ddl
@@ -25,6 +27,12 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
     reaches object stores with its own settings. Raises `ConfigError` for an option that is wrong,
     and whatever a batch read of the format raises.
     """
+    check_session(spark)
+    if "cluster" in options and not isinstance(options["cluster"], str | os.PathLike):
+        raise ConfigError(
+            f"option cluster is the cluster's root or its configuration file, as text: got "
+            f"{options['cluster']!r}"
+        )
     given = {name: _text(value) for name, value in options.items() if value is not None}
     parsed = parse_read_options(given, "batch")
     if parsed.min_partitions is not None or parsed.max_records_per_partition is not None:
@@ -52,4 +60,11 @@ def _frame(spark: SparkSession, subscription: Subscription) -> DataFrame:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        try:
+            return json.dumps(value)
+        except TypeError as error:
+            raise ConfigError(f"{value!r} cannot be written as JSON: {error}") from None
+    if isinstance(value, list | tuple | set):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,9 +1,9 @@
 """Offsets as JSON: what users write into options, and what Spark keeps in a checkpoint.
 
 Both are the familiar JSON of Spark's Kafka connector, `{"topic": {"0": 23, "1": -2}}`. Ours has
-one more member, `@sparklog`, whose name no topic can bear. It holds the topics' ids and the leader
-epoch of the record before each offset, by which a topic that was made anew and a truncation are
-found (KIP-320).
+one more member, `@sparklog`, whose name no topic can bear. It holds the topics' ids, the leader
+epoch of the record before each offset, and the offset at which that epoch began, by which a topic
+that was made anew and a truncation are found (KIP-320).
 """
 
 from __future__ import annotations
@@ -28,16 +28,21 @@ IDENTITY = "@sparklog"
 NO_EPOCH = -1
 """The leader epoch of a position that is not known to follow any record."""
 
+NO_OFFSET = -1
+"""The start offset of a leader epoch of which it is not known."""
+
 
 class Position(NamedTuple):
     """Where a reader stands in a partition: everything below `offset` was read.
 
-    `leader_epoch` is that of the record before it; `topic_id` is empty where it is not known.
+    `leader_epoch` is that of the record before it and `epoch_start` the first offset of that
+    epoch, -1 where it is not known; `topic_id` is empty where it is not known.
     """
 
     offset: int
     topic_id: str = ""
     leader_epoch: int = NO_EPOCH
+    epoch_start: int = NO_OFFSET
 
 
 Positions = Mapping[TopicPartition, Position]
@@ -157,22 +162,28 @@ def _offsets_json(positions: Positions) -> dict[str, Any]:
 
 def _identity_json(positions: Positions) -> dict[str, Any]:
     epochs: dict[str, dict[str, int]] = {}
+    starts: dict[str, dict[str, int]] = {}
     for key, position in sorted(positions.items()):
         if position.leader_epoch != NO_EPOCH:
             epochs.setdefault(key.topic, {})[str(key.partition)] = position.leader_epoch
+        if position.epoch_start != NO_OFFSET:
+            starts.setdefault(key.topic, {})[str(key.partition)] = position.epoch_start
     ids = {key.topic: one.topic_id for key, one in sorted(positions.items()) if one.topic_id}
-    return {"topic_ids": ids, "leader_epochs": epochs}
+    identity = {"topic_ids": ids, "leader_epochs": epochs}
+    return identity | {"epoch_starts": starts} if starts else identity
 
 
 def _positions(values: Mapping[str, Any]) -> dict[TopicPartition, Position]:
     identity = values.get(IDENTITY, {})
     ids = identity.get("topic_ids", {})
     epochs = identity.get("leader_epochs", {})
+    starts = identity.get("epoch_starts", {})
     return {
         TopicPartition(topic, int(partition)): Position(
             int(offset),
             str(ids.get(topic, "")),
             int(epochs.get(topic, {}).get(partition, NO_EPOCH)),
+            int(starts.get(topic, {}).get(partition, NO_OFFSET)),
         )
         for topic, of_topic in values.items()
         if topic != IDENTITY

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from sparklog.clients.connection import Visible
+from sparklog.clients.sound_replicas import sound_replica
 from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask
 from sparklog.datasource.subscription import Seen, Subscription
 
@@ -56,21 +56,20 @@ def plan_tasks(
     """Return the tasks that read `ranges`, each with no file but those that overlap its offsets."""
     options = subscription.options
     split = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-    return [
-        ReadTask(
-            one,
-            seen[one.partition].location.child("log"),
-            tuple(_files(subscription, seen[one.partition], one)),
-            options.include_headers,
+    connection = subscription.logs.connection
+    tasks = []
+    for one in split:
+        replica = sound_replica(subscription.logs, seen[one.partition], one.start, one.end)
+        batches = subscription.logs.batches(replica, one.start)
+        tasks.append(
+            ReadTask(
+                one,
+                replica.location.child("log"),
+                tuple(PlannedFile.of(batch) for batch in batches if batch.base_offset < one.end),
+                options.include_headers,
+                connection.cluster,
+                connection.storage_options,
+                replica.state.topic_id,
+            )
         )
-        for one in split
-    ]
-
-
-def _files(subscription: Subscription, seen: Visible, wanted: OffsetRange) -> Sequence[PlannedFile]:
-    batches = subscription.logs.batches(seen, wanted.start)
-    return [
-        PlannedFile(batch.path, batch.size_bytes, batch.base_offset)
-        for batch in batches
-        if batch.base_offset < wanted.end
-    ]
+    return tasks

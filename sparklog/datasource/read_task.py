@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from sparklog.datasource.columns import CREATE_TIME, arrow_schema
-from sparklog.errors import StorageError
-from sparklog.model import TopicPartition
-from sparklog.storage.location import Location
+from sparklog.errors import SparklogError, StorageError
+from sparklog.logger import get_logger
+from sparklog.model import Batch, TopicIdPartition, TopicPartition
+from sparklog.storage.location import Location, StorageOptions, one_line
+
+_log = get_logger(__name__)
 
 BATCH_ROWS = 20_000
 """How many records an Arrow batch has: enough to be fast, few enough for large records."""
@@ -36,64 +40,149 @@ class OffsetRange(NamedTuple):
 
 
 class PlannedFile(NamedTuple):
-    """A batch file: its path in the log, its size in bytes, and the offset of its first record."""
+    """A batch file: its path in the log, size in bytes, checksum, and range of offsets."""
 
     path: str
     size_bytes: int
+    checksum: str
     base_offset: int
+    next_offset: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> PlannedFile:
+        """Return the file of a batch."""
+        path, size_bytes = batch.path, batch.size_bytes
+        return cls(path, size_bytes, batch.checksum, batch.base_offset, batch.next_offset)
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one Spark task reads; it travels to the task pickled."""
+    """What one Spark task reads; it travels to the task pickled.
+
+    `cluster` is the root of the cluster, and `storage_options` its stores' options: other replicas
+    of the topic with this id are found there where a file is damaged.
+    """
 
     range: OffsetRange
     log: Location
     files: tuple[PlannedFile, ...]
     include_headers: bool
+    cluster: str
+    storage_options: StorageOptions | None
+    topic_id: str
 
 
 def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     """Yield a task's records in order of offset, with the columns that Spark expects.
 
-    Raises `StorageError` where a file is gone or damaged.
+    A file that is gone, damaged or not readable is replaced by the same offsets of any in-sync
+    replica; nothing of a file is yielded before its checksum was verified. Raises `StorageError`
+    where no replica has them.
     """
     for file in task.files:
         try:
-            yield from _read_file(task, file)
-        except FileNotFoundError as error:
-            raise StorageError(
-                f"{task.log.uri}/{file.path} was removed since this query was planned: run the "
-                "query again, or restart the stream"
-            ) from error
-        except (pa.ArrowException, OSError) as error:
-            raise StorageError(
-                f"{task.log.uri}/{file.path} of {task.range.partition} cannot be read ({error}): "
-                "run sparklog audit, and read another replica meanwhile"
-            ) from error
+            yield from _read_file(task, task.log, file)
+        except _UnreadableFileError as error:
+            _log.warning("another replica is read", error=str(error))
+            yield from _read_elsewhere(task, file, error)
 
 
-def _read_file(task: ReadTask, file: PlannedFile) -> Iterator[pa.RecordBatch]:
+class _UnreadableFileError(StorageError):
+    """A file of which nothing was yielded cannot be read."""
+
+
+def _read_elsewhere(
+    task: ReadTask, file: PlannedFile, error: _UnreadableFileError
+) -> Iterator[pa.RecordBatch]:
+    """Yield the task's records of a file from an in-sync replica; raise `error` if none has them.
+
+    Other replicas may have them in other batches. All files are opened before a record is yielded.
+    """
+    # Loaded only here: a task that reads its own files starts without metadata and rules.
+    from sparklog.broker.leader_roots import UNREADABLE
+    from sparklog.clients.committed_logs import CommittedLogs
+    from sparklog.clients.connection import Connection
+    from sparklog.clients.sound_replicas import SoundReplicas
+
+    start, end = max(task.range.start, file.base_offset), min(task.range.end, file.next_offset)
+    key = TopicIdPartition(task.topic_id, task.range.partition.partition)
+    try:
+        logs = CommittedLogs(Connection(task.cluster, storage_options=task.storage_options))
+        replicas = list(SoundReplicas(logs).in_sync(key, end))
+    except (SparklogError, *UNREADABLE) as failure:
+        _log.warning("no other replica found", error=one_line(failure))
+        raise error from failure
+    for seen in replicas:
+        part = replace(task, range=task.range._replace(start=start, end=end))
+        log = seen.location.child("log")
+        try:
+            batches = [one for one in logs.batches(seen, start) if one.base_offset < end]
+            if not batches or batches[0].base_offset > start or batches[-1].next_offset < end:
+                continue
+            opened = [(one, _open(part, log, one)) for one in map(PlannedFile.of, batches)]
+        except (SparklogError, *UNREADABLE) as failure:
+            _log.info("copy not readable", root=seen.location.uri, error=one_line(failure))
+            continue
+        for one, parquet in opened:
+            with parquet:
+                yield from _read_opened(part, one, parquet)
+        return
+    raise error
+
+
+def _read_file(task: ReadTask, log: Location, file: PlannedFile) -> Iterator[pa.RecordBatch]:
+    with _open(task, log, file) as parquet:
+        yield from _read_opened(task, file, parquet)
+
+
+def _read_opened(
+    task: ReadTask, file: PlannedFile, parquet: pq.ParquetFile
+) -> Iterator[pa.RecordBatch]:
     names = ["offset_delta", "timestamp", "key", "value"]
     names += ["headers"] if task.include_headers else []
     first, end = task.range.start - file.base_offset, task.range.end - file.base_offset
-    with _open(task.log, file) as parquet:
-        groups = _row_groups(parquet.metadata, first, end)
-        # Arrow's threads may outlive a short process, and Spark has its own.
-        batches = parquet.iter_batches(BATCH_ROWS, groups, names, use_threads=False)
-        for rows in batches:
-            wanted = _slice(rows, first, end)
-            if wanted.num_rows:
-                yield _as_spark_has_it(task, file, wanted)
+    groups = _row_groups(parquet.metadata, first, end)
+    # Arrow's threads may outlive a short process, and Spark has its own.
+    batches = parquet.iter_batches(BATCH_ROWS, groups, names, use_threads=False)
+    for rows in batches:
+        wanted = _slice(rows, first, end)
+        if wanted.num_rows:
+            yield _as_spark_has_it(task, file, wanted)
 
 
-def _open(log: Location, file: PlannedFile) -> pq.ParquetFile:
-    if log.is_local:
-        return pq.ParquetFile(f"{log.uri}/{file.path}", memory_map=True, pre_buffer=False)
-    if file.size_bytes <= _IN_ONE_REQUEST_BYTES:
-        source = pa.BufferReader(log.read_bytes(file.path))
-        return pq.ParquetFile(source, pre_buffer=False)
-    return pq.ParquetFile(log.open(file.path), pre_buffer=False)
+def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
+    """Open a file whose bytes have their checksum; `_UnreadableFileError` otherwise.
+
+    A large object of a store is read in parts, and not verified: stores verify their objects.
+    """
+    where = f"{log.uri}/{file.path}"
+    try:
+        if not log.is_local and file.size_bytes > _IN_ONE_REQUEST_BYTES:
+            return pq.ParquetFile(log.open(file.path), pre_buffer=False)
+        if log.is_local:
+            with pa.memory_map(where) as mapped:
+                content = mapped.read_buffer()
+        else:
+            content = pa.py_buffer(log.read_bytes(file.path))
+        checksum = xxhash.xxh3_64_hexdigest(content)
+        if checksum != file.checksum:
+            raise _UnreadableFileError(
+                f"CORRUPT_MESSAGE: {where} of {task.range.partition} cannot be read (its bytes "
+                f"have checksum {checksum}, not {file.checksum}), and no other replica in sync has "
+                f"a copy of offsets {file.base_offset} to {file.next_offset - 1}: run sparklog "
+                "audit and restore the file, or begin after these offsets"
+            )
+        return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+    except FileNotFoundError as error:
+        raise _UnreadableFileError(
+            f"{where} was removed since this query was planned: run the query again, or restart "
+            "the stream"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise _UnreadableFileError(
+            f"{where} of {task.range.partition} cannot be read ({one_line(error)}): run sparklog "
+            "audit, and read another replica meanwhile"
+        ) from error
 
 
 def _row_groups(metadata: pq.FileMetaData, first: int, end: int) -> list[int]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparklog.datasource.data_loss import DataLoss, sound_offsets
+from sparklog.datasource.data_loss import (
+    DataLoss,
+    replaced_from,
+    replaced_sentence,
+    sound_offsets,
+)
 from sparklog.datasource.offsets import EARLIEST, LATEST
 from sparklog.datasource.options import AtOffsets, AtTimestamp, AtTimestamps, OffsetLimit
 from sparklog.datasource.subscription import Seen, Subscription
@@ -35,9 +40,20 @@ def starting_offsets(
     return starts
 
 
-def ending_offsets(subscription: Subscription, seen: Seen) -> dict[TopicPartition, int]:
-    """Return where to end in each partition; where no record is as young as asked, at its end."""
-    found = _offsets(subscription, seen, subscription.options.ending, "endingOffsets")
+def ending_offsets(
+    subscription: Subscription, seen: Seen, loss: DataLoss
+) -> dict[TopicPartition, int]:
+    """Return where to end in each partition; where no record is as young as asked, at its end.
+
+    Raises `ConfigError` where the options do not name exactly these partitions, `DataLossError`
+    where records below offsets of a checkpoint were replaced.
+    """
+    ending = subscription.options.ending
+    found = _offsets(subscription, seen, ending, "endingOffsets")
+    if isinstance(ending, AtOffsets):
+        replaced = replaced_from(subscription.connection, ending.positions, seen)
+        for key, offset in replaced.items():
+            loss.report(replaced_sentence(key, ending.positions[key].offset, offset))
     return {key: seen[key].high_watermark if one is None else one for key, one in found.items()}
 
 

@@ -121,15 +121,20 @@ class Subscription:
         by_id = {metadata.partition(*key).key: key for key in keys}
         leaders = self.logs.visible(by_id)
         return {
-            key: self._replica(one, metadata, needed.get(key, 0))
+            key: self._replica(one, metadata, needed.get(key))
             if isinstance(one := leaders[of_id], Visible)
             else one
             for of_id, key in by_id.items()
         }
 
-    def _replica(self, leader: Visible, metadata: Metadata, needed: int) -> Visible | SparklogError:
+    def _replica(
+        self, leader: Visible, metadata: Metadata, needed: int | None
+    ) -> Visible | SparklogError:
         try:
-            return self._choice.replica(leader, metadata, needed)
+            # Only a read that ends below the high watermark needs no latest offset (rule 10.2).
+            if needed is None or not 0 <= needed <= leader.high_watermark:
+                leader.check_latest()
+            return self._choice.replica(leader, metadata, needed or 0)
         except (ProtocolError, StorageError) as error:
             return error
 

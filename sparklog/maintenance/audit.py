@@ -47,7 +47,12 @@ def audit(
         findings = [finding for finding in again if _subject(finding) in seen]
     if verify_files:
         findings += _damaged_files(reading)
-    return sorted(findings, key=lambda one: (one.topic or "", one.partition or 0, one.broker_id))
+    return sorted(findings, key=_place)
+
+
+def _place(finding: Finding) -> tuple[str, int, int]:
+    broker_id = -1 if finding.broker_id is None else finding.broker_id
+    return finding.topic or "", finding.partition or 0, broker_id
 
 
 def _subject(finding: Finding) -> tuple[object, ...]:

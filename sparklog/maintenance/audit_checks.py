@@ -19,19 +19,20 @@ class Finding(NamedTuple):
     """Something that disagrees: one value as it is found, and one as it must be.
 
     `rule` is the number of the broken rule; `topic` and `partition` are `None` where a whole root
-    cannot be read.
+    or a control table cannot be read, `broker_id` where that is of the cluster root.
     """
 
     rule: str
     topic: str | None
     partition: int | None
-    broker_id: int
+    broker_id: int | None
     found: str
     expected: str
 
     def __str__(self) -> str:
         where = "" if self.topic is None else f"{self.topic}-{self.partition} "
-        return f"{where}broker {self.broker_id}: {self.found}; {self.expected} (rule {self.rule})"
+        whose = "cluster root" if self.broker_id is None else f"broker {self.broker_id}"
+        return f"{where}{whose}: {self.found}; {self.expected} (rule {self.rule})"
 
 
 def check(reading: Reading, rules: Rules) -> list[Finding]:
@@ -39,9 +40,11 @@ def check(reading: Reading, rules: Rules) -> list[Finding]:
     checks = _Checks(reading, rules)
     return [
         *checks.unreadable_roots(),
+        *checks.damaged_tables(),
         *checks.high_watermarks(),
         *checks.checkpoints(),
         *checks.log_density(),
+        *checks.damage(),
         *checks.epochs(),
         *checks.leaders(),
         *checks.agreement(),
@@ -52,6 +55,7 @@ class _Checks:
     def __init__(self, reading: Reading, rules: Rules) -> None:
         self._rules = rules
         self._unreadable = reading.unreadable
+        self._damaged = reading.damaged
         self._partitions = reading.partitions
         self._replicas = {(one.broker_id, one.key): one for one in reading.replicas}
         self._batches = _batches(reading.replicas)
@@ -62,6 +66,13 @@ class _Checks:
             yield Finding(
                 "1.5", None, None, root.broker_id, f"{of_root} cannot be read", root.reason
             )
+
+    def damaged_tables(self) -> Iterator[Finding]:
+        told = {root.reason for root in self._unreadable}
+        for broker_id, error in self._damaged:
+            if str(error) not in told:
+                found = f"{error.path} is damaged: {error.fault}"
+                yield Finding("1.5", None, None, broker_id, found, error.remedy)
 
     def high_watermarks(self) -> Iterator[Finding]:
         rows = [
@@ -114,6 +125,20 @@ class _Checks:
                 f"batch {row['path']} begins at {row['base_offset']}",
                 f"the log goes on at {row['expected_offset']}",
             )
+
+    def damage(self) -> Iterator[Finding]:
+        """Return damaged headers, and the damage that brokers report of their replicas."""
+        for replica in self._replicas.values():
+            error = replica.log.damaged.get(replica.key)
+            if error is not None and "header_checksum" in error.fault:
+                yield self._finding(
+                    "9.5", _identity(replica), error.fault, "the headers of a log are sound"
+                )
+            reported = replica.row["damage"] if replica.row else None
+            if reported is not None:
+                yield self._finding(
+                    "10.8", _identity(replica), f"it reports: {reported}", "replicas are sound"
+                )
 
     def epochs(self) -> Iterator[Finding]:
         entries = [

@@ -15,15 +15,22 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from sparklog.clients.connection import Connection
-from sparklog.errors import SparklogError
+from sparklog.errors import DamagedError, SparklogError
 from sparklog.maintenance.checkpoints import histories_of, rows_of
 from sparklog.model import (
+    BROKER_TABLES,
+    CLUSTER_TABLES,
+    FORMAT,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    LOG,
+    PRODUCE_REQUESTS,
     Batch,
     EpochEntry,
+    TableSchema,
     TopicIdPartition,
 )
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
@@ -63,7 +70,9 @@ class Replica(NamedTuple):
     @property
     def log_end_offset(self) -> int:
         """The end of what is in the log, whatever the row says."""
-        return self.log.log_end_offset(self.key, self.log_start_offset)
+        offered = self.log.log_end_offset(self.key, self.log_start_offset)
+        unsound = (batch.next_offset for batch in self.log.unsound_batches(self.key))
+        return max(offered, *unsound, offered)
 
     @property
     def checkpointed_high_watermark(self) -> int:
@@ -79,8 +88,9 @@ class Replica(NamedTuple):
 
     @property
     def batches(self) -> list[Batch]:
-        """The replica's batches, in order of offset."""
-        return list(self.log.batches(self.key, -1))
+        """The replica's live batches in order of offset, those of a damaged replica included."""
+        batches = [*self.log.batches(self.key, -1), *self.log.unsound_batches(self.key)]
+        return sorted(batches, key=lambda batch: batch.base_offset)
 
     @property
     def is_led(self) -> bool:
@@ -102,12 +112,20 @@ class UnreadableRoot(NamedTuple):
     reason: str
 
 
+class DamagedTable(NamedTuple):
+    """A damaged control table: the broker whose root it is in, `None` for the cluster root."""
+
+    broker_id: int | None
+    error: DamagedError
+
+
 class Reading(NamedTuple):
     """One look at a cluster."""
 
     partitions: Mapping[TopicIdPartition, PartitionState]
     replicas: list[Replica]
     unreadable: list[UnreadableRoot]
+    damaged: list[DamagedTable]
 
 
 def read_cluster(connection: Connection) -> Reading:
@@ -134,7 +152,41 @@ def read_cluster(connection: Connection) -> Reading:
                 epochs.get(location, {}).get(state.key, []),
             )
             replicas.append(replica)
-    return Reading(states, replicas, sorted(roots.unreadable.values()))
+    return Reading(states, replicas, sorted(roots.unreadable.values()), _damaged(connection))
+
+
+def _damaged(connection: Connection) -> list[DamagedTable]:
+    """Read every control table of the cluster root and of the brokers' roots."""
+    cluster = connection.root.location
+    # Older roots may lack tables that a later release has added.
+    listed = {FORMAT.name, *connection.root.tables}
+    tables: list[tuple[int | None, Location, TableSchema]] = [
+        (None, cluster, schema) for schema in (FORMAT, *CLUSTER_TABLES) if schema.name in listed
+    ]
+    for broker in connection.metadata().brokers.values():
+        for uri in broker.online_roots.values():
+            root = Location.of(uri, connection.storage_options)
+            tables += [(broker.broker_id, root, one) for one in (FORMAT, *BROKER_TABLES)]
+    found = []
+    for broker_id, root, schema in tables:
+        try:
+            _verify(root, schema)
+        except DamagedError as error:
+            found.append(DamagedTable(broker_id, error))
+        except UNREADABLE:
+            # A root that cannot be reached is reported as such.
+            continue
+    return found
+
+
+def _verify(root: Location, schema: TableSchema) -> None:
+    if schema is LOG:
+        # A log's files are those of its batches.
+        return
+    table = ControlTable(root, schema)
+    if schema is not PRODUCE_REQUESTS:
+        # The files of requests are anything that clients have written.
+        table.verify()
 
 
 class _Roots:

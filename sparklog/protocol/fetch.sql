@@ -1,11 +1,14 @@
 -- A fetch: the leader's batches at or after each follower's position, joined on topic and
--- partition, in order of offset and bounded by bytes, one batch at least. Nothing is given where
+-- partition, in order of offset and bounded by bytes, one batch at least. The bytes of all
+-- partitions together are spent in turns: first batches before second ones, and those of partitions
+-- first that were served longest ago (`last_served`: the number of the fetch that last gave
+-- something, 0 for none), so that no partition starves. Nothing is given where
 -- the batch before the position does not bear the follower's last epoch (the logs have diverged),
 -- nor where the leader's log begins after it (a log has no gap), and no batch of an epoch above the
 -- one that the follower knows (rules 6.3, 6.4, 6.7, 9.5).
 -- `straddles` marks a batch that begins before the position and has to be cut.
 -- takes positions: topic_id string, partition int, fetch_offset bigint, last_fetched_epoch int?,
---   leader_epoch int, max_bytes bigint, max_total_bytes bigint
+--   leader_epoch int, max_bytes bigint, max_total_bytes bigint, last_served bigint
 -- takes batches: topic_id string, partition int, path string, base_offset bigint,
 --   last_offset_delta int, leader_epoch int, size_bytes bigint
 -- gives: topic_id string, partition int, path string, base_offset bigint, straddles boolean
@@ -28,6 +31,7 @@ candidates as (
             as joins_on,
         p.max_bytes,
         p.max_total_bytes,
+        p.last_served,
         b.size_bytes,
         row_number() over (partition by b.topic_id, b.partition order by b.base_offset) as position,
         sum(b.size_bytes) over (
@@ -45,9 +49,10 @@ bounded as (
     select
         *,
         sum(size_bytes) over (
-            order by position, topic_id, partition rows between unbounded preceding and current row
+            order by position, last_served, topic_id, partition
+            rows between unbounded preceding and current row
         ) as total_bytes,
-        row_number() over (order by position, topic_id, partition) as total_position
+        row_number() over (order by position, last_served, topic_id, partition) as total_position
     from candidates
     where joins_on and (position = 1 or partition_bytes <= max_bytes)
 )

@@ -1,11 +1,13 @@
 -- The leader's high watermark: the least log end offset of the in-sync replicas, old and proposed,
 -- and of those that are about to join (alive, reported in this leader epoch, caught up within
--- replica.lag.time.max.ms). It stands still while one in-sync replica has not reported in this
+-- replica.lag.time.max.ms, and, where replica.lag.max.messages is set, no further behind than
+-- that). It stands still while one in-sync replica has not reported in this
 -- leader epoch (its log end offset is null) and while fewer than min.insync.replicas are in sync,
 -- and it never moves back (rules 2.1, 2.3, 2.4).
 -- takes replicas: topic_id string, partition int, high_watermark bigint, min_isr int,
 --   in_isr boolean, in_proposed_isr boolean, is_alive boolean, log_end_offset bigint?,
---   leader_log_end_offset bigint, last_caught_up_ms bigint?, now_ms bigint, lag_time_max_ms bigint
+--   leader_log_end_offset bigint, last_caught_up_ms bigint?, now_ms bigint, lag_time_max_ms bigint,
+--   lag_max_messages bigint?
 -- gives: topic_id string, partition int, high_watermark bigint
 with minded as (
     select
@@ -16,7 +18,9 @@ with minded as (
             and (
                 log_end_offset = leader_log_end_offset
                 or coalesce(now_ms - last_caught_up_ms <= lag_time_max_ms, false)
-            ) as is_joining
+            )
+            and coalesce(leader_log_end_offset - log_end_offset <= lag_max_messages, true)
+            as is_joining
     from replicas
 )
 select

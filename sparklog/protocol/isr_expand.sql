@@ -1,10 +1,11 @@
 -- Which followers join the in-sync set: those that have reached the high watermark and the start of
 -- the current leader epoch, have reported in it within replica.lag.time.max.ms under their current
--- broker epoch (a log end offset that does not count is null), and whose broker is not fenced
--- (rule 5.2).
+-- broker epoch (a log end offset that does not count is null), whose broker is not fenced, and that
+-- are no further behind the leader than replica.lag.max.messages, where it is set (rule 5.2).
 -- takes replicas: topic_id string, partition int, broker_id int, in_isr boolean, is_alive boolean,
---   log_end_offset bigint?, high_watermark bigint, epoch_start_offset bigint,
---   previous_report_ms bigint?, now_ms bigint, lag_time_max_ms bigint
+--   log_end_offset bigint?, leader_log_end_offset bigint, high_watermark bigint,
+--   epoch_start_offset bigint, previous_report_ms bigint?, now_ms bigint, lag_time_max_ms bigint,
+--   lag_max_messages bigint?
 -- gives: topic_id string, partition int, broker_id int
 select topic_id, partition, broker_id
 from replicas
@@ -13,3 +14,4 @@ where not in_isr
     and log_end_offset >= high_watermark
     and log_end_offset >= epoch_start_offset
     and now_ms - previous_report_ms <= lag_time_max_ms
+    and coalesce(leader_log_end_offset - log_end_offset <= lag_max_messages, true)

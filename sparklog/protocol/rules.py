@@ -13,6 +13,7 @@ ran, so a rule never sees or makes a column, or a null, that its head does not n
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import uuid
@@ -218,25 +219,38 @@ class DuckDBRules:
     """Runs rules on DuckDB in this process, over Arrow tables: a millisecond or less.
 
     To plan a text takes several times as long as to run it, so each thread prepares a rule once.
+    All instances of a process share one database, since each database starts threads of its own.
     """
-
-    def __init__(self) -> None:
-        # One thread a query: the inputs are small, and brokers tick side by side. Without
-        # replacements a text reads its inputs, never a Python variable of that name.
-        self._database = duckdb.connect(config={"threads": 1, "python_enable_replacements": False})
-        self._prepared = threading.local()
 
     def run(self, name: str, **inputs: RuleInput) -> list[dict[str, Any]]:
         """Run a rule; see `Rules.run`."""
         of_rule = rule(name)
         checked = _checked_inputs(of_rule, inputs)
-        prepared: dict[str, _PreparedRule] = self._prepared.__dict__
-        if of_rule.text not in prepared:
-            prepared[of_rule.text] = _PreparedRule(of_rule, self._database.cursor())
-        names, types, rows = prepared[of_rule.text].run(checked)
+        prepared = _prepared.rules
+        key = os.getpid(), of_rule.text
+        if key not in prepared:
+            prepared[key] = _PreparedRule(of_rule, _database(os.getpid()).cursor())
+        names, types, rows = prepared[key].run(checked)
         if names == of_rule.gives.names and types == _duckdb_types(of_rule.gives):
             return _checked_rows(of_rule, rows)
         return _checked_output(of_rule, names, rows)
+
+
+class _PreparedRules(threading.local):
+    """The rules that a thread has prepared, by process (a fork has its own) and text."""
+
+    def __init__(self) -> None:
+        self.rules: dict[tuple[int, str], _PreparedRule] = {}
+
+
+_prepared = _PreparedRules()
+
+
+@cache
+def _database(_process: int) -> duckdb.DuckDBPyConnection:
+    # One thread a query: the inputs are small, and brokers tick in parallel. Without
+    # replacements a text reads its inputs, never a Python variable of that name.
+    return duckdb.connect(config={"threads": 1, "python_enable_replacements": False})
 
 
 class _PreparedRule:

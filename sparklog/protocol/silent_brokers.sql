@@ -1,8 +1,16 @@
--- Which brokers are to be fenced: alive (or stopping) by their row, but their heartbeat has not
--- changed for longer than broker.session.timeout.ms on the observer's own clock (rules 7.1, 7.2).
+-- The brokers to be fenced: alive (or stopping) by their row, and their heartbeat has not changed
+-- for longer than broker.session.timeout.ms on the observer's own clock; or parked for longer than
+-- parked.session.timeout.ms, by their clock then and the observer's now, and by the row's age on
+-- the observer's own clock where the row does not say since when (rules 7.1, 7.2).
 -- takes brokers: broker_id int, state string, last_changed_ms bigint, now_ms bigint,
---   session_timeout_ms bigint
+--   session_timeout_ms bigint, parked_at_ms bigint?, wall_clock_ms bigint,
+--   parked_session_timeout_ms bigint
 -- gives: broker_id int
 select broker_id
 from brokers
-where state in ('alive', 'stopping') and now_ms - last_changed_ms > session_timeout_ms
+where (state in ('alive', 'stopping') and now_ms - last_changed_ms > session_timeout_ms)
+    or (
+        state = 'parked'
+        and coalesce(wall_clock_ms - parked_at_ms, now_ms - last_changed_ms)
+            > parked_session_timeout_ms
+    )

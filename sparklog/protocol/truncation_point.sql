@@ -2,6 +2,9 @@
 -- the first of the two ends it. Never at its own high watermark. With no common epoch it waits
 -- while the leader's own entry for the leader epoch is not there, else it drops all of its epochs
 -- (rule 6.3).
+-- It also waits where it has records of the leader epoch itself beyond the leader's log end. They
+-- came from this leader, whose log does not end earlier within an epoch: the leader has lost them,
+-- in a power loss or with a restored root, and is replaced before anything is cut (rule 10.4).
 -- `truncate_to` is null where nothing is to be cut. It may be the log end offset: then an epoch in
 -- which the follower led but wrote nothing goes from its history, and no record does.
 -- `restart_at` is given where the leader's log begins after what would be left: the follower drops
@@ -43,13 +46,20 @@ announced as (
     join leader_entries l
         on l.topic_id = f.topic_id and l.partition = f.partition and l.epoch = f.leader_epoch
 ),
+beyond as (
+    select f.topic_id, f.partition
+    from followed f
+    join own_entries o
+        on o.topic_id = f.topic_id and o.partition = f.partition and o.epoch = f.leader_epoch
+    where f.log_end_offset > greatest(o.start_offset, f.leader_log_end_offset)
+),
 points as (
     select
         f.topic_id,
         f.partition,
         f.log_end_offset,
         f.leader_log_start_offset,
-        a.topic_id is null as waits,
+        a.topic_id is null or b.topic_id is not null as waits,
         coalesce(o.latest_epoch > coalesce(c.epoch, -1), false) as has_foreign_epochs,
         case
             when o.start_offset is null then null
@@ -65,6 +75,7 @@ points as (
     left join leader_ends l on l.topic_id = f.topic_id and l.partition = f.partition
     left join own_first o on o.topic_id = f.topic_id and o.partition = f.partition
     left join announced a on a.topic_id = f.topic_id and a.partition = f.partition
+    left join beyond b on b.topic_id = f.topic_id and b.partition = f.partition
 )
 select
     topic_id,

@@ -6,13 +6,15 @@ so copies are compared without being read as records.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +22,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from sparklog.errors import StorageError
+from sparklog.errors import DamagedError, StorageError
 from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import discard_file, new_file
 from sparklog.storage.parquet import ParquetContent, parquet_pieces
 from sparklog.storage.side_by_side import side_by_side
+
+if TYPE_CHECKING:
+    from sparklog.storage.record_log import RecordLog
 
 # Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
 _PARQUET: dict[str, Any] = {
@@ -85,6 +91,7 @@ class BatchFileWriter:
         self.path = path
         self.record_count = 0
         self._min_ms, self._max_ms = 1 << 62, -(1 << 62)
+        self._log = log
         self._target = log.create(path)
         self._file = _HashingFile(self._target, log.chunk_bytes)
         self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **_PARQUET)
@@ -107,14 +114,22 @@ class BatchFileWriter:
         first, last = _extent_ms(records["timestamp"])
         deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
-        self._parquet.write_table(pa.Table.from_arrays(columns, schema=RECORD_COLUMNS))
+        try:
+            self._parquet.write_table(pa.Table.from_arrays(columns, schema=RECORD_COLUMNS))
+        except BaseException:
+            self.discard()
+            raise
         self._min_ms, self._max_ms = min(self._min_ms, first), max(self._max_ms, last)
         self.record_count += count
 
     def close(self) -> BatchFile:
         """Finish the file and return what is known of it."""
-        self._parquet.close()
-        self._target.close()
+        try:
+            self._parquet.close()
+            self._target.close()
+        except BaseException:
+            self.discard()
+            raise
         return BatchFile(
             self.path,
             self._file.size_bytes,
@@ -123,6 +138,13 @@ class BatchFileWriter:
             self._min_ms,
             self._max_ms,
         )
+
+    def discard(self) -> None:
+        """Remove the file, which is not to be finished; so does a failure to write it."""
+        for part in (self._parquet, self._target):
+            with suppress(OSError, pa.ArrowException):
+                part.close()
+        discard_file(self._log, self.path)
 
 
 def records_table(
@@ -150,6 +172,35 @@ def file_checksum(log: Location, path: str) -> str:
         while chunk := source.read(log.chunk_bytes):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def file_damage(log: RecordLog, batch: Batch) -> DamagedError | None:
+    """Return the damage to the file of a live batch, or `None` where it has its checksum.
+
+    Raises `OSError` where it cannot be read for another reason, or the whole log is not there.
+    """
+    location = log.location
+    try:
+        checksum = file_checksum(location, batch.path)
+    except FileNotFoundError:
+        if not log.is_in_place():
+            raise
+        fault = "it is missing"
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        fault = f"it cannot be read: {one_line(error)}"
+    else:
+        if checksum == batch.checksum:
+            return None
+        fault = f"its bytes have checksum {checksum}, its header names {batch.checksum}"
+    return DamagedError(
+        f"{location.uri}/{batch.path}",
+        fault,
+        f"it holds offsets {batch.base_offset} to {batch.next_offset - 1} of {batch.topic}-"
+        f"{batch.partition}: its broker copies them again from another replica in sync, and needs "
+        "one to be running",
+    )
 
 
 def file_fault(log: Location, file: BatchFile) -> str | None:
@@ -249,7 +300,7 @@ def rewrite_slice(
     pq.write_table(kept, buffer, **_PARQUET)
     content = buffer.getvalue().to_pybytes()
     path = new_batch_path(batch.batch_id)
-    with target.create(path) as file:
+    with new_file(target, path) as file:
         file.write(content)
     # Compaction may have left no record in the slice, which is still a range of offsets.
     times = (batch.min_timestamp_ms, batch.max_timestamp_ms)

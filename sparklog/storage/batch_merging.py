@@ -14,6 +14,7 @@ from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import discard_file
 from sparklog.storage.parquet import parquet_pieces
 
 _ROW_GROUP_BYTES = 16 << 20
@@ -43,13 +44,18 @@ def merge_batches(merge: Merge) -> Batch | str:
         contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
         writer = BatchFileWriter(merge.log, merge.path)
         pieces = (piece for content in contents for piece in parquet_pieces(content))
-        for records in _gathered(small for piece in pieces for small in _decodable(piece)):
-            writer.write(records)
+        try:
+            for records in _gathered(small for piece in pieces for small in _decodable(piece)):
+                writer.write(records)
+        except BaseException:
+            writer.discard()
+            raise
         file = writer.close()
     except (OSError, pa.ArrowException, StorageError) as error:
         return one_line(error)
     first, last = merge.batches[0], merge.batches[-1]
     if file.record_count != last.next_offset - first.base_offset:
+        discard_file(merge.log, merge.path)
         return f"the batches from {merge.log.uri}/{first.path} on hold {file.record_count} records"
     return first._replace(
         path=file.path,

@@ -11,7 +11,8 @@ import io
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -22,17 +23,35 @@ import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.errors import (
+    CommitConflictError,
+    DamagedError,
+    FencedError,
+    StorageError,
+    TableReplacedError,
+)
 from sparklog.model import TableSchema
+from sparklog.storage.damage import (
+    content_fault,
+    damaged_file,
+    find_damage,
+    remedy,
+    set_aside,
+)
 from sparklog.storage.delta_log import (
     AddedFile,
+    Commit,
     DeltaLog,
     RemovedFile,
+    check_commits,
+    has_commit,
     open_delta_table,
     read_commit,
 )
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import discard_file, new_file
 from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.unknown_columns import with_unknown_columns
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +76,7 @@ def create_table(root: Location, schema: TableSchema) -> None:
             mode="ignore",
             partition_by=list(schema.partition_by) or None,
             configuration=dict(schema.properties),
-            storage_options=dict(table.options) or None,
+            storage_options=table.store_options,
             # Else the second of two would commit its schema again, over the first one's rows.
             commit_properties=CommitProperties(max_commit_retries=0),
         )
@@ -83,12 +102,17 @@ def check_fence(log: DeltaLog, fence: Fence | None) -> None:
         )
 
 
-def take_fence(table: Location, fence: Fence, load: Callable[[], DeltaLog]) -> bool:
+def take_fence(
+    table: Location, fence: Fence, load: Callable[[], DeltaLog], *, may_hold: bool = True
+) -> bool:
     """Write `fence`'s epoch to `table`, so that no writer of an older one can commit again.
 
-    `load` brings what is known of the table's log up to date and returns it. Returns whether the
-    epoch was written; where the table bears it already, nothing is to be done. Raises
-    `FencedError` where it already bears a newer epoch.
+    Parameters: `load` brings the table's log up to date and returns it; `may_hold`, whether the
+    table may carry the epoch already, as it does where a parked broker resumes. An epoch that was
+    just taken is nobody else's (protocol rule 10.7).
+
+    Returns whether the epoch was written. Raises `FencedError` where the table carries a newer
+    epoch, or this one and `may_hold` is false.
     """
 
     def attempt() -> bool:
@@ -100,6 +124,11 @@ def take_fence(table: Location, fence: Fence, load: Callable[[], DeltaLog]) -> b
                 f"{fence.epoch}: another process has taken this role over"
             )
         if held == fence.epoch:
+            if not may_hold:
+                raise FencedError(
+                    f"{log.location.uri} is held by {fence.transaction} {held}, which another "
+                    "process has taken: this one must stop"
+                )
             return False
         if not log.commit("FENCE", transactions={fence.transaction: fence.epoch}):
             raise _moved(log)
@@ -111,26 +140,38 @@ def take_fence(table: Location, fence: Fence, load: Callable[[], DeltaLog]) -> b
 class ControlTable:
     """One control table, with its rows cached at the version that was last loaded.
 
-    Threads may share one.
+    Threads may share one. Parameter `reopens`: whether a table that has lost commits, as a restored
+    one has, is loaded again, as clients want it. Otherwise it raises `StorageError`, as brokers
+    want it: their memory is ahead of the table.
     """
 
-    def __init__(self, root: Location, schema: TableSchema) -> None:
+    def __init__(self, root: Location, schema: TableSchema, *, reopens: bool = False) -> None:
         self.schema = schema
+        self.root = root
+        self._reopens = reopens
+        self._reopened = 0
         self.location = root.child(schema.name)
         self.commits = 0
         """How many commits this handle has made."""
-        self._log = DeltaLog(self.location)
+        self._log = self._open_log()
         self._opened_version = self._log.version
         # The live files, each with the version that added it and its place there, where known.
         self._files: dict[str, tuple[int, int] | None] = _live_files(self._log.snapshot)
         self._rows: tuple[int, pa.Table] | None = None
         self._is_current = False
+        self._has_unknown_columns = False
+        self._stamp = self._log.stamp()
         self._lock = threading.RLock()
 
     @property
     def version(self) -> int:
         """The version that is loaded."""
         return self._log.version
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What changes whenever the loaded rows may have: the version, and the log it is one of."""
+        return self._reopened, self._log.version
 
     @property
     def table_id(self) -> str:
@@ -144,33 +185,123 @@ class ControlTable:
     def refresh(self) -> bool:
         """Load the newest version; say whether it is another than before."""
         with self._lock:
-            before = self._log.version
+            before = self.state
             self._load()
-            return self._log.version != before
+            return self.state != before
 
     def has_news(self) -> bool:
         """Say whether there is certainly a newer version; only told of tables in a folder."""
         return self._log.has_news()
 
     def _load(self, to_version: int | None = None) -> DeltaLog:
+        try:
+            self._follow(to_version)
+        except DamagedError as error:
+            self._raise_damage(error)
+        if self._log.is_lost:
+            self._reopen()
+        self._stamp = self._log.stamp()
+        return self._log
+
+    def _follow(self, to_version: int | None) -> None:
+        loaded, stamp = self._stamp, self._log.stamp()
+        if loaded and stamp and loaded.version == stamp.version and loaded != stamp:
+            self._reopen(is_other_log=True)
         for commit in self._log.follow(to_version):
+            if any(path not in self._files for path in commit.removed):
+                # It follows another commit than the one that was loaded, which was lost.
+                self._reopen(is_other_log=True)
+                break
             for path in commit.removed:
                 self._files.pop(path, None)
             for position, file in enumerate(commit.added):
                 self._files[file.path] = commit.version, position
-        if not self._log.is_there():
-            self._reopen()
-        return self._log
 
-    def _reopen(self) -> None:
-        opened = DeltaLog(self.location)
-        if opened.table_id != self._log.table_id or opened.version < self._log.version:
+    def _open_log(self) -> DeltaLog:
+        """Open the table's log; `DamagedError` names the file that does not let it be opened."""
+        try:
+            return DeltaLog(self.location)
+        except (StorageError, DeltaError) as error:
+            self._raise_damage(error)
+            if isinstance(error, StorageError):
+                raise
             raise StorageError(
+                f"the table at {self.location.uri} cannot be opened: {one_line(error)}"
+            ) from error
+
+    def _raise_damage(self, error: Exception) -> None:
+        if isinstance(error, DamagedError):
+            raise DamagedError(error.path, error.fault, remedy(self.schema.name)) from error
+        damage = find_damage(self.root, self.schema.name)
+        if damage is not None:
+            raise damage from error
+
+    def recreate(self, fence: Fence) -> None:
+        """Start the table again, empty: replace its rows, or the table where its log is damaged.
+
+        A table whose log is damaged is set aside. Only the broker that owns the table calls this.
+        """
+        with self._lock:
+            self.mend_log(fence)
+            self.compare_and_set(self.schema.columns.empty_table(), fence)
+
+    def mend_log(self, fence: Fence) -> None:
+        """Recreate the table, empty, where its log is damaged; the caller writes its rows then."""
+        with self._lock:
+            try:
+                opened = self._open_log()
+            except DamagedError:
+                set_aside(self.location)
+                create_table(self.root, self.schema)
+                opened = self._open_log()
+            self._take(opened)
+            self._rows = None
+            self._is_current = False
+            self.take_fence(fence)
+
+    def verify(self) -> None:
+        """Read the log and the live files again; raises `DamagedError` as `read_file` does."""
+        with self._lock:
+            self.verify_log()
+            self._read(self._files)
+
+    def verify_log(self) -> None:
+        """Read the commits again of which the log consists; `DamagedError` where one is damaged."""
+        if not has_commit(self.location, self._log.version):
+            self._open_log()
+        try:
+            check_commits(self.location)
+        except DamagedError as error:
+            self._raise_damage(error)
+
+    def _reopen(self, *, is_other_log: bool = False) -> None:
+        """Open the table again where the loaded version is no longer part of its log.
+
+        Clean-up has taken it, or it was lost (`is_other_log`: and another one is in its place).
+        """
+        opened = self._open_log()
+        is_later = opened.version >= self._log.version and not is_other_log
+        is_equal = (opened.version, opened.transactions, _live_files(opened.snapshot).keys()) == (
+            self._log.version,
+            self._log.transactions,
+            self._files.keys(),
+        )
+        if opened.table_id != self._log.table_id or not (is_later or is_equal or self._reopens):
+            raise TableReplacedError(
                 f"the table at {self.location.uri} is not the one that was opened: its root was "
-                "lost or restored, so open it again"
+                "lost or restored; restore its newest state, or open it again"
             )
+        self._take(opened)
+
+    def _take(self, opened: DeltaLog) -> None:
         self._log, self._opened_version = opened, opened.version
         self._files = _live_files(opened.snapshot)
+        self._stamp = opened.stamp()
+        self._rows = None
+        self._reopened += 1
+
+    def _read_commit(self, version: int) -> Commit | None:
+        return read_commit(self.location, version)
 
     def rows(self) -> pa.Table:
         """Return all rows of the loaded version."""
@@ -195,10 +326,10 @@ class ControlTable:
         files = [self.read_file(path) for path in paths]
         return pa.concat_tables(files) if files else self.schema.columns.empty_table()
 
-    def take_fence(self, fence: Fence) -> None:
+    def take_fence(self, fence: Fence, *, may_hold: bool = True) -> None:
         """Fence the table: see the function of this name."""
         with self._lock:
-            if take_fence(self.location, fence, self._load):
+            if take_fence(self.location, fence, self._load, may_hold=may_hold):
                 self.commits += 1
 
     def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
@@ -216,20 +347,45 @@ class ControlTable:
             if self.version != loaded:
                 raise _moved(self._log, loaded)
             self._add_columns()
-            if not self._overwrite(rows):
+            if not self._overwrite(self._with_unknown_columns(rows)):
                 raise _moved(self._log, loaded)
             self.commits += 1
             self._rows = self.version, rows
+
+    def _with_unknown_columns(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with the columns of the table that a later release has added to it."""
+        if not self._has_unknown_columns:
+            return rows
+        declared = {field.name for field in open_delta_table(self.location).schema().fields}
+        files = [ParquetContent(self.location.read_bytes(path)).read() for path in self._files]
+        return with_unknown_columns(rows, files, declared, self.schema)
 
     def _overwrite(self, rows: pa.Table) -> bool:
         if not self.location.is_local:
             return self._hand_over(rows, "overwrite")
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
-        if not self._log.commit("WRITE", [file], removed):
-            return False
+        with self._discarding(file):
+            if not self._log.commit("WRITE", [file], removed):
+                raise _moved(self._log)
         self._files = {file.path: (self.version, 0)}
         return True
+
+    @contextmanager
+    def _discarding(self, file: AddedFile) -> Iterator[None]:
+        """Remove a file whose commit fails within the block, unless it has landed all the same."""
+        version = self._log.version + 1
+        try:
+            yield
+        except CommitConflictError:
+            discard_file(self.location, file.path)
+            raise
+        except (OSError, StorageError, DeltaError) as error:
+            # A commit that is there may be this one: its answer was lost.
+            if self.location.is_local and not has_commit(self.location, version):
+                discard_file(self.location, file.path)
+            self._raise_damage(error)
+            raise
 
     def _hand_over(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
         committed = self._log.write(rows, mode)
@@ -243,8 +399,10 @@ class ControlTable:
         # By name, too, files come in the order in which a process wrote them.
         path = f"part-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
         content = io.BytesIO()
-        pq.write_table(rows, content, store_schema=False)
-        with self.location.create(path) as target:
+        # Without statistics, which no reader of whole files needs and no checksum covers.
+        options = {"store_schema": False, "write_page_checksum": True, "write_statistics": False}
+        pq.write_table(rows, content, **options)
+        with new_file(self.location, path) as target:
             target.write(content.getbuffer())
         now_ms = time.time_ns() // 1_000_000
         return AddedFile(path, content.tell(), now_ms, {}, {"numRecords": rows.num_rows})
@@ -260,7 +418,7 @@ class ControlTable:
                 self.schema.columns.empty_table(),
                 mode="append",
                 schema_mode="merge",
-                storage_options=dict(self.location.options) or None,
+                storage_options=self.location.store_options,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         self._is_current = True
@@ -317,7 +475,12 @@ class ControlTable:
                     raise _moved(self._log)
                 self.commits += 1
 
-        _until_it_lands(self.location, attempt)
+        try:
+            _until_it_lands(self.location, attempt)
+        except (CommitConflictError, FencedError):
+            for file in written:
+                discard_file(self.location, file.path)
+            raise
 
     def _append(self, rows: pa.Table, written: list[AddedFile]) -> bool:
         """Commit `rows`; `written` keeps their file from one attempt to the next."""
@@ -325,7 +488,9 @@ class ControlTable:
             return self._hand_over(rows, "append")
         if not written:
             written.append(self._write(rows))
-        if not self._log.commit("WRITE", written):
+        with self._discarding(written[0]):
+            is_mine = self._log.commit("WRITE", written)
+        if not is_mine:
             return False
         self._files[written[0].path] = self.version, 0
         return True
@@ -353,7 +518,7 @@ class ControlTable:
         version = self._opened_version
         # Backwards, since what was added long ago is seldom live.
         while undated and version > since:
-            commit = read_commit(self.location, version)
+            commit = self._read_commit(version)
             if commit is None:
                 return undated
             for position, file in enumerate(commit.added):
@@ -364,15 +529,27 @@ class ControlTable:
         return set()
 
     def read_file(self, path: str) -> pa.Table:
-        """Return the rows of one file of the table."""
-        rows = ParquetContent(self.location.read_bytes(path)).read()
-        if rows.schema.equals(self.schema.columns):
-            return rows
-        for column in self.schema.columns:
-            # Delta lets a writer leave a column out; it counts as null.
-            if column.name not in rows.column_names:
-                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
-        return rows.select(self.schema.columns.names).cast(self.schema.columns)
+        """Return the rows of one file of the table.
+
+        Raises `DamagedError` where the file is missing, or is not what was written.
+        """
+        try:
+            content = self.location.read_bytes(path)
+        except FileNotFoundError as error:
+            raise damaged_file(self.location, path, "it is missing") from error
+        try:
+            rows = ParquetContent(content).read()
+            if rows.schema.equals(self.schema.columns):
+                return rows
+            names = set(self.schema.columns.names)
+            self._has_unknown_columns |= not set(rows.column_names) <= names
+            for column in self.schema.columns:
+                # Delta lets a writer leave a column out; it counts as null.
+                if column.name not in rows.column_names:
+                    rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
+            return rows.select(self.schema.columns.names).cast(self.schema.columns)
+        except (OSError, pa.ArrowException) as error:
+            raise damaged_file(self.location, path, content_fault(content, error)) from error
 
     def trim(self, paths: Sequence[str], fence: Fence | None = None) -> None:
         """Remove whole files, which were named by `new_files`, while others go on appending."""
@@ -392,6 +569,31 @@ class ControlTable:
                 self.commits += 1
 
         _until_it_lands(self.location, attempt)
+
+    def replace_files(
+        self, paths: Sequence[str], rows: pa.Table, fence: Fence | None = None
+    ) -> str:
+        """Remove whole files and append `rows` as one, in one commit; others may go on appending.
+
+        Returns the new file's path. Raises `FencedError` as `compare_and_set` does.
+        """
+        written = self._write(self._as_stored(rows))
+
+        def attempt() -> None:
+            with self._lock:
+                self._load()
+                check_fence(self._log, fence)
+                now_ms = time.time_ns() // 1_000_000
+                gone = [RemovedFile(path, now_ms) for path in paths if path in self._files]
+                if not self._log.commit("WRITE", [written], gone):
+                    raise _moved(self._log)
+                for file in gone:
+                    del self._files[file.path]
+                self._files[written.path] = self.version, 0
+                self.commits += 1
+
+        _until_it_lands(self.location, attempt)
+        return written.path
 
 
 def _live_files(table: DeltaTable) -> dict[str, tuple[int, int] | None]:

@@ -12,6 +12,7 @@ import xxhash
 from sparklog.model import Batch
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import new_file
 from sparklog.storage.side_by_side import side_by_side
 
 if TYPE_CHECKING:
@@ -35,22 +36,35 @@ class Copy(NamedTuple):
     checksum: str
 
 
+class _ChecksumError(Exception):
+    """A file does not have the checksum that the log names."""
+
+
 def copy_file(copy: Copy) -> str | None:
-    """Copy one file and verify its checksum on the way; say what went wrong, or `None`."""
+    """Copy one file and verify its checksum on the way; say what went wrong, or `None`.
+
+    A copy that failed is removed: a full disk must not be filled by attempts.
+    """
     digest = xxhash.xxh3_64()
     try:
         with (
             copy.source.open(copy.source_path) as source,
-            copy.target.create(copy.target_path) as target,
+            new_file(copy.target, copy.target_path) as target,
         ):
             while chunk := source.read(copy.source.chunk_bytes):
                 digest.update(chunk)
                 target.write(chunk)
+            _check(digest.hexdigest() == copy.checksum)
+    except _ChecksumError:
+        return f"{copy.source.uri}/{copy.source_path} does not have its checksum {copy.checksum}"
     except OSError as error:
         return f"{copy.source.uri}/{copy.source_path} was not copied: {one_line(error)}"
-    if digest.hexdigest() != copy.checksum:
-        return f"{copy.source.uri}/{copy.source_path} does not have its checksum {copy.checksum}"
     return None
+
+
+def _check(has_checksum: bool) -> None:
+    if not has_checksum:
+        raise _ChecksumError
 
 
 class ProcessCopier:

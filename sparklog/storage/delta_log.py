@@ -1,24 +1,32 @@
 """The log of a Delta table: opened by delta-rs, followed commit by commit, written to by
 compare-and-set.
 
-What a table consists of is kept by who follows it, so that a look costs what changed and not what
-is there, and a commit to a folder is one small file: a tenth of what it takes to load a snapshot
-and check it for conflicts, which a compare-and-set does not have.
+The files of a table are kept in memory by each reader, which applies new commits to them: polling
+costs O(new commits). A commit to a local folder is one small file, which takes a tenth of the time
+that loading a snapshot and checking for conflicts takes.
+
+Each commit carries an id, its first line `commitInfo` has it as `txnId`. A commit that was
+refused, or whose answer was lost, is read back and recognised by it. In local folders
+the first line carries a checksum of the others, so that a commit that is empty, cut or changed is
+found when it is read.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
+import xxhash
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import (
     CommitFailedError,
@@ -29,8 +37,9 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 import sparklog
-from sparklog.errors import StorageError
+from sparklog.errors import DamagedError, StorageError
 from sparklog.logger import get_logger
+from sparklog.storage import local_files
 from sparklog.storage.location import Location, one_line
 
 _log = get_logger(__name__)
@@ -42,7 +51,28 @@ CONTROLLER_EPOCH = "controller_epoch"
 """The app transaction that fences the tables that the controller writes."""
 
 _READER_VERSION, _WRITER_VERSION = 1, 2
-"""The protocol that every table has; whoever raises it asks for what is not known here."""
+"""The versions of Delta's protocol that every table of sparklog has."""
+
+COMMIT_ID = "txnId"
+"""The field of `commitInfo` with the id of the attempt that made the commit."""
+
+_CHECKSUM = "sparklogChecksum"
+"""The field of `commitInfo` with the checksum of the lines after it."""
+
+_WITHOUT_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
+"""The errors of link() on file systems that have no hard links."""
+
+_REMEDY = (
+    "restore it from a copy of the root, or, in a broker's root, stop the broker, move the root "
+    "away and start the broker: it copies its replicas from the other brokers"
+)
+
+
+class Protocol(NamedTuple):
+    """The versions of Delta's protocol that a table asks its readers and writers to know."""
+
+    reader_version: int
+    writer_version: int
 
 
 class AddedFile(NamedTuple):
@@ -67,59 +97,106 @@ class RemovedFile(NamedTuple):
     partition_values: Mapping[str, str | None] = {}
 
 
-class Commit(NamedTuple):
-    """What one commit did."""
+@dataclass
+class Commit:
+    """The actions of one commit, and the id of the attempt that wrote it, where it has one."""
 
     version: int
-    added: list[AddedFile]
-    removed: list[str]
-    transactions: dict[str, int]
+    added: list[AddedFile] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    transactions: dict[str, int] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    commit_id: str | None = None
+
+
+class Stamp(NamedTuple):
+    """Which file a commit is: it differs where another commit has taken a lost one's version."""
+
+    version: int
+    modified_at_ns: int
+    size_bytes: int
 
 
 class DeltaLog:
     """The log of one table, at one version; opening it raises what `open_delta_table` raises."""
 
-    def __init__(self, table: Location, version: int | None = None) -> None:
+    def __init__(
+        self,
+        table: Location,
+        version: int | None = None,
+        explains: Callable[[Commit], bool] | None = None,
+    ) -> None:
         self.location = table
+        self._explains = explains
         self.snapshot = open_delta_table(table, version)
-        """The table as delta-rs opened it: what there was before the first commit followed."""
+        """The table as delta-rs opened it: before the first commit that was followed."""
         self.version = self.snapshot.version()
+        check_commits(table, self.version, explains)
         self.transactions = {
             name: held
             for name in (BROKER_EPOCH, CONTROLLER_EPOCH)
             if (held := self.snapshot.transaction_version(name)) is not None
         }
-        """The epochs that the table bears, by the name of their app transaction."""
+        """The epochs in the table's app transactions, by name."""
         metadata = self.snapshot.metadata()
         self.table_id = str(metadata.id)
         """The id that Delta gave the table when it was created."""
+        protocol = self.snapshot.protocol()
+        self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
+        self._check_protocol()
         self._checkpoint_interval = int(
             metadata.configuration.get("delta.checkpointInterval") or 100
         )
         self._writes_itself = table.is_local
+        self.is_uncertain = False
+        """Whether the outcome of this handle's last commit is unknown."""
+        self.is_lost = False
+        """Whether the loaded version's commit was gone when the log was followed last.
+
+        The commits after it were cleaned up as well, or the root was lost or restored: open the
+        table again.
+        """
 
     def follow(self, to_version: int | None = None) -> Iterator[Commit]:
         """Go on to the newest version, or `to_version` at most, and yield each commit on the way.
 
-        Raises `StorageError` where somebody has raised the table's protocol.
+        Raises `StorageError` where the table's protocol is not supported when all are applied,
+        `DamagedError` at a commit that is damaged.
         """
+        start = self.version
+        if self.is_uncertain:
+            # The commit may be there without being on the disk.
+            self.location.sync([_commit_path(self.version)])
         while to_version is None or self.version < to_version:
-            commit = read_commit(self.location, self.version + 1)
-            if commit is None:
-                return
+            commit = read_commit(self.location, self.version + 1, self._explains)
+            if self.version == start:
+                # A commit that follows a removed one was made by a writer that had fallen behind
+                # clean-up: it is not part of the table (protocol rule 10.7).
+                self.is_lost = not has_commit(self.location, start)
+            if commit is None or self.is_lost:
+                break
             self.version = commit.version
             self.transactions |= commit.transactions
+            self._protocol = commit.protocol or self._protocol
             yield commit
+        self.is_uncertain = False
+        self._check_protocol()
 
-    def is_there(self) -> bool:
-        """Say whether the version's commit is there; else nothing says that none follows.
+    def stamp(self) -> Stamp | None:
+        """Return the stamp of the loaded version's commit file.
 
-        It may have been cleaned up with those that followed, or the root was lost or restored.
+        `None` where there is no such file, and on object stores, where a look costs a request.
         """
-        return has_commit(self.location, self.version)
+        if not self.location.is_local:
+            return None
+        try:
+            found = Path(self.location.uri, _commit_path(self.version)).stat()
+        except OSError:
+            return None
+        return Stamp(self.version, found.st_mtime_ns, found.st_size)
 
     def has_news(self) -> bool:
-        """Say whether the next commit is there, where a look costs nothing: in a folder."""
+        """Return whether the next commit exists; always False on object stores (a request)."""
         return self.location.is_local and has_commit(self.location, self.version + 1)
 
     def commit(
@@ -129,15 +206,19 @@ class DeltaLog:
         removed: Sequence[RemovedFile] = (),
         transactions: Mapping[str, int] | None = None,
     ) -> bool:
-        """Commit as the version after this one, and go on to it; say whether it was still free.
+        """Commit as the version after this one, and go on to it; return whether it was free.
 
-        `operation` is Delta's name for it, which the table's history shows.
+        `operation` is Delta's name for it, which the table's history shows. In local folders the
+        added files are synced first, and the commit is synced before this returns. Raises
+        `OSError` or `DeltaError` where the commit failed or its outcome is unknown
+        (`is_uncertain`): follow the log then before deciding anything.
         """
         transactions = transactions or {}
         if self._writes_itself:
-            is_mine = self._write(operation, added, removed, transactions)
+            put = partial(self._write, operation, added, removed, transactions)
         else:
-            is_mine = self._hand_over(added, removed, transactions)
+            put = partial(self._hand_over, added, removed, transactions)
+        is_mine = self._attempt(put)
         if is_mine:
             self.version += 1
             self.transactions |= transactions
@@ -146,15 +227,48 @@ class DeltaLog:
         return is_mine
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
-        """Let delta-rs write `rows` and commit them as the version after this one.
+        """Have delta-rs write `rows` and commit them as the version after this one.
 
-        On an object store that takes fewer requests than to write a file and to commit it. Says
-        whether the version was still free; whoever follows the log finds the commit in it.
+        On an object store that takes fewer requests than writing a file and committing it. Returns
+        whether the version was free; follow the log to apply the commit. Raises as `commit` does.
         """
+        return self._attempt(partial(self._write_rows, rows, mode))
+
+    def _attempt(self, put: Callable[[str], bool]) -> bool:
+        """Commit by `put`, which takes the commit's id; return whether the commit is in the log.
+
+        An error, and a refusal, are believed only after the version was read back: a conditional
+        PUT that is repeated after its answer was lost is refused because of itself.
+        """
+        self._check_protocol()
+        commit_id = uuid.uuid4().hex
+        self.is_uncertain = True
+        try:
+            is_mine = put(commit_id) or self._is_by(commit_id)
+        except (DeltaError, OSError):
+            if not self._is_by(commit_id):
+                raise
+            # Whatever failed, the commit counts only once it is on the disk.
+            self.location.sync([_commit_path(self.version + 1)])
+            is_mine = True
+        if is_mine and not has_commit(self.location, self.version):
+            # Clean-up has taken the predecessor, and with it the commits that really followed.
+            self.location.remove(_commit_path(self.version + 1))
+            is_mine = False
+        self.is_uncertain = False
+        return is_mine
+
+    def _is_by(self, commit_id: str) -> bool:
+        commit = read_commit(self.location, self.version + 1)
+        return commit is not None and commit.commit_id == commit_id
+
+    def _write_rows(
+        self, rows: pa.Table, mode: Literal["append", "overwrite"], commit_id: str
+    ) -> bool:
         self._load_snapshot()
         if self.snapshot.version() != self.version:
             return False
-        properties = CommitProperties(max_commit_retries=0)
+        properties = _properties(commit_id)
         try:
             write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
         except SchemaMismatchError:
@@ -172,11 +286,10 @@ class DeltaLog:
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
+        commit_id: str,
     ) -> bool:
         now_ms = time.time_ns() // 1_000_000
-        told = {"timestamp": now_ms, "operation": operation, "operationParameters": {}}
         actions: list[dict[str, Any]] = [
-            {"commitInfo": told | {"engineInfo": f"sparklog {sparklog.__version__}"}},
             *(
                 {"txn": {"appId": name, "version": epoch, "lastUpdated": now_ms}}
                 for name, epoch in transactions.items()
@@ -184,21 +297,30 @@ class DeltaLog:
             *({"remove": _remove(file)} for file in removed),
             *({"add": _add(file)} for file in added),
         ]
-        text = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
-        folder = Path(self.location.uri, "_delta_log")
-        unfinished = folder / f".{uuid.uuid4().hex}.tmp"
+        text = _commit_text(actions, operation, now_ms, commit_id)
+        self.location.sync(file.path for file in added)
+        files = local_files.FILES
+        folder = f"{self.location.uri}/_delta_log"
+        unfinished = f"{folder}/.{commit_id}.tmp"
         try:
-            unfinished.write_text(text, encoding="utf-8")
+            with files.create(unfinished) as target:
+                target.write(text)
+            if self.location.is_synced:
+                files.sync(unfinished)
             # Whole or not at all, and never over another's: that is the compare-and-set.
-            os.link(unfinished, Path(self.location.uri, _commit_path(self.version + 1)))
+            files.link(unfinished, f"{self.location.uri}/{_commit_path(self.version + 1)}")
+            if self.location.is_synced:
+                files.sync(folder)
         except FileExistsError:
             return False
-        except OSError:
-            # Not every folder can have hard links; delta-rs knows other ways.
+        except OSError as error:
+            if error.errno not in _WITHOUT_HARD_LINKS:
+                raise
+            # delta-rs knows other ways to put a file that must not exist.
             self._writes_itself = False
-            return self._hand_over(added, removed, transactions)
+            return self._hand_over(added, removed, transactions, commit_id)
         finally:
-            unfinished.unlink(missing_ok=True)
+            files.remove(unfinished)
         return True
 
     def _hand_over(
@@ -206,8 +328,9 @@ class DeltaLog:
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
+        commit_id: str,
     ) -> bool:
-        """Let delta-rs commit: it knows how each store puts what must not be there yet."""
+        """Have delta-rs commit: it knows how each store puts a file that must not exist."""
         self._load_snapshot()
         if self.snapshot.version() != self.version:
             return False
@@ -235,20 +358,50 @@ class DeltaLog:
                 "append",
                 self.snapshot.schema(),
                 self.snapshot.metadata().partition_columns,
-                commit_properties=CommitProperties(
-                    max_commit_retries=0, app_transactions=epochs or None
-                ),
+                commit_properties=_properties(commit_id, epochs or None),
             )
         except CommitFailedError:
             return False
+        self.location.sync([_commit_path(self.version + 1)])
         return True
+
+    def _check_protocol(self) -> None:
+        asked = self._protocol
+        if asked.reader_version > _READER_VERSION or asked.writer_version > _WRITER_VERSION:
+            raise StorageError(
+                f"the table at {self.location.uri} asks for reader version {asked.reader_version} "
+                f"and writer version {asked.writer_version} of Delta's protocol, and sparklog "
+                f"supports {_READER_VERSION} and {_WRITER_VERSION}: drop the table features that "
+                "were added"
+            )
 
     def _load_snapshot(self) -> None:
         try:
             self.snapshot.update_incremental()
         except DeltaError:
-            # What it would have to read was cleaned up.
+            # The commits that it would have to read were cleaned up.
             self.snapshot = open_delta_table(self.location)
+
+
+def _properties(commit_id: str, epochs: list[Transaction] | None = None) -> CommitProperties:
+    return CommitProperties(
+        max_commit_retries=0, custom_metadata={COMMIT_ID: commit_id}, app_transactions=epochs
+    )
+
+
+def _commit_text(
+    actions: Sequence[Mapping[str, Any]], operation: str, now_ms: int, commit_id: str
+) -> bytes:
+    lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+    info = {
+        "timestamp": now_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "engineInfo": f"sparklog {sparklog.__version__}",
+        COMMIT_ID: commit_id,
+        _CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
+    }
+    return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
 
 
 # One at a time, beside whoever commits: a checkpoint takes as long as a hundred commits.
@@ -256,10 +409,14 @@ _checkpoints = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoints")
 
 
 def _write_checkpoint(table: Location) -> None:
-    """Write a checkpoint, for whoever opens the table, and clean up old commits."""
+    """Write a checkpoint, which makes opening the table cheaper, and clean up old commits."""
     try:
         opened = open_delta_table(table)
         opened.create_checkpoint()
+        if table.is_synced:
+            # Before the commits go that the checkpoint stands for.
+            names = Path(table.uri, "_delta_log").glob("*checkpoint*")
+            table.sync(f"_delta_log/{name.name}" for name in names)
         opened.cleanup_metadata()
     except (StorageError, DeltaError, OSError) as error:
         # The commits hold without it; the next checkpoint makes up for this one.
@@ -277,7 +434,7 @@ def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:
     Raises a `StorageError` that says what is missing.
     """
     try:
-        return DeltaTable(table.uri, version=version, storage_options=dict(table.options) or None)
+        return DeltaTable(table.uri, version=version, storage_options=table.store_options)
     except (DeltaError, OSError) as error:
         if version is not None:
             raise StorageError(
@@ -288,32 +445,103 @@ def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:
             raise StorageError(
                 f"there is no table at {table.uri}: check the root, or create the cluster first"
             ) from None
+        check_commits(table)
         raise StorageError(
             f"the table at {table.uri} cannot be opened: {one_line(error)}"
         ) from error
 
 
-def read_commit(table: Location, version: int) -> Commit | None:
-    """Return commit `version` of the table at `table`, or `None` where there is none (any more).
+def read_commit(
+    table: Location, version: int, explains: Callable[[Commit], bool] | None = None
+) -> Commit | None:
+    """Return commit `version` of the table at `table`, or `None` where it does not exist.
 
-    Raises `StorageError` where it raises the table's protocol.
+    Raises `DamagedError` where it is empty, cut or changed, unless all of its lines are whole and
+    `explains` returns True: the actions themselves show then what was changed.
     """
+    path = _commit_path(version)
     try:
-        text = table.read_bytes(_commit_path(version))
+        text = table.read_bytes(path)
     except FileNotFoundError:
         return None
-    commit = Commit(version, [], [], {})
+    commit = Commit(version)
     try:
         for line in text.splitlines():
-            _read_action(table, commit, json.loads(line))
-    except (ValueError, LookupError, TypeError) as error:
-        raise StorageError(
-            f"commit {version} of the table at {table.uri} is damaged: {one_line(error)}"
-        ) from error
+            _read_action(commit, json.loads(line))
+        if explains is None or not explains(commit):
+            check_commit_text(text)
+    except _MALFORMED as error:
+        raise _damaged(table, path, error) from error
     return commit
 
 
-def _read_action(table: Location, commit: Commit, action: Mapping[str, Any]) -> None:
+def check_commits(
+    table: Location,
+    version: int | None = None,
+    explains: Callable[[Commit], bool] | None = None,
+) -> None:
+    """Raise `DamagedError` for a damaged commit among those that opening at `version` reads.
+
+    Without a version: the newest. Only in local folders: an object store has the whole of an
+    object or nothing of it. `explains`: see `read_commit`.
+    """
+    if not table.is_local:
+        return
+    names = [name for name in _names(table) if name[:20].isdigit()]
+    commits = {int(name[:20]) for name in names if name[20:] == ".json"}
+    last = max(commits, default=-1) if version is None else version
+    checkpoints = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
+    first = 1 + max((one for one in checkpoints if one <= last), default=-1)
+    for number in range(first, last + 1):
+        path = _commit_path(number)
+        try:
+            if not _matches(table.read_bytes(path)):
+                # Raises, unless what was changed is explained.
+                read_commit(table, number, explains)
+        except (*_MALFORMED, OSError) as error:
+            raise _damaged(table, path, error) from error
+
+
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a commit that is not as it was written may raise."""
+
+
+def _damaged(table: Location, path: str, error: Exception) -> DamagedError:
+    fault = one_line(error)
+    if not isinstance(error, (ValueError, OSError)):
+        fault = f"an action is malformed ({type(error).__name__}: {fault})"
+    return DamagedError(f"{table.uri}/{path}", fault, _REMEDY)
+
+
+def _names(table: Location) -> list[str]:
+    try:
+        return [entry.name for entry in Path(table.uri, "_delta_log").iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def check_commit_text(text: bytes) -> None:
+    """Raise `ValueError` where a commit is not as it was written."""
+    if not text:
+        raise ValueError("the commit is empty")
+    first, _, lines = text.partition(b"\n")
+    checksum = (json.loads(first).get("commitInfo") or {}).get(_CHECKSUM)
+    if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
+        raise ValueError("the commit is cut or changed: its lines do not match their checksum")
+    if checksum is None:
+        # Another writer's commit has no checksum, but each of its lines is whole.
+        json.loads(text[text.rstrip().rfind(b"\n") + 1 :])
+
+
+def _matches(text: bytes) -> bool:
+    try:
+        check_commit_text(text)
+    except _MALFORMED:
+        return False
+    return True
+
+
+def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
     if add := action.get("add"):
         statistics = _statistics(add.get("stats"))
         values = add["partitionValues"]
@@ -324,17 +552,9 @@ def _read_action(table: Location, commit: Commit, action: Mapping[str, Any]) -> 
     elif transaction := action.get("txn"):
         commit.transactions[transaction["appId"]] = transaction["version"]
     elif protocol := action.get("protocol"):
-        _check_protocol(table, protocol)
-
-
-def _check_protocol(table: Location, protocol: Mapping[str, Any]) -> None:
-    asked = protocol["minReaderVersion"], protocol["minWriterVersion"]
-    if asked > (_READER_VERSION, _WRITER_VERSION) or asked[1] > _WRITER_VERSION:
-        raise StorageError(
-            f"somebody has raised the table at {table.uri} to reader version {asked[0]} and writer "
-            f"version {asked[1]} of Delta's protocol, and sparklog knows {_READER_VERSION} and "
-            f"{_WRITER_VERSION}: drop the features that were added"
-        )
+        commit.protocol = Protocol(protocol["minReaderVersion"], protocol["minWriterVersion"])
+    elif info := action.get("commitInfo"):
+        commit.commit_id = info.get(COMMIT_ID)
 
 
 def _add(file: AddedFile) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,8 @@ import pyarrow.fs as pa_fs
 from deltalake.fs import DeltaStorageHandler
 
 from sparklog.errors import StorageError
+from sparklog.storage import local_files
+from sparklog.storage.side_by_side import side_by_side
 
 StorageOptions = Mapping[str, Mapping[str, str]]
 """Options of object stores in delta-rs's keys, by URI prefix; the longest prefix wins."""
@@ -24,6 +26,9 @@ StorageOptions = Mapping[str, Mapping[str, str]]
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
 """What delta-rs misreads, or dies of, in the path of a folder."""
+
+SYNC = "sync"
+"""The option of a local folder that says whether its files are synced to the disk: true, false."""
 
 _PART_BYTES = 1 << 20
 
@@ -36,6 +41,10 @@ _CHUNK_BYTES = 256 << 10
 From larger writes Linux makes large pages of its cache, which takes several times as long where it
 has none free, as in virtual machines that give free memory back to their host.
 """
+
+
+_SYNC_BYTES = 64 << 10
+"""Bytes read in about the time in which a file is synced: what makes several threads worth it."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +65,38 @@ class Location:
         Raises `StorageError` where `uri` is not usable.
         """
         if not _SCHEME.match(uri):
-            return cls(_folder(uri))
+            return cls._of_folder(uri, storage_options)
         parts = urlsplit(uri)
         if parts.scheme == "file":
             if parts.netloc not in ("", "localhost"):
                 raise StorageError(f"root {uri} names a host; write file:///path for a folder")
-            return cls(_folder(unquote(parts.path)))
+            return cls._of_folder(unquote(parts.path), storage_options)
         if not parts.netloc:
             raise StorageError(f"root {uri} names no bucket: write {parts.scheme}://bucket/path")
-        fitting = [prefix for prefix in storage_options or {} if _is_within(uri, prefix)]
-        options = (storage_options or {}).get(max(fitting, key=len, default=""), {})
-        return cls(uri.rstrip("/"), dict(options))
+        return cls(uri.rstrip("/"), _fitting(uri, storage_options))
+
+    @classmethod
+    def _of_folder(cls, path: str, storage_options: StorageOptions | None) -> Location:
+        folder = _folder(path)
+        options = _fitting(folder, storage_options)
+        if options.get(SYNC, "true") not in ("true", "false"):
+            raise StorageError(
+                f"the storage option {SYNC} of {folder} is {options[SYNC]!r}: write true or false"
+            )
+        return cls(folder, {SYNC: options[SYNC]} if SYNC in options else {})
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether files count as written only after they are synced to the disk.
+
+        An object store answers when it has stored an object, so this is about local folders.
+        """
+        return self.is_local and self.options.get(SYNC) != "false"
+
+    @property
+    def store_options(self) -> dict[str, str] | None:
+        """The options of the object store, in delta-rs's keys; `None` where there are none."""
+        return None if self.is_local else dict(self.options) or None
 
     @property
     def is_local(self) -> bool:
@@ -123,17 +153,50 @@ class Location:
         if self.is_local:
             target = f"{self.uri}/{path}"
             try:
-                return open(target, "xb")
+                return local_files.FILES.create(target)
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                return open(target, "xb")
+                if self.is_synced:
+                    local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))
+                return local_files.FILES.create(target)
         # Names are unique, so that nobody else's file is met; this is against one's own mistakes.
         if self.exists(path):
             raise FileExistsError(f"{self.uri}/{path} exists already")
+        return self._open_object(path)
+
+    def overwrite_object(self, path: str, content: bytes) -> None:
+        """Put `content` in the place of what an object store has at `path`."""
+        with self._open_object(path) as target:
+            target.write(content)
+
+    def _open_object(self, path: str) -> IO[bytes]:
         stream = self.filesystem().open_output_stream(
             path, compression=None, buffer_size=2 * _PART_BYTES
         )
         return cast(IO[bytes], _ObjectWriter(stream))
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens where there is none."""
+        if self.is_local:
+            local_files.FILES.remove(f"{self.uri}/{path}")
+            return
+        try:
+            self.filesystem().delete_file(path)
+        except FileNotFoundError:
+            return
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Return after these files and the folders that name them are on the disk.
+
+        Returns at once where the location is not synced. Raises `OSError` where the disk fails;
+        the files may be lost then, whatever is read from them.
+        """
+        if not self.is_synced:
+            return
+        files = [f"{self.uri}/{path}" for path in paths]
+        side_by_side(local_files.FILES.sync, files, len(files) * _SYNC_BYTES, is_local=True)
+        for folder in sorted({os.path.dirname(file) for file in files}):
+            local_files.FILES.sync(folder)
 
 
 class _ObjectWriter(io.RawIOBase):
@@ -168,8 +231,12 @@ def _object_store(uri: str, options: tuple[tuple[str, str], ...]) -> pa_fs.FileS
 
 
 def one_line(error: Exception) -> str:
-    """Return the text of an error, which delta-rs colours and spreads over many lines."""
-    return " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    """Return the text of an error, which delta-rs colours and spreads over many lines.
+
+    A stack trace of delta-rs, which begins with frame 0, is left out.
+    """
+    text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    return re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
 
 
 def _folder(path: str) -> str:
@@ -180,6 +247,12 @@ def _folder(path: str) -> str:
             "characters, and '%' before two hexadecimal digits"
         )
     return folder
+
+
+def _fitting(uri: str, storage_options: StorageOptions | None) -> dict[str, str]:
+    """Return the options of the longest prefix that `uri` is within."""
+    fitting = [prefix for prefix in storage_options or {} if _is_within(uri, prefix)]
+    return dict((storage_options or {}).get(max(fitting, key=len, default=""), {}))
 
 
 def _is_within(uri: str, prefix: str) -> bool:

@@ -7,22 +7,41 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sparklog.config import TopicConfig, parse
 from sparklog.errors import ProtocolError, StorageError
-from sparklog.model import TopicIdPartition
+from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.roots import ClusterRoot
 
+LIVE, CREATING = "live", "creating"
+"""The states of a topic's row: a topic, or an admin's claim on the name of one to be created."""
+
 
 class BrokerInfo(NamedTuple):
-    """A registered broker; `roots` are the URIs of its log directories, in order."""
+    """A registered broker; `roots` are the URIs of its log directories, by their numbers.
+
+    A directory that log.dirs does not have now is `None` in `roots`.
+    """
 
     broker_id: int
     broker_epoch: int
-    roots: tuple[str, ...]
+    roots: tuple[str | None, ...]
     rack: str | None
     state: str
     log_table_ids: tuple[str, ...]
+
+    @property
+    def online_roots(self) -> dict[int, str]:
+        """The URIs of the log directories that the broker has now, by their numbers."""
+        return {number: uri for number, uri in enumerate(self.roots) if uri is not None}
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the broker was not unregistered; its row stays, with its epoch."""
+        return self.state != "unregistered"
 
     @property
     def is_alive(self) -> bool:
@@ -63,7 +82,10 @@ class AssignedReplica(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """A partition as the controller published it; `leader` is `None` while it is offline."""
+    """A partition as the controller published it; `leader` is `None` while it is offline.
+
+    `min_isr` is its min.insync.replicas, `None` until a controller has published it.
+    """
 
     topic_id: str
     topic: str
@@ -73,6 +95,7 @@ class PartitionState(NamedTuple):
     leader_epoch: int
     partition_epoch: int
     controller_epoch: int
+    min_isr: int | None
     replicas: tuple[AssignedReplica, ...]
 
     @property
@@ -121,19 +144,25 @@ class Metadata(NamedTuple):
         return state
 
 
+_States = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""The states of three tables; see `ControlTable.state`."""
+
+
 class MetadataReader:
     """Loads `Metadata`, and again only what has changed."""
 
     def __init__(self, cluster: ClusterRoot, storage_options: StorageOptions) -> None:
         self._cluster = cluster
         self._storage_options = storage_options
-        self._loaded: tuple[int, int, int] | None = None
-        self._versions: tuple[int, int, int] | None = None
-        self._brokers_version = -1
+        self._loaded: _States | None = None
+        self._versions: _States | None = None
+        self._brokers_state = (0, -1)
         self._metadata = Metadata({}, {}, {})
+        self._rows = PARTITION_STATE.columns.empty_table()
+        self._states: dict[TopicIdPartition, PartitionState] = {}
 
     @property
-    def versions(self) -> tuple[int, int, int] | None:
+    def versions(self) -> _States | None:
         """What changes whenever the metadata do; heartbeats alone change nothing."""
         return self._versions
 
@@ -146,7 +175,7 @@ class MetadataReader:
         tables = (cluster.topics, cluster.partition_state, cluster.brokers)
         for table in tables:
             table.refresh()
-        loaded = (tables[0].version, tables[1].version, tables[2].version)
+        loaded = (tables[0].state, tables[1].state, tables[2].state)
         if loaded == self._loaded:
             return self._metadata
         before = self._loaded or (None, None, None)
@@ -157,14 +186,40 @@ class MetadataReader:
         if loaded[0] != before[0]:
             topics = _topics(cluster.topics.rows().to_pylist())
         if loaded[:2] != before[:2]:
-            states = _partitions(cluster.partition_state.rows().to_pylist())
+            states = self._load_states(cluster.partition_state.rows())
             partitions = {key: state for key, state in states.items() if key.topic_id in topics}
         if brokers is not self._metadata.brokers or self._versions is None:
-            self._brokers_version = loaded[2]
+            self._brokers_state = loaded[2]
         self._metadata = Metadata(brokers, topics, partitions)
         self._loaded = loaded
-        self._versions = (self._brokers_version, *loaded[:2])
+        self._versions = (self._brokers_state, *loaded[:2])
         return self._metadata
+
+    def _load_states(self, rows: pa.Table) -> Mapping[TopicIdPartition, PartitionState]:
+        """Return all partitions; those whose rows are as before are the same objects."""
+        changed = _changed_rows(self._rows, rows)
+        if changed is None:
+            self._states = _partitions(rows.to_pylist())
+        elif changed:
+            # All rows of a partition, also of replicas to which nothing has happened.
+            keys = {
+                TopicIdPartition(rows["topic_id"][n].as_py(), rows["partition"][n].as_py())
+                for n in changed
+            }
+            found = rows.filter(
+                pc.and_(
+                    pc.is_in(
+                        rows["topic_id"], pa.array({one.topic_id for one in keys}, pa.string())
+                    ),
+                    pc.is_in(
+                        rows["partition"], pa.array({one.partition for one in keys}, pa.int32())
+                    ),
+                )
+            )
+            states = _partitions(found.to_pylist())
+            self._states |= {key: state for key, state in states.items() if key in keys}
+        self._rows = rows
+        return self._states
 
     @property
     def metadata(self) -> Metadata:
@@ -177,12 +232,13 @@ class MetadataReader:
         Raises `StorageError` where the broker is not registered, or has come back without it.
         """
         broker = self._metadata.brokers.get(broker_id)
-        if broker is None or root >= len(broker.roots):
+        uri = broker.online_roots.get(root) if broker is not None else None
+        if uri is None:
             raise StorageError(
                 f"broker {broker_id} is not registered with log directory number {root}: start it "
-                "with all of its log.dirs, in their order"
+                "with all of its log.dirs"
             )
-        return Location.of(broker.roots[root], self._storage_options)
+        return Location.of(uri, self._storage_options)
 
 
 def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
@@ -209,8 +265,28 @@ def _topics(rows: list[dict[str, Any]]) -> dict[str, TopicInfo]:
             parse(TopicConfig, json.loads(row["configs"]), f"topic {row['topic']}"),
         )
         for row in rows
-        if row["state"] == "live"
+        if row["state"] == LIVE
     }
+
+
+_REPLICA = ("topic_id", "partition", "broker_id")
+
+
+def _changed_rows(before: pa.Table, after: pa.Table) -> list[int] | None:
+    """Return the numbers of the rows that differ, `None` where replicas came, went or moved."""
+    if before.num_rows != after.num_rows or not before.select(_REPLICA).equals(
+        after.select(_REPLICA)
+    ):
+        return None
+    changed: set[int] = set()
+    for name in after.column_names:
+        if not before[name].equals(after[name]):
+            is_same = pc.coalesce(
+                pc.equal(before[name], after[name]),
+                pc.and_(pc.is_null(before[name]), pc.is_null(after[name])),
+            )
+            changed.update(pc.indices_nonzero(pc.invert(is_same)).to_pylist())
+    return sorted(changed)
 
 
 def _partitions(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, PartitionState]:

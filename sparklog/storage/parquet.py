@@ -33,7 +33,9 @@ class ParquetContent:
     """
 
     def __init__(self, content: bytes) -> None:
-        self._file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+        self._file = pq.ParquetFile(
+            pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
+        )
 
     @property
     def columns(self) -> pa.Schema:

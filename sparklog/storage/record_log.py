@@ -15,13 +15,22 @@ from itertools import pairwise
 from operator import attrgetter
 
 import pyarrow as pa
+import xxhash
 
-from sparklog.errors import CommitConflictError
+from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
-from sparklog.storage.batch_actions import added_file, batch_of, live_batches, removed_file
+from sparklog.storage.batch_actions import (
+    added_file,
+    batch_of,
+    has_damaged_header,
+    header_checksum,
+    live_batches,
+    removed_file,
+)
 from sparklog.storage.control_table import Fence, check_fence, take_fence
-from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log import DeltaLog, has_commit
 from sparklog.storage.location import Location
+from sparklog.storage.soundness import first_fault
 
 REMEMBERED_BATCHES = 5
 """How many batches of an idempotent producer are known again (rule 3.6)."""
@@ -36,6 +45,10 @@ class RecordLog:
     The index follows the table commit by commit, so that a tick costs what changed and not what
     is there. A log is opened with a `fence` by the broker that owns it, and without one by
     everybody who reads.
+
+    A replica with a damaged header, a gap, an overlap or a leader epoch that decreases is damaged:
+    of its batches only those before the first fault are offered, to the owner and to readers alike
+    (rule 9.5). The others stay live until the owner removes them.
     """
 
     def __init__(self, root: Location, fence: Fence | None = None) -> None:
@@ -43,13 +56,19 @@ class RecordLog:
         self.fence = fence
         self.commits = 0
         """How many commits this handle has made."""
-        self._log = DeltaLog(self.location)
+        self._log = DeltaLog(self.location, None, has_damaged_header)
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
         self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
         self._appended_at_ms: dict[str, int] = {}
         self._removed: set[str] = set()
+        # Of damaged replicas: batches at or after the first fault, and all with a wrong header.
+        self._unsound: dict[TopicIdPartition, list[Batch]] = {}
+        self._wrong_headers: dict[TopicIdPartition, dict[str, tuple[Batch, str]]] = {}
+        self.damaged: dict[TopicIdPartition, DamagedError] = {}
+        """The damaged replicas, each with its first fault."""
+        self._moved: set[TopicIdPartition] = set()
         self._load()
         if fence is not None:
             take_fence(self.location, fence, self._refreshed)
@@ -64,6 +83,13 @@ class RecordLog:
         """The id that Delta gave the table when it was created."""
         return self._log.table_id
 
+    def digest(self) -> str:
+        """Return a digest of the live batches: their headers, statistics and files."""
+        digest = xxhash.xxh3_64()
+        for path in sorted(self._live):
+            digest.update(repr(self._live[path]).encode())
+        return digest.hexdigest()
+
     def refresh(self, to_version: int | None = None) -> None:
         """Bring the index to `to_version`, or to the newest version.
 
@@ -76,16 +102,45 @@ class RecordLog:
         if to_version is not None:
             if self.version < to_version:
                 self._reopen(to_version)
-        elif not self._log.is_there():
+        elif self._log.is_lost:
             # The next commits were cleaned up, or the root was lost or restored.
             self._reopen()
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the outcome of the last commit is unknown: refresh before deciding anything."""
+        return self._log.is_uncertain
+
+    def take_moved(self) -> set[TopicIdPartition]:
+        """Return the replicas that changed otherwise than by a `commit` that returned.
+
+        A commit whose answer was lost is among these when it is found in the log. Each change is
+        returned once.
+        """
+        moved, self._moved = self._moved, set()
+        return moved
+
     def _follow(self, to_version: int | None = None) -> None:
         for commit in self._log.follow(to_version):
+            changed: dict[TopicIdPartition, list[int]] = defaultdict(list)
             for path in commit.removed:
+                if (batch := self._live.get(path)) is not None:
+                    changed[batch.topic_id_partition].append(batch.base_offset)
                 self._forget(path)
             for file in commit.added:
-                self._remember(batch_of(file), file.modified_at_ms)
+                batch, modified_at_ms, checksum, is_sound = batch_of(file)
+                if is_sound:
+                    self._remember(batch, modified_at_ms)
+                else:
+                    batch = self._set_aside(batch, modified_at_ms, checksum)
+                changed[batch.topic_id_partition].append(batch.base_offset)
+            self._moved |= changed.keys()
+            for key, offsets in changed.items():
+                self._check_sound(key, min(offsets), max(offsets))
+
+    def is_in_place(self) -> bool:
+        """Return whether the loaded version's commit exists: the root is neither gone nor empty."""
+        return has_commit(self.location, self.version)
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas that have at least one batch here."""
@@ -100,6 +155,13 @@ class RecordLog:
         """Return the batches that hold `from_offset` or later records, in order of offset."""
         batches = self._slices.get(partition, [])
         return batches[bisect.bisect_right(batches, from_offset, key=_next_offset) :]
+
+    def unsound_batches(self, partition: TopicIdPartition) -> Sequence[Batch]:
+        """Return the live batches of a damaged replica that are not offered.
+
+        The replica is damaged until all of them are removed.
+        """
+        return list(self._unsound.get(partition, ()))
 
     def batch_at(self, partition: TopicIdPartition, offset: int) -> Batch | None:
         """Return the batch whose offsets hold `offset`, `None` where there is none."""
@@ -132,6 +194,10 @@ class RecordLog:
         """Return when a live batch was committed here, on the broker's clock."""
         return self._appended_at_ms[batch.path]
 
+    def is_live(self, batch: Batch) -> bool:
+        """Return whether a batch is part of the loaded version."""
+        return self._live.get(batch.path) == batch
+
     def was_committed(self, path: str) -> bool:
         """Say whether `path` is part of the log, or has been since its owner opened it (3.7)."""
         return path in self._live or path in self._removed
@@ -146,7 +212,9 @@ class RecordLog:
 
         `now_ms` is the time on the broker's clock, the system's where it is left out.
         Raises `FencedError` where another process has taken the broker over, and
-        `CommitConflictError` where the table moved; nothing is written then. delta-rs would
+        `CommitConflictError` where the table moved; nothing is written then. Raises `OSError` or
+        `DeltaError` where the commit failed or its outcome is unknown (`is_uncertain`). delta-rs
+        would
         take a path twice, drop an unknown one, leave a gap or write a number that nobody can
         read again, without a word; so all of that is checked here: it would be a programmer's
         fault.
@@ -196,20 +264,37 @@ class RecordLog:
                 )
 
     def _reopen(self, version: int | None = None) -> None:
-        self._log = DeltaLog(self.location, version)
+        opened = DeltaLog(self.location, version, has_damaged_header)
+        is_older = version is None and opened.version < self.version
+        if self.fence is not None and (opened.table_id != self.table_id or is_older):
+            raise StorageError(
+                f"the log at {self.location.uri} is not the one that was opened: its root was lost "
+                "or restored; restart the broker"
+            )
+        self._moved |= set(self.partitions())
+        self._log = opened
         self._slices.clear()
         self._live.clear()
         self._by_batch_id.clear()
         self._by_producer.clear()
         self._appended_at_ms.clear()
+        self._unsound.clear()
+        self._wrong_headers.clear()
+        self.damaged.clear()
         self._load()
+        self._moved |= set(self.partitions())
 
     def _refreshed(self) -> DeltaLog:
         self.refresh()
         return self._log
 
     def _load(self) -> None:
-        for batch, modified_at_ms in live_batches(self._log.snapshot):
+        wrong = []
+        for read in live_batches(self._log.snapshot):
+            batch, modified_at_ms, _, is_sound = read
+            if not is_sound:
+                wrong.append(read)
+                continue
             self._live[batch.path] = batch
             self._appended_at_ms[batch.path] = modified_at_ms
             self._by_batch_id[batch.batch_id] = batch
@@ -218,15 +303,73 @@ class RecordLog:
                 self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
         for batches in (*self._slices.values(), *self._by_producer.values()):
             batches.sort(key=_base_offset)
+        for batch, modified_at_ms, checksum, _ in wrong:
+            self._set_aside(batch, modified_at_ms, checksum)
+        for key in self._slices.keys() | self._wrong_headers.keys():
+            self._check_sound(key)
+
+    def _set_aside(self, batch: Batch, appended_at_ms: int, checksum: str) -> Batch:
+        """Note a live batch whose header is damaged; return it as one of its replica."""
+        batch = self._attributed(batch, checksum)
+        self._live[batch.path] = batch
+        self._appended_at_ms[batch.path] = appended_at_ms
+        wrong = self._wrong_headers.setdefault(batch.topic_id_partition, {})
+        wrong[batch.path] = batch, checksum
+        return batch
+
+    def _check_sound(
+        self, key: TopicIdPartition, from_offset: int = 0, to_offset: int | None = None
+    ) -> None:
+        """Offer what is sound of a replica that has changed between two base offsets."""
+        batches = self._slices[key]
+        wrong = self._wrong_headers.get(key, {})
+        if key in self.damaged or wrong:
+            for batch in self._unsound.pop(key, []):
+                if batch.path not in wrong:
+                    self._offer(batch)
+            from_offset, to_offset = 0, None
+        first = max(bisect.bisect_left(batches, from_offset, key=_base_offset) - 1, 0)
+        last = None
+        if to_offset is not None:
+            last = bisect.bisect_right(batches, to_offset, key=_base_offset) + 1
+            last = min(last, len(batches))
+        found = first_fault(batches, list(wrong.values()), first, last)
+        if found is None:
+            self.damaged.pop(key, None)
+            return
+        unsound = batches[found.sound_count :]
+        for batch in unsound:
+            self._withhold(batch)
+        self._unsound[key] = [*unsound, *(batch for batch, _ in wrong.values())]
+        self.damaged[key] = DamagedError(
+            self.location.uri,
+            found.fault,
+            f"partition {key.partition} of the topic with id {key.topic_id} is offered below "
+            f"offset {self.log_end_offset(key)}; its broker copies the rest again from its leader",
+        )
 
     def _remember(self, batch: Batch, appended_at_ms: int) -> None:
         self._live[batch.path] = batch
         self._appended_at_ms[batch.path] = appended_at_ms
+        self._offer(batch)
+
+    def _offer(self, batch: Batch) -> None:
         self._by_batch_id[batch.batch_id] = batch
         bisect.insort(self._slices[batch.topic_id_partition], batch, key=_base_offset)
         if batch.producer_id >= 0:
             of_producer = self._by_producer[batch.topic_id_partition, batch.producer_id]
             bisect.insort(of_producer, batch, key=_base_offset)
+
+    def _withhold(self, batch: Batch) -> None:
+        """Offer a live batch no longer."""
+        batches = self._slices[batch.topic_id_partition]
+        # Two that overlap may begin at one offset.
+        at = bisect.bisect_left(batches, batch.base_offset, key=_base_offset)
+        del batches[batches.index(batch, at)]
+        if batch.producer_id >= 0:
+            self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
+        if self._by_batch_id.get(batch.batch_id) == batch:
+            del self._by_batch_id[batch.batch_id]
 
     def _forget(self, path: str) -> None:
         if self.fence is not None:
@@ -236,12 +379,32 @@ class RecordLog:
         if batch is None:
             return
         del self._appended_at_ms[path]
-        batches = self._slices[batch.topic_id_partition]
-        batches.pop(bisect.bisect_left(batches, batch.base_offset, key=_base_offset))
-        if batch.producer_id >= 0:
-            self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
-        if self._by_batch_id.get(batch.batch_id) == batch:
-            del self._by_batch_id[batch.batch_id]
+        key = batch.topic_id_partition
+        if batch not in self._unsound.get(key, ()):
+            self._withhold(batch)
+            return
+        self._wrong_headers.get(key, {}).pop(path, None)
+        self._unsound[key].remove(batch)
+        if not self._unsound[key]:
+            del self._unsound[key], self.damaged[key]
+            self._wrong_headers.pop(key, None)
+
+    def _attributed(self, batch: Batch, checksum: str) -> Batch:
+        """Return a batch with a damaged header as one of the replica to which it belongs.
+
+        That is the replica under whose identity the header matches its checksum, else the one that
+        it names.
+        """
+        owners = {
+            (one.topic_id, one.topic, one.partition)
+            for batches in self._slices.values()
+            for one in batches[:1]
+        }
+        for topic_id, topic, partition in owners:
+            named = batch._replace(topic_id=topic_id, topic=topic, partition=partition)
+            if header_checksum(named) == checksum:
+                return named
+        return batch
 
 
 def index_table(batches: Iterable[Batch]) -> pa.Table:

@@ -38,7 +38,7 @@ from sparklog.model import (
 from sparklog.protocol.rules import DuckDBRules, SparkRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier, copy_file
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing.local_producer import LocalProducer
@@ -75,7 +75,8 @@ class LocalCluster:
     """A cluster in the folder `root`, whose brokers act only when they are told to.
 
     Parameters: `brokers`, their ids; `spark`, the session whose tasks copy files, or `None` to copy
-    in this process; `config`, Kafka's cluster-wide keys; `racks`, by broker id.
+    in this process; `config`, Kafka's cluster-wide keys; `racks`, by broker id; `storage_options`,
+    by URI prefix, e.g. {"/": {"sync": "false"}}.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class LocalCluster:
         spark: SparkSession | None = None,
         config: Mapping[str, Any] | None = None,
         racks: Mapping[int, str] | None = None,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         self._root = Path(root)
+        self._storage_options = storage_options
         self._spark = spark
         self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
         self._rules = (
@@ -101,8 +104,10 @@ class LocalCluster:
         self.clock = ManualClock(before_move=self._look, after_move=self._heartbeat)
         for broker_id in self._all:
             self._start(broker_id)
-        self._connection = Connection(str(self._root / "cluster"), rules=self._rules)
-        self._producer_ids = ProducerIds(self._connection)
+        self._connection = Connection(
+            str(self._root / "cluster"), storage_options=storage_options, rules=self._rules
+        )
+        self._producer_ids = ProducerIds(self._connection, clock=self.clock)
         self._client = ProduceClient(self._connection, client_id="local", clock=self.clock)
 
     # --- what happens ---------------------------------------------------------------------------
@@ -291,15 +296,19 @@ class LocalCluster:
         copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
         self._brokers[broker_id] = Broker(
             broker_id,
-            Location.of(str(self._root / "cluster")),
-            [Location.of(str(self._root / f"broker-{broker_id}"))],
+            self._at("cluster"),
+            [self._at(f"broker-{broker_id}")],
             rules=self._rules,
             copier=copier,
             clock=self.clock,
             settings=self.settings,
+            storage_options=self._storage_options,
             rack=self._racks.get(broker_id),
             observations=self._observations,
         )
+
+    def _at(self, name: str) -> Location:
+        return Location.of(str(self._root / name), self._storage_options)
 
     def _living(self, broker_id: int) -> Broker:
         if broker_id not in self._brokers:
@@ -331,7 +340,7 @@ class LocalCluster:
     def _inbox(self, state: PartitionState) -> Location:
         """Return the log whose inbox the leader reads; of an offline partition, any replica's."""
         addressed = state.replicas[0].broker_id if state.leader is None else state.leader
-        return Location.of(str(self._root / f"broker-{addressed}" / "log"))
+        return self._at(f"broker-{addressed}").child("log")
 
     def _send_again(self, pending: PendingProduce) -> PendingProduce:
         [batch] = pending.batches
@@ -352,7 +361,7 @@ class LocalCluster:
         state = self._connection.metadata().partition(topic, partition)
         if state.replica(broker_id) is None:
             raise SparklogError(f"broker {broker_id} has no replica of {topic}-{partition}")
-        return Location.of(str(self._root / f"broker-{broker_id}"))
+        return self._at(f"broker-{broker_id}")
 
     def _rows(self, location: Location, schema: Any, key: TopicIdPartition) -> list[dict[str, Any]]:
         rows = self._connection.table(location, schema).rows().to_pylist()

@@ -43,7 +43,13 @@ def measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_produce(measured: Measure) -> None:
     figures = measured("produce")
-    systems = {produce.SPARKLOG, produce.KNOWN, produce.DELTA}
+    systems = {
+        produce.SPARKLOG,
+        produce.KNOWN,
+        produce.UNSYNCED,
+        produce.UNSYNCED_KNOWN,
+        produce.DELTA,
+    }
     assert {(one.what, one.system) for one in figures} == {("1 KiB", system) for system in systems}
     assert all(one.values[0] > 0 for one in figures)
 

@@ -6,6 +6,7 @@ Between registering and its own first tick a new process has done nothing but ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from sparklog.model import (
 )
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.copying import Copy
+from sparklog.storage.delta_log import open_delta_table
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
     check_at_rest,
@@ -302,6 +304,22 @@ class TestAnOldController:
         old._controller.renew_lease()
         assert rows(cluster, None, CONTROLLER) == lease
 
+    def test_that_was_suspended_through_clean_up_renews_no_lease(self, start: Start) -> None:
+        """No commit stands in its way any more; it used to go on in a branch of its own."""
+        cluster = start(0, 1, 2)
+        old = take_out(cluster, 0)
+        cluster.fence(0)
+        controller = table(cluster, None, CONTROLLER)
+        open_delta_table(controller.location).create_checkpoint()
+        commits = sorted(Path(controller.location.uri, "_delta_log").glob("*.json"))
+        for commit in commits[:-1]:
+            commit.unlink()
+        lease = controller.rows()
+        old._controller.renew_lease()
+        assert not old.is_controller
+        assert table(cluster, None, CONTROLLER).rows() == lease
+        assert sorted(Path(controller.location.uri, "_delta_log").glob("*.json")) == commits[-1:]
+
     def test_loses_the_race_for_the_tables_without_ending_its_broker(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -313,10 +331,10 @@ class TestAnOldController:
         brokers = slow._controller._cluster.brokers
         take_fence = brokers.take_fence
 
-        def late(fence: object) -> None:
+        def late(fence: object, **options: bool) -> None:
             cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
             cluster.controller_tick()
-            take_fence(fence)  # type: ignore[arg-type]
+            take_fence(fence, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(brokers, "take_fence", late)
         slow.controller_tick()
@@ -392,5 +410,7 @@ def test_the_control_tables_of_a_root_bear_the_fence(start: Start) -> None:
     """A new process has written its epoch to every table before it reads any (design: fencing)."""
     cluster = start(0)
     epoch = rows(cluster, None, BROKERS)[0]["broker_epoch"]
-    for schema in (DELAYED_OPERATIONS, PRODUCE_REQUESTS, PRODUCE_RESPONSES):
+    for schema in (DELAYED_OPERATIONS, PRODUCE_RESPONSES):
         assert table(cluster, 0, schema).held_by("broker_epoch") == epoch
+    # Clients write to it, so an epoch there would prove nothing.
+    assert table(cluster, 0, PRODUCE_REQUESTS).held_by("broker_epoch") is None

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog.clients.stream_writes import SentFile, StreamWrites
+from sparklog.clients.stream_writes import MicroBatch, SentFile, StreamWrites
 from sparklog.errors import FencedError
 from sparklog.maintenance.audit import audit
 from sparklog.model import (
@@ -179,11 +179,12 @@ class TestWhatIsMerged:
         file = BatchFile(sent.path, sent.size_bytes, sent.checksum, 1, 0, 0)
         location = Location.of(str(cluster._root / "broker-0" / "log"))
         writes = StreamWrites(cluster._connection)
-        writes.begin("query", topic_id, 0, {key: [SentFile(location, file)]})
+        once = MicroBatch("query", 0, topic_id)
+        writes.begin(once, {key: [SentFile(location, file)]})
         for broker in (0, 1):
             assert cluster.merge(broker) == (2, 1)
             assert sizes(cluster, broker) == [2, 1, 1]
-        writes.finish("query", topic_id, 0)
+        writes.finish(once)
         write(cluster, "e")
         pass_the_lag(cluster)
         assert cluster.merge(0) == (4, 1)

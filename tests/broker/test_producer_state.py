@@ -152,15 +152,15 @@ class TestAGap:
     def test_of_an_expired_producer_is_none(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
-        """Its rows go when the table is written next."""
+        """Its rows go at a tick that runs anyway."""
         send(cluster, producer, *"abc")
         merge(cluster, 0)
         cluster.clock.advance(DAY_MS)
         cluster.tick_until_idle()
         key = cluster._connection.metadata().partition("t", 0).key
         producer._next_sequence[key] += 1
+        assert told(cluster, 0) == []
         send(cluster, producer, "e")
-        assert told(cluster, 0) == [0, 1, 2]
         cluster.clock.advance(DAY_MS)
         other = cluster.idempotent_producer()
         send(cluster, other, *"fg")
@@ -169,6 +169,21 @@ class TestAGap:
 
 
 class TestTheTable:
+    def test_forgets_silent_producers_although_nothing_idempotent_follows(
+        self, cluster: LocalCluster, producer: LocalProducer
+    ) -> None:
+        """The leader's and the follower's, and not before producer.id.expiration.ms."""
+        send(cluster, producer, *"abc")
+        merge(cluster, 0)
+        merge(cluster, 1)
+        cluster.clock.advance(DAY_MS - 2 * LAG_MS - 1)
+        cluster.tick_until_idle()
+        assert [told(cluster, broker) for broker in (0, 1)] == [[0, 1, 2]] * 2
+        cluster.clock.advance(600_000)
+        cluster.produce("t", 0, [b"plain"])
+        cluster.tick_until_idle()
+        assert [told(cluster, broker) for broker in (0, 1)] == [[]] * 2
+
     def test_keeps_the_last_five_of_a_producer(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:

@@ -272,6 +272,37 @@ class TestTheInSyncSet:
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0, 1]
 
+    def test_changes_within_one_tick_while_others_write_other_partitions(
+        self, start: Start, before_rule: Callable[[str, Callable[[], object]], None]
+    ) -> None:
+        """Each lost compare-and-set is repeated on what the others wrote, which stays (5.3)."""
+        cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]}, replica_lag_time_max_ms=5000)
+        state = table(cluster, None, PARTITION_STATE)
+        lost = []
+
+        def write_another_partition() -> None:
+            state.refresh()
+            changed = [
+                row | {"partition_epoch": row["partition_epoch"] + row["partition"]}
+                for row in state.rows().to_pylist()
+            ]
+            state.compare_and_set(PARTITION_STATE.rows(changed))
+            lost.append(state.version)
+            if len(lost) < 5:
+                before_rule("eligible_replicas", write_another_partition)
+
+        cluster.produce("t", 0, [b"a"], acks=1)
+        cluster.leader_tick(0)
+        cluster.clock.advance(5001)
+        before = cluster.partition("t", 1)
+        before_rule("eligible_replicas", write_another_partition)
+        cluster.leader_tick(0)
+        assert len(lost) == 5
+        assert cluster.partition("t", 0).isr == [0]
+        assert high_watermark(cluster, 0) == 1
+        after = cluster.partition("t", 1)
+        assert after == before._replace(partition_epoch=before.partition_epoch + 5)
+
     def test_comes_to_rest_while_a_follower_catches_up_under_a_standing_high_watermark(
         self, start: Start
     ) -> None:
@@ -288,6 +319,42 @@ class TestTheInSyncSet:
         assert high_watermark(cluster, 0) == 0
         assert cluster.partition("t", 0).isr == [0, 1, 2]
         assert log(cluster, 2) == ["0", "1", "2", "3"]
+
+
+class TestReplicaLagMaxMessages:
+    """The setting counts for leaving, for joining, and for the high watermark (5.1, 5.2, 2.1)."""
+
+    def test_the_high_watermark_does_not_wait_for_a_follower_beyond_it(self, start: Start) -> None:
+        """The follower leaves the ISR in the leader's tick and is not about to join again."""
+        cluster = start(0, 1, replica_lag_max_messages=3)
+        for n in range(6):
+            cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0]
+        assert high_watermark(cluster, 0) == 6
+
+    def test_a_follower_within_it_is_waited_for(self, start: Start) -> None:
+        """A member three records behind stays a member."""
+        cluster = start(0, 1, replica_lag_max_messages=3)
+        for n in range(3):
+            cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+        assert high_watermark(cluster, 0) == 0
+
+    def test_a_follower_joins_once_it_is_within_it_and_stays(self, start: Start) -> None:
+        """Under min ISR the high watermark stands still, and each of its positions reaches it."""
+        cluster = start(0, 1, min_isr=2, replica_lag_max_messages=3, replica_fetch_max_bytes=1)
+        for n in range(6):
+            cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        isr = {0: cluster.partition("t", 0).isr}
+        for _ in range(6):
+            cluster.follower_tick(1)
+            cluster.leader_tick(0)
+            isr[len(log(cluster, 1))] = cluster.partition("t", 0).isr
+        assert isr == {n: [0] if n < 3 else [0, 1] for n in range(7)}
+        check_at_rest(cluster, *map(str, range(6)))
 
 
 class TestARequestInADeadLeadersInbox:
@@ -394,10 +461,30 @@ class TestALogThatBeginsLater:
         assert cluster.leader_epochs(2, "t", 0) == [(0, 2)]
 
 
+def test_a_partition_that_is_always_behind_starves_no_other(start: Start) -> None:
+    """replica.fetch.response.max.bytes is spent in turns: who was served longest ago is first."""
+    cluster = start(
+        0, 1, assignment={n: [0, 1] for n in range(4)}, replica_fetch_response_max_bytes=1
+    )
+    for partition in range(4):
+        cluster.produce("t", partition, [b"first"], acks=1)
+    copied = []
+    for n in range(8):
+        cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+        assert cluster.follower_tick(1).files_copied == 1
+        copied.append([len(log(cluster, 1, partition=partition)) for partition in range(4)])
+    assert copied[3] == [1, 1, 1, 1]
+    assert copied[7] == [5, 1, 1, 1]
+
+
 class TestABadFile:
     def test_in_the_leaders_log_stops_its_partition_only(self, start: Start) -> None:
-        """And is copied when it is mended (8.4)."""
+        """The leader is alone in sync and keeps its place; a restored file is copied (8.4)."""
         cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.restart(1)
         cluster.produce("t", 0, [b"a"], acks=1)
         cluster.produce("t", 1, [b"b"], acks=1)
         cluster.leader_tick(0)
@@ -409,6 +496,8 @@ class TestABadFile:
         cluster.tick_until_idle()
         assert (log(cluster, 1), log(cluster, 1, partition=1)) == ([], ["b"])
         file.write_bytes(content)
+        # Attempts back off.
+        cluster.clock.advance(30_000)
         check_at_rest(cluster, "a")
 
     def test_that_straddles_the_position_stops_its_partition_only(self, start: Start) -> None:

@@ -5,9 +5,11 @@ One cluster serves all tests here; each has a topic of its own, led by broker 0,
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,7 +26,7 @@ from sparklog.model import (
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
-from tests.broker.states import log, rows, table, versions
+from tests.broker.states import error, log, rows, table, versions
 
 Row = dict[str, Any]
 
@@ -466,3 +468,98 @@ def test_more_requests_than_a_tick_takes_are_to_be_sent_again(
     cluster.tick_until_idle()
     assert [pending.response.error for pending in again if pending.response] == ["NONE", "NONE"]
     assert log(cluster, 1) == ["0", "1", "2", "3"]
+
+
+class TestARequestFileThatCannotBeRead:
+    """A read of a request file that fails with an I/O error is repeated until it is answered."""
+
+    @pytest.fixture
+    def disk(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The request files, by a part of their names, whose reading fails with EIO."""
+        failing: list[str] = []
+        opened = Location.open
+
+        def open_or_fail(location: Location, path: str) -> IO[bytes]:
+            if location.uri.endswith("/produce_requests") and any(one in path for one in failing):
+                raise OSError(errno.EIO, "Input/output error", path)
+            return opened(location, path)
+
+        monkeypatch.setattr(Location, "open", open_or_fail)
+        return failing
+
+    def test_is_read_again_and_answered(
+        self, start: Callable[..., LocalCluster], disk: list[str]
+    ) -> None:
+        cluster = start(0)
+        pending = cluster.produce("t", 0, [b"a"], acks=1)
+        disk.append("part-")
+        cluster.leader_tick(0)
+        assert error(pending) is None
+        disk.clear()
+        cluster.clock.advance(100)
+        cluster.leader_tick(0)
+        assert (error(pending), log(cluster, 0)) == ("NONE", ["a"])
+        assert rows(cluster, 0, PRODUCE_REQUESTS) == []
+
+    def test_is_tried_less_and_less_often_and_told_once(
+        self,
+        start: Callable[..., LocalCluster],
+        disk: list[str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Eleven minutes: an attempt every ten seconds, two log lines, and then it is dropped."""
+        cluster = start(0)
+        cluster.produce("t", 0, [b"a"], acks=1)
+        disk.append("part-")
+        reads: list[str] = []
+        failing = Location.open
+
+        def noted(location: Location, path: str) -> IO[bytes]:
+            reads.append(path)
+            return failing(location, path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Location, "open", noted)
+            for _ in range(130):
+                cluster.leader_tick(0)
+                cluster.clock.advance(5_000)
+        assert 60 <= len(reads) <= 70
+        told = [one.message for one in caplog.records if "request file" in one.message]
+        assert len(told) == 2
+        assert rows(cluster, 0, PRODUCE_REQUESTS) == []
+
+    def test_keeps_the_order_of_an_idempotent_producer(
+        self, start: Callable[..., LocalCluster], disk: list[str]
+    ) -> None:
+        """Later requests wait for it; else the next batch would be out of sequence."""
+        cluster = start(0)
+        producer = cluster.idempotent_producer()
+        first = cluster.produce("t", 0, [b"a"], acks=1, producer=producer)
+        disk.extend(one.name for one in request_files(cluster))
+        second = cluster.produce("t", 0, [b"b"], acks=1, producer=producer)
+        cluster.leader_tick(0)
+        assert (error(first), error(second)) == (None, None)
+        disk.clear()
+        cluster.clock.advance(100)
+        cluster.leader_tick(0)
+        assert (error(first), error(second), log(cluster, 0)) == ("NONE", "NONE", ["a", "b"])
+
+    def test_holds_others_up_for_ten_seconds_at_most(
+        self, start: Callable[..., LocalCluster], disk: list[str]
+    ) -> None:
+        cluster = start(0)
+        first = cluster.produce("t", 0, [b"a"], acks=1)
+        disk.extend(one.name for one in request_files(cluster))
+        second = cluster.produce("t", 0, [b"b"], acks=1)
+        for _ in range(12):
+            cluster.leader_tick(0)
+            cluster.clock.advance(1_000)
+        assert (error(first), error(second), log(cluster, 0)) == (None, "NONE", ["b"])
+        disk.clear()
+        cluster.clock.advance(10_000)
+        cluster.leader_tick(0)
+        assert (error(first), log(cluster, 0)) == ("NONE", ["b", "a"])
+
+
+def request_files(cluster: LocalCluster) -> list[Path]:
+    return sorted((cluster._root / "broker-0" / "produce_requests").glob("*.parquet"))

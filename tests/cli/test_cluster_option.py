@@ -41,6 +41,7 @@ def test_a_configuration_file_gives_the_root_its_stores_options_and_the_settings
     assert cluster.root == "s3://logs/cluster"
     assert cluster.location().options == {"AWS_REGION": "eu-central-1"}
     assert cluster.location("s3://elsewhere/broker-0").options == {}
+    assert cluster.settings is not None
     assert cluster.settings.num_partitions == 4
 
 

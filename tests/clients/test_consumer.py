@@ -108,6 +108,60 @@ class TestWhatMayBeSeen:
         [record] = consumer.poll(1_000)[T0]
         assert (record.offset, record.value, record.leader_epoch) == (2, b"c", 1)
 
+    def test_a_fetch_is_served_up_to_the_high_watermark_while_the_latest_offset_is_unknown(
+        self, local: LocalCluster, connection: Connection
+    ) -> None:
+        """Rule 10.2: KIP-207 binds look-ups of the latest offset, not fetches. The new leader has
+        not learnt that the last records are committed, and it has fewer in sync than
+        min.insync.replicas, so its high watermark stays below the start of its epoch.
+        """
+        local.create_topic("two", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": 2})
+        two = TopicPartition("two", 0)
+        local.produce("two", 0, [b"%d" % number for number in range(5)])
+        local.tick_until_idle()
+        local.produce("two", 0, [b"5", b"6", b"7"])
+        local.leader_tick(0)
+        local.follower_tick(1)
+        local.follower_tick(2)
+        local.leader_tick(0)
+        first = Consumer(connection, auto_offset_reset="earliest", default_api_timeout_ms=20)
+        first.assign([two])
+        assert len(values(first.poll())) == 8
+        for broker in (0, 2):
+            local.crash(broker)
+            local.fence(broker)
+        local.tick_until_idle()
+        assert local.partition("two", 0).leader == 1
+        assert (local.replica(1, "two", 0).high_watermark, local.leader_epochs(1, "two", 0)) == (
+            5,
+            [(0, 0), (1, 8)],
+        )
+        late = Consumer(connection, auto_offset_reset="earliest", default_api_timeout_ms=20)
+        late.assign([two])
+        assert values(late.poll()) == [b"0", b"1", b"2", b"3", b"4"]
+        assert (late.poll(), first.poll()) == ({}, {})
+        assert (late.position(two), first.position(two)) == (5, 8)
+        with pytest.raises(ProtocolError, match="OFFSET_NOT_AVAILABLE"):
+            late.end_offsets([two])
+        assert late.beginning_offsets([two]) == {two: 0}
+        [found] = late.offsets_for_times({two: 0}).values()
+        assert found is not None
+        assert found.offset == 0
+        with pytest.raises(ProtocolError, match="OFFSET_NOT_AVAILABLE"):
+            late.offsets_for_times({two: 10**15})
+        at_end = Consumer(connection, auto_offset_reset="latest", default_api_timeout_ms=20)
+        at_end.assign([two])
+        assert at_end.poll() == {}
+        with pytest.raises(ProtocolError, match="REQUEST_TIMED_OUT: the position of two-0"):
+            at_end.position(two)
+        with pytest.raises(ProtocolError, match="OFFSET_NOT_AVAILABLE"):
+            local.consume("two", 0)
+        local.restart(2)
+        local.tick_until_idle()
+        assert values(late.poll()) == [b"5", b"6", b"7"]
+        assert first.poll() == {}
+        assert at_end.position(two) == 8
+
     def test_a_partition_that_is_offline_hides_no_other(
         self, local: LocalCluster, connection: Connection
     ) -> None:
@@ -240,7 +294,11 @@ class TestNearestReplica:
         racks.leader_tick(1)
         assert (racks.partition("t", 0).leader, racks.partition("t", 0).isr) == (1, [1, 2])
         shutil.rmtree(tmp_path / "broker-2" / "log" / "_inbox")
-        assert values(near.poll(1_000)) == [b"a", b"b"]
+        found = values(near.poll(1_000))
+        while len(found) < 2:
+            # By metadata of before the election a replica is read that cannot be, once.
+            found += values(near.poll(1_000))
+        assert found == [b"a", b"b"]
 
 
 class TestUncleanElections:

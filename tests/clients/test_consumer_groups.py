@@ -33,6 +33,7 @@ from sparklog.clients.consumer import Consumer
 from sparklog.clients.consumer_group import (
     ConsumerGroups,
     Group,
+    GroupFence,
     Member,
     assigned,
     joined,
@@ -41,7 +42,8 @@ from sparklog.clients.consumer_group import (
 from sparklog.clients.group_member import GroupMember
 from sparklog.config import ConsumerConfig, parse
 from sparklog.errors import ProtocolError
-from sparklog.model import TopicIdPartition, TopicPartition
+from sparklog.model import FORMAT, TopicIdPartition, TopicPartition
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import LocalCluster, ManualClock
@@ -75,16 +77,17 @@ class Members:
 
     def commit(self, member: GroupMember, offset: int) -> None:
         """Commit as the consumer of `member` does."""
-        member.check(member.look())
-        self.land(member.generation, offset)
+        group = member.look()
+        member.check(group)
+        self.land(group.fence, offset)
 
-    def land(self, generation: int, offset: int) -> None:
+    def land(self, fence: GroupFence, offset: int) -> None:
         """Let a commit land that was checked before."""
-        self.offsets.commit("g", generation, {PARTITION: ("t", OffsetAndMetadata(offset))})
+        self.offsets.commit("g", fence, {PARTITION: ("t", OffsetAndMetadata(offset))})
 
     def stabilise(self, leader: GroupMember) -> None:
         """Let the leader of a new generation give itself the partition."""
-        self.offsets.fence("g", leader.generation, {PARTITION: "t"})
+        self.offsets.fence("g", leader.look().fence, {PARTITION: "t"})
         assert leader.assign({leader.member_id: [PARTITION]}).state == "Stable"
 
     @property
@@ -136,7 +139,7 @@ class TestGenerations:
         one = members.make("one")
         one.join(["t"])
         one.leave()
-        assert members.group == Group("g", "Empty", 2)
+        assert members.group == Group("g", "Empty", 2, group_epoch=2)
         assert members.root.consumer_group_heartbeats.rows().num_rows == 0
         assert one.join(["t"]).generation == 3
 
@@ -333,7 +336,7 @@ class TestFencing:
         """It was checked in time and then took long on its way: the compare-and-set refuses it."""
         one, two = pair
         one.check(one.look())
-        checked = one.generation
+        checked = one.look().fence
         two.beat()
         members.advance(46_000)
         two.beat()
@@ -370,7 +373,7 @@ class TestFencing:
         two.join(["t"])
         members.stabilise(two)
         with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
-            members.offsets.fence("g", two.generation - 1, {PARTITION: "t"})
+            members.offsets.fence("g", GroupFence(two.generation - 1, 0), {PARTITION: "t"})
         members.commit(two, 11)
 
     def test_a_static_member_that_restarts_goes_on_with_what_it_had_and_fences_itself(
@@ -587,6 +590,44 @@ class TestMembers:
             while time.monotonic() < deadline:
                 older.poll(10)
 
+    @pytest.mark.parametrize("offset", [7, None])
+    def test_a_suspended_static_member_commits_nothing_over_its_successor(
+        self,
+        make: Make,
+        connection: Connection,
+        monkeypatch: pytest.MonkeyPatch,
+        offset: int | None,
+    ) -> None:
+        """It is suspended between the check of its membership and the write of its offsets, both in
+        the generation of its successor, which reads on meanwhile, and commits or does not yet.
+        """
+        older = make(group_instance_id="i-1", enable_auto_commit=False)
+        other = make(enable_auto_commit=False)
+        poll_until(shared(older, other), older, other)
+        [name, *_] = older.assignment()
+        older.seek(name, 3)
+        generation = ConsumerGroups(connection.root.consumer_groups).find("g").generation
+        table = older._root.consumer_offsets
+        original = table.update
+
+        def resume_late(change: Callable[..., Any]) -> Any:
+            monkeypatch.setattr(table, "update", original)
+            newer = make(group_instance_id="i-1", enable_auto_commit=False)
+            poll_until(shared(newer, other), newer, other)
+            if offset is not None:
+                newer.commit({name: offset})
+            return original(change)
+
+        monkeypatch.setattr(table, "update", resume_late)
+        with pytest.raises(ProtocolError, match="FENCED_INSTANCE_ID"):
+            older.commit()
+        committed = CommittedOffsets(connection.root.consumer_offsets).fetch("g")
+        assert [one.offset for one in committed.values()] == [7] * (offset is not None)
+        assert ConsumerGroups(connection.root.consumer_groups).find("g").generation == generation
+        other.commit()
+        committed = CommittedOffsets(connection.root.consumer_offsets).fetch("g")
+        assert len(committed) == 3 + (offset is not None), "the others go on without a rebalance"
+
     def test_read_topics_and_partitions_that_come_later(
         self, make: Make, cluster: LocalCluster
     ) -> None:
@@ -716,7 +757,68 @@ def stop_heartbeats(consumer: Consumer) -> None:
     """Let a member fall silent, as if its process had been stopped."""
     coordinator = consumer._coordinator
     assert coordinator is not None
-    coordinator._ended.set()
+    coordinator._heartbeats.remove(coordinator)
+
+
+def thread_names() -> list[str]:
+    """Return the names of this process's threads, except those of delta-rs.
+
+    Its pool is the process's and ends threads that were idle for ten seconds.
+    """
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    return sorted(name for name in names if not name.startswith("tokio"))
+
+
+class TestManyMembersOfOneProcess:
+    @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+    def test_share_their_threads_and_one_heartbeat_commit_an_interval(
+        self, make: Make, connection: Connection
+    ) -> None:
+        """Each had a thread, a database with eight more, and a commit of its own an interval."""
+        never_ms = 10**9
+        members = [make(heartbeat_interval_ms=never_ms, session_timeout_ms=10**10)]
+        members[0].poll()
+        before = thread_names()
+        for _ in range(39):
+            members.append(make(heartbeat_interval_ms=never_ms, session_timeout_ms=10**10))
+            members[-1].poll()
+        assert thread_names() == before
+        table = connection.root.consumer_group_heartbeats
+        table.refresh()
+        version = table.version
+        [heartbeats] = {one._coordinator._heartbeats for one in members if one._coordinator}
+        for count in (1, 2):
+            heartbeats.beat()
+            table.refresh()
+            assert table.version == version + count
+            assert table.rows()["heartbeat"].to_pylist() == [count] * 40
+
+    def test_beat_also_where_one_of_them_cannot_leave(
+        self, make: Make, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        idle, busy = (make(heartbeat_interval_ms=10**9, session_timeout_ms=10**10) for _ in "ab")
+        poll_until(shared(idle, busy), idle, busy)
+        assert idle._coordinator is not None
+
+        def fail() -> None:
+            raise OSError("the store is away")
+
+        monkeypatch.setattr(idle._coordinator._member, "leave", fail)
+        idle._coordinator._polled_ms -= idle.config.max_poll_interval_ms + 1
+        idle._coordinator._heartbeats.beat()
+        monkeypatch.undo()
+        table = connection.root.consumer_group_heartbeats
+        table.refresh()
+        assert table.rows()["heartbeat"].to_pylist() == [1]
+
+    def test_are_removed_one_by_one(self, make: Make, connection: Connection) -> None:
+        """A member that does not poll leaves; the others of its process stay."""
+        idle, busy = (make(max_poll_interval_ms=one) for one in (1_000, 300_000))
+        poll_until(shared(idle, busy), idle, busy)
+        poll_until(shared(busy), busy)
+        groups = ConsumerGroups(connection.root.consumer_groups)
+        assert len(groups.find("g").members) == 1
 
 
 class TestGroupsFromOutside:
@@ -766,6 +868,9 @@ class TestGroupsFromOutside:
     ) -> None:
         """It has no table of heartbeats, and an empty one of groups with other columns."""
         cluster = tmp_path / "cluster"
+        formats = ControlTable(Location.of(str(cluster)), FORMAT)
+        [row] = formats.rows().to_pylist()
+        formats.compare_and_set(FORMAT.rows([row | {"tables": None}]))
         shutil.rmtree(cluster / "consumer_group_heartbeats")
         shutil.rmtree(cluster / "consumer_groups")
         names = ("group_id", "member_id", "protocol", "assignment")

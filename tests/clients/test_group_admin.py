@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata
 from sparklog.clients.connection import Connection
-from sparklog.clients.consumer_group import ConsumerGroups
+from sparklog.clients.consumer_group import ConsumerGroups, GroupFence
 from sparklog.clients.group_admin import GroupAdmin, ResetTo
 from sparklog.clients.group_member import GroupMember
 from sparklog.clock import SystemClock
@@ -39,16 +39,16 @@ class Administered:
         config = parse(ConsumerConfig, keys, "the test")
         member = GroupMember(self.root, "g", config, SystemClock())
         member.join(["t"])
-        self.offsets.fence("g", member.generation, {self.key: "t"})
+        self.offsets.fence("g", member.look().fence, {self.key: "t"})
         member.assign({member.member_id: [self.key]})
         member.beat()
         return member
 
-    def land(self, generation: int, offset: int) -> None:
+    def land(self, fence: GroupFence, offset: int) -> None:
         """Let a commit land that was checked before."""
         committed: dict[TopicIdPartition, tuple[str, OffsetAndMetadata]]
         committed = {self.key: ("t", OffsetAndMetadata(offset))}
-        self.offsets.commit("g", generation, committed)
+        self.offsets.commit("g", fence, committed)
 
     def names(self) -> list[str]:
         return [one.group_id for one in self.admin.list_groups()]
@@ -64,7 +64,7 @@ def test_members_that_died_do_not_keep_a_group_from_being_deleted(
 ) -> None:
     """Nobody else would remove them: members watch each other, and none is left."""
     administered.join()
-    administered.land(1, 1)
+    administered.land(GroupFence(1, 2), 1)
     administered.admin.delete("g")
     assert administered.names() == []
     assert administered.offsets.fetch("g") == {}
@@ -75,34 +75,37 @@ def test_a_commit_that_was_on_its_way_does_not_bring_a_deleted_group_back(
     administered: Administered,
 ) -> None:
     member = administered.join()
-    administered.land(member.generation, 1)
+    fence = member.look().fence
+    administered.land(fence, 1)
     administered.admin.delete("g")
     with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
-        administered.land(member.generation, 2)
+        administered.land(fence, 2)
     assert administered.names() == []
 
     again = administered.join()
     assert again.generation > member.generation
-    administered.land(again.generation, 0)
+    administered.land(again.look().fence, 0)
     assert administered.names() == ["g"]
     assert administered.offsets.fetch("g") == {administered.key: OffsetAndMetadata(0)}
 
 
 def test_a_reset_removes_who_died_and_fences_their_commits(administered: Administered) -> None:
     member = administered.join()
-    administered.land(member.generation, 1)
+    fence = member.look().fence
+    administered.land(fence, 1)
     resets = administered.admin.plan_reset("g", "t", ResetTo("latest"))
     assert [tuple(one) for one in resets] == [("t", 0, 1, 2)]
     administered.admin.reset("g", resets)
     assert administered.groups.find("g").members == ()
     assert administered.offsets.fetch("g")[administered.key].offset == 2
     with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
-        administered.land(member.generation, 1)
+        administered.land(fence, 1)
 
 
 def test_a_deletion_that_stopped_halfway_can_be_repeated(administered: Administered) -> None:
     member = administered.join()
-    administered.land(member.generation, 1)
+    fence = member.look().fence
+    administered.land(fence, 1)
     member.leave()
     admin = administered.admin
 

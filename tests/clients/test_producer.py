@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from sparklog.clients.accumulator import RecordMetadata
@@ -147,7 +148,10 @@ class TestWhatIsRefused:
             ({"value": "text"}, "its value is str: serialize it"),
             ({"value": b"", "key": 7}, "its key is int"),
             ({"value": b"", "headers": [("h", "text")]}, "its header 'h' is str"),
-            ({"value": b"", "timestamp_ms": 1 << 60}, "the timestamp 1152921504606846976 is none"),
+            (
+                {"value": b"", "timestamp_ms": 1 << 60},
+                "the timestamp 1152921504606846976 is out of",
+            ),
         ],
     )
     def test_what_no_record_can_hold_and_the_next_one_goes_on(
@@ -227,6 +231,40 @@ class TestWhatIsRefused:
                 with pytest.raises(ProtocolError, match="INVALID_PRODUCER_EPOCH"):
                     older.send("fenced", b"late").result(30)
         assert values(running_cluster.committed("fenced")[0]) == [b"a", b"b"]
+
+    def test_a_producer_that_slept_until_its_transactional_id_was_another_ones(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        """The successor has another producer id, so no broker can tell them apart (3.8)."""
+        running_cluster.create_topic("slept")
+        connection = running_cluster.connection
+        with Producer(connection, transactional_id="job-2") as older:
+            older.send("slept", b"a").result(30)
+            self.forget_transactional_ids(connection)
+            older._sender._renew_at_ms = 0
+            assert older.send("slept", b"b").result(30).offset == 1
+            assert self.transactional_ids(connection) == ["job-2"]
+            self.forget_transactional_ids(connection)
+            with Producer(connection, transactional_id="job-2") as newer:
+                newer.send("slept", b"c").result(30)
+            older._sender._renew_at_ms = 0
+            for _ in range(2):
+                with pytest.raises(ProtocolError, match="INVALID_PRODUCER_EPOCH"):
+                    older.send("slept", b"late").result(30)
+        assert values(running_cluster.committed("slept")[0]) == [b"a", b"b", b"c"]
+
+    @staticmethod
+    def forget_transactional_ids(connection: Connection) -> None:
+        """As the controller does after transactional.id.expiration.ms."""
+        connection.root.producer_ids.update(
+            lambda rows: (rows.filter(pc.is_null(rows["transactional_id"])), None)
+        )
+
+    @staticmethod
+    def transactional_ids(connection: Connection) -> list[str]:
+        connection.root.producer_ids.refresh()
+        ids = connection.root.producer_ids.rows()["transactional_id"].to_pylist()
+        return [one for one in ids if one is not None]
 
 
 class TestWithoutABroker:

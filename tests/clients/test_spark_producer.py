@@ -139,6 +139,24 @@ class TestARetry:
         assert errors(pending) == {"NONE"}
         assert self.stored(cluster, 1) == [b"v"]
 
+    def test_of_a_micro_batch_writes_its_rows_again_where_a_disk_died_before_the_append(
+        self, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
+    ) -> None:
+        """Its file was noted, and was lost with the leader's inbox: no leader knows it."""
+        producer = SparkProducer(Connection(str(tmp_path / "cluster")), spark)
+        frame = spark.sql("select 'v' value")
+        assert not producer.send(frame, "t", micro_batch=("q", 0)).is_done
+        cluster.crash(0)
+        shutil.rmtree(tmp_path / "broker-0")
+        cluster.fence(0)
+        again = producer.send(frame, "t", micro_batch=("q", 0))
+        cluster.tick_until_idle()
+        assert errors(again) == {"CORRUPT_MESSAGE"}
+        again.retry()
+        cluster.tick_until_idle()
+        assert errors(again) == {"NONE"}
+        assert self.stored(cluster, 1) == [b"v"]
+
     def test_is_stored_again_where_the_first_was_truncated(
         self, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
     ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.clients.connection import Connection
 from sparklog.clients.spark_producer import SparkProducer
-from sparklog.clients.stream_writes import Files, SentFile, StreamWrites
+from sparklog.clients.stream_writes import Files, MicroBatch, SentFile, StreamWrites
 from sparklog.errors import ProtocolError
 from sparklog.model import TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
@@ -40,41 +40,71 @@ class TestTheLatestMicroBatch:
         cluster.close()
 
     def test_is_found_by_whoever_runs_it_again(self, connection: Connection) -> None:
-        writes = StreamWrites(connection)
-        assert writes.find("q", "id", 0) is None
-        assert writes.begin("q", "id", 0, files("a")) == (False, files("a"))
+        writes, once = StreamWrites(connection), MicroBatch("q", 0)
+        assert writes.find(once) is None
+        assert writes.begin(once, files("a")) == (False, files("a"))
         again = StreamWrites(Connection(connection.cluster))
-        assert again.find("q", "id", 0) == (False, files("a"))
-        again.finish("q", "id", 0)
-        assert writes.find("q", "id", 0) == (True, {})
+        assert again.find(once) == (False, files("a"))
+        again.finish(once)
+        assert writes.find(once) == (True, {})
+
+    def test_has_the_files_of_all_its_topics(self, connection: Connection) -> None:
+        """One compare-and-set notes them, so that no run meets a part of them."""
+        writes, once = StreamWrites(connection), MicroBatch("q", 3)
+        both = files("a") | {TopicIdPartition("other", 0): files("b")[TopicIdPartition("id", 1)]}
+        before = connection.root.stream_writes.version
+        writes.begin(once, both)
+        assert connection.root.stream_writes.version == before + 1
+        assert writes.find(once) == (False, both)
+        writes.begin(MicroBatch("q", 4), files("c"))
+        assert connection.root.stream_writes.rows().num_rows == 1
 
     def test_is_that_of_the_run_which_was_faster(self, connection: Connection) -> None:
         """Two drivers encode the same micro-batch: one of them sends the other's files."""
-        StreamWrites(connection).begin("q", "id", 4, files("a"))
-        found = StreamWrites(Connection(connection.cluster)).begin("q", "id", 4, files("b"))
+        once = MicroBatch("q", 4)
+        StreamWrites(connection).begin(once, files("a"))
+        found = StreamWrites(Connection(connection.cluster)).begin(once, files("b"))
         assert found == (False, files("a"))
 
     def test_takes_the_place_of_the_one_before_it(self, connection: Connection) -> None:
         writes = StreamWrites(connection)
         for batch_id in (0, 1, 5):
-            writes.begin("q", "id", batch_id, files(str(batch_id)))
+            writes.begin(MicroBatch("q", batch_id), files(str(batch_id)))
         assert connection.root.stream_writes.rows().num_rows == 1
-        assert writes.find("q", "id", 6) is None
+        assert writes.find(MicroBatch("q", 6)) is None
 
     def test_is_known_for_each_query_and_topic(self, connection: Connection) -> None:
+        """A program that writes topic after topic in foreachBatch notes each by itself."""
         writes = StreamWrites(connection)
-        writes.begin("q", "id", 1, files("a"))
-        assert writes.find("other", "id", 1) is None
-        assert writes.find("q", "other", 1) is None
+        writes.begin(MicroBatch("q", 1, "id"), files("a"))
+        assert writes.find(MicroBatch("other", 1, "id")) is None
+        assert writes.find(MicroBatch("q", 1, "other")) is None
+        writes.begin(MicroBatch("q", 1, "other"), {})
+        assert writes.find(MicroBatch("q", 1, "id")) == (False, files("a"))
+        assert writes.find(MicroBatch("q", 1, "other")) == (False, {})
 
     def test_refuses_an_older_run_that_is_still_about(self, connection: Connection) -> None:
         writes = StreamWrites(connection)
-        writes.begin("q", "id", 7, files("a"))
+        writes.begin(MicroBatch("q", 7), files("a"))
         said = "INVALID_PRODUCER_EPOCH: micro-batch 6 of query q is written after its micro-batch 7"
         with pytest.raises(ProtocolError, match=said):
-            writes.find("q", "id", 6)
+            writes.find(MicroBatch("q", 6))
         with pytest.raises(ProtocolError, match=said):
-            writes.begin("q", "id", 6, files("b"))
+            writes.begin(MicroBatch("q", 6), files("b"))
+
+    def test_whose_files_another_run_has_replaced_is_refused_to_the_older_run(
+        self, connection: Connection
+    ) -> None:
+        writes, once = StreamWrites(connection), MicroBatch("q", 7)
+        writes.begin(once, files("a"))
+        writes.check(once, files("a"))
+        writes.replace(once, files("a"), files("b"))
+        said = "INVALID_PRODUCER_EPOCH: micro-batch 7 of query q is being written by another run"
+        with pytest.raises(ProtocolError, match=said):
+            writes.check(once, files("a"))
+        with pytest.raises(ProtocolError, match=said):
+            writes.replace(once, files("a"), files("c"))
+        assert writes.find(once) == (False, files("b"))
 
 
 class TestAQueryThatIsKilled:
@@ -130,6 +160,5 @@ class TestAQueryThatIsKilled:
         stored = running_cluster.committed("stream")
         values = [int(record["value"]) for records in stored.values() for record in records]
         assert sorted(values) == list(range(300))
-        assert StreamWrites(connection).find(
-            "query", connection.metadata().topic("stream").topic_id, 2
-        ) == (True, {})
+        topic_id = connection.metadata().topic("stream").topic_id
+        assert StreamWrites(connection).find(MicroBatch("query", 2, topic_id)) == (True, {})

@@ -123,6 +123,63 @@ def test_committed_records_are_what_consumers_see_also_of_what_came_after_the_vi
     assert sorted(map(tuple, rows.collect())) == sorted(consumed)
 
 
+def test_committed_records_are_never_fewer_over_a_failover_but_an_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Rule 10.2: a query that ends at the latest offset shows all records or fails (KIP-207)."""
+    cluster = LocalCluster(tmp_path, BROKERS)
+    cluster.create_topic("t", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": 2})
+    cluster.create_topic("other", assignment={0: [1, 2]})
+    session = spark.newSession()
+    create_views(session, connect(tmp_path))
+    cluster.produce("t", 0, [b"%d" % number for number in range(5)])
+    cluster.produce("other", 0, [b"x", b"y"])
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"5", b"6", b"7"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    cluster.follower_tick(2)
+    cluster.leader_tick(0)
+
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    def shown(query: str = f"select * from ({COMMITTED_RECORDS}) where topic = 't'") -> int | str:
+        try:
+            return len(session.sql(query).collect())
+        except (PySparkException, Py4JJavaError) as error:
+            [name] = [one for one in ("OFFSET_NOT", "LEADER_NOT") if one in str(error)]
+            return f"{name}_AVAILABLE"
+
+    assert shown() == 8
+    shutil.move(tmp_path / "broker-0", tmp_path / "away")
+    with pytest.warns(UserWarning, match="broker 0 is left out"):
+        create_views(session, connect(tmp_path))
+    assert shown() == "OFFSET_NOT_AVAILABLE", "the leader's records are not there"
+    shutil.move(tmp_path / "away", tmp_path / "broker-0")
+    create_views(session, connect(tmp_path))
+    cluster.crash(0)
+    cluster.fence(0)
+    not_elected = shown()
+    cluster.leader_tick(1)
+    assert (not_elected, shown()) == ("OFFSET_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE")
+    for query in (
+        f"select topic from ({COMMITTED_RECORDS}) where offset >= 6 and value > binary('')",
+        f"select count(*) from ({COMMITTED_RECORDS}) where broker_id = 1",
+    ):
+        assert shown(query) == "OFFSET_NOT_AVAILABLE", query
+    assert shown(f"select * from ({COMMITTED_RECORDS}) where topic = 'other'") == 2
+    cluster.tick_until_idle()
+    assert shown() == 8
+    for broker_id in (1, 2):
+        cluster.crash(broker_id)
+    cluster.restart(0)
+    cluster.fence(1)
+    cluster.fence(2)
+    assert cluster.partition("t", 0).leader is None
+    assert shown() == "LEADER_NOT_AVAILABLE"
+
+
 def test_a_broker_root_that_cannot_be_read_is_left_out_with_a_warning(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -106,6 +106,41 @@ class TestWhatIsRead:
         assert "headers" not in next(read_task(task)).schema.names
 
 
+def test_a_read_that_ends_below_the_high_watermark_needs_no_latest_offset(
+    readable: Readable,
+) -> None:
+    """Rule 10.2: the new leader has not caught up with what was shown, and under
+    min.insync.replicas never does. What it shows is committed.
+    """
+    cluster = readable.cluster
+    readable.create_topic("t", min_insync_replicas=2)
+    readable.produce("t", b"0", b"1", b"2")
+    stream = readable.stream(subscribe="t", startingOffsets="earliest")
+    start = stream.initial_offset()
+    three = stream.latest_offset(start, is_limited=True)
+    cluster.produce("t", 0, [b"3", b"4"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    cluster.follower_tick(2)
+    cluster.leader_tick(0)
+    five = stream.latest_offset(three, is_limited=True)
+    for broker in (0, 2):
+        cluster.crash(broker)
+        cluster.fence(broker)
+    cluster.tick_until_idle()
+    assert cluster.replica(1, "t", 0).high_watermark == 3
+    assert offsets(stream.plan(start, three)) == [0, 1, 2]
+    assert offsets(readable.batch(subscribe="t", endingOffsets='{"t":{"0":3}}')) == [0, 1, 2]
+    for ending in ('{"t":{"0":4}}', '{"t":{"0":-1}}', "latest"):
+        with pytest.raises(ProtocolError, match="OFFSET_NOT_AVAILABLE"):
+            readable.batch(subscribe="t", endingOffsets=ending)
+    with pytest.raises(ProtocolError, match="OFFSET_NOT_AVAILABLE"):
+        stream.plan(three, five)
+    cluster.restart(2)
+    cluster.tick_until_idle()
+    assert offsets(stream.plan(three, five)) == [3, 4]
+
+
 class TestWhatIsRefused:
     def test_a_topic_or_partition_that_does_not_exist(self, filled: Readable) -> None:
         with pytest.raises(ProtocolError, match="there is no topic 'nowhere'"):
@@ -221,8 +256,11 @@ class TestFailures:
         readable.create_topic("t")
         readable.produce("t", b"a")
         tasks = readable.batch(subscribe="t")
-        file = Path(tasks[0].log.uri, tasks[0].files[0].path)
-        file.unlink()
+        [planned] = tasks[0].files
+        file = Path(tasks[0].log.uri, planned.path)
+        for root in Path(tasks[0].log.uri).parents[1].glob("broker-*"):
+            for copy in (root / "log" / "_inbox").iterdir():
+                copy.unlink()
         with pytest.raises(StorageError, match="was removed since this query was planned"):
             rows(tasks)
         file.write_bytes(b"no parquet")

@@ -14,13 +14,16 @@ T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u",
 
 
 def test_a_checkpoints_offset_is_the_connectors_json_with_one_more_member() -> None:
-    offset = StreamOffset({T1: Position(5), T0: Position(23, "id-of-t", 4), U0: Position(0, "u")})
+    offset = StreamOffset(
+        {T1: Position(5), T0: Position(23, "id-of-t", 4, 20), U0: Position(0, "u")}
+    )
     assert offset.to_json() == {
         "t": {"0": 23, "1": 5},
         "u": {"0": 0},
         "@sparklog": {
             "topic_ids": {"t": "id-of-t", "u": "u"},
             "leader_epochs": {"t": {"0": 4}},
+            "epoch_starts": {"t": {"0": 20}},
         },
     }
 
@@ -35,7 +38,8 @@ positions = st.dictionaries(
     min_size=1,
 ).map(
     lambda found: {
-        key: Position(offset, f"id of {key.topic}", offset % 7 - 1) for key, offset in found.items()
+        key: Position(offset, f"id of {key.topic}", offset % 7 - 1, offset % 5 - 1)
+        for key, offset in found.items()
     }
 )
 

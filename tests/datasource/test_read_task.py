@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from sparklog.datasource import read_task as module
 from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask, read_task
@@ -44,11 +45,12 @@ def store(log: Location, deltas: np.ndarray) -> PlannedFile:
         pq.write_table(records(deltas), target, row_group_size=10)
         content = target.getvalue().to_pybytes()
         file.write(content)
-    return PlannedFile(path, len(content), BASE)
+    checksum = xxhash.xxh3_64_hexdigest(content)
+    return PlannedFile(path, len(content), checksum, BASE, BASE + ROWS)
 
 
 def read(log: Location, file: PlannedFile, start: int, end: int) -> list[dict[str, object]]:
-    task = ReadTask(OffsetRange(T0, start, end), log, (file,), include_headers=True)
+    task = ReadTask(OffsetRange(T0, start, end), log, (file,), True, log.uri, None, "a-topic-id")
     return [row for batch in read_task(task) for row in batch.to_pylist()]
 
 

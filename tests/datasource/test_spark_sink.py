@@ -33,6 +33,13 @@ def values(cluster: RunningCluster, topic: str) -> list[bytes]:
     return sorted(row["value"] for rows in cluster.committed(topic).values() for row in rows)
 
 
+def assert_shown_in_one_line(error: Exception, sentence: str) -> None:
+    """Spark itself says where it failed, in front and in lines that follow."""
+    lines = str(error).splitlines()
+    assert any(sentence in line and ".errors." in line for line in lines[:2])
+    assert not any("Traceback" in line or line.startswith("  File") for line in lines)
+
+
 class TestADataFrame:
     def test_is_stored_when_save_returns(
         self, spark: SparkSession, running: RunningCluster
@@ -107,8 +114,9 @@ class TestADataFrame:
     ) -> None:
         if "refused" not in {one.topic for one in running.connection.metadata().topics.values()}:
             running.create_topic("refused")
-        with pytest.raises(Exception, match=sentence):
+        with pytest.raises(Exception, match=sentence) as told:
             save(spark.sql(query), running, **options)
+        assert_shown_in_one_line(told.value, sentence)
         assert values(running, "refused") == []
 
     def test_is_never_written_over_what_is_there(
@@ -203,3 +211,14 @@ def test_a_stream_goes_on_over_a_failover(
     pipe.run("from", "to")
     assert sorted(map(int, values(running, "to"))) == list(range(40))
     running.application.start_broker(0)
+
+
+def test_an_error_of_a_stream_is_shown_in_one_line(
+    spark: SparkSession, running: RunningCluster, tmp_path: Path
+) -> None:
+    """The stack of the Python worker says nothing to the person who named the topic."""
+    running.create_topic("known")
+    pipe = Pipe(spark, running, tmp_path)
+    with pytest.raises(StreamingQueryException) as told:
+        pipe.run("nowhere", "known")
+    assert_shown_in_one_line(told.value, "there is no topic 'nowhere'")

@@ -318,6 +318,80 @@ class TestLoss:
             planned = self.tolerant(readable).plan(start, end)
         assert offsets(planned) == [0, 1, 2]
 
+    @pytest.fixture
+    def replaced(self, readable: Readable) -> tuple[Readable, Offset, Offset]:
+        """Of topic t, the stream read 0 to 2 and then 3 and 4, of another leader epoch; then an
+        unclean election made a log the truth that never had that epoch and is longer: 0 to 6."""
+        readable.create_topic("t")
+        start = readable.stream(subscribe="t").initial_offset()
+        readable.store_unevenly("t", kept=3, lost=4)
+        readable.go_offline()
+        readable.elect_unclean("t")
+        readable.produce("t", b"read 3", b"read 4")
+        stream = readable.stream(subscribe="t")
+        end = stream.latest_offset(start, is_limited=True)
+        assert [row[3] for row in rows(stream.plan(start, end))][3:] == [b"read 3", b"read 4"]
+        readable.cluster.crash(1)
+        readable.cluster.restart(0)
+        readable.cluster.fence(1)
+        readable.elect_unclean("t")
+        assert len(readable.cluster.consume("t", 0)) == 7
+        return readable, start, end
+
+    def test_a_longer_log_without_the_epoch_that_was_read_is_an_error(
+        self, replaced: tuple[Readable, Offset, Offset]
+    ) -> None:
+        """Offsets alone show nothing: the high watermark is above the stream's position."""
+        readable, start, end = replaced
+        stream = readable.stream(subscribe="t")
+        with pytest.raises(DataLossError, match="records 3 to 4, which were read, are replaced"):
+            stream.latest_offset(through_checkpoint(end), is_limited=True)
+        with pytest.raises(DataLossError, match="records 3 to 4, which were read, are replaced"):
+            stream.plan(start, through_checkpoint(end))
+
+    def test_or_where_that_is_tolerated_its_records_are_read_from_where_the_logs_differ(
+        self, replaced: tuple[Readable, Offset, Offset]
+    ) -> None:
+        readable, _, end = replaced
+        stream = self.tolerant(readable)
+        with pytest.warns(UserWarning, match="records 3 to 4, which were read, are replaced"):
+            here = stream.latest_offset(through_checkpoint(end), is_limited=True)
+        with pytest.warns(UserWarning, match="records 3 to 4"):
+            planned = stream.plan(end, here)
+        assert [row[2:] for row in rows(planned)] == [
+            (3 + one, f"lost {one}".encode()) for one in range(4)
+        ]
+        assert stream.latest_offset(here, is_limited=True) == here
+
+    def test_a_checkpoint_that_does_not_say_where_the_epoch_began_shows_the_loss_as_well(
+        self, replaced: tuple[Readable, Offset, Offset]
+    ) -> None:
+        """Checkpoints of earlier versions have leader epochs without their start offsets."""
+        readable, _, end = replaced
+        older = through_checkpoint(end)
+        del older["@sparklog"]["epoch_starts"]
+        with pytest.raises(DataLossError, match="records below 5, which were read, are replaced"):
+            readable.stream(subscribe="t").latest_offset(older, is_limited=True)
+        with pytest.warns(UserWarning, match="records below 5"):
+            here = self.tolerant(readable).latest_offset(older, is_limited=True)
+        with pytest.warns(UserWarning, match="records below 5"):
+            assert offsets(self.tolerant(readable).plan(older, here)) == [5, 6]
+
+    def test_a_batch_between_such_offsets_is_an_error(
+        self, replaced: tuple[Readable, Offset, Offset]
+    ) -> None:
+        readable, _, end = replaced
+        text = json.dumps(end)
+        for given in ({"startingOffsets": text}, {"endingOffsets": text}):
+            with pytest.raises(DataLossError, match="records 3 to 4, which were read"):
+                readable.batch(subscribe="t", **given)
+        with pytest.warns(UserWarning, match="records 3 to 4"):
+            found = readable.batch(subscribe="t", startingOffsets=text, failOnDataLoss="false")
+        assert offsets(found) == [3, 4, 5, 6]
+        with pytest.warns(UserWarning, match="records 3 to 4"):
+            found = readable.batch(subscribe="t", endingOffsets=text, failOnDataLoss="false")
+        assert offsets(found) == [0, 1, 2, 3, 4]
+
     def test_a_topic_of_the_same_name_with_another_id_is_not_taken_for_the_old_one(
         self, filled: Readable
     ) -> None:

@@ -6,11 +6,14 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pyspark
 import pytest
 
+from pyspark_sparklog import DefaultSource
+from sparklog.errors import ConfigError, show_in_one_line
 from sparklog.java import find_java
 from tests.datasource.conftest import Readable
 
@@ -85,3 +88,16 @@ def test_a_plain_program_under_spark_submit_finds_the_format(
         check=False,
     )
     assert answer.stdout.splitlines()[-1:] == ["['a', 'b']"], answer.stderr
+
+
+def test_an_error_of_a_program_keeps_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a Python worker of Spark, which ends with the error that it reports, hides stacks."""
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
+    with pytest.raises(ConfigError, match="option cluster is missing"):
+        DefaultSource({}).schema()
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("pyspark.daemon", None))
+    show_in_one_line(ValueError("a fault of the program"))
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ
+    show_in_one_line(ConfigError("a fault of the user"))
+    assert os.environ.pop("SPARK_HIDE_TRACEBACK") == "1"

@@ -103,15 +103,15 @@ def test_a_start_that_fails_halfway_leaves_no_broker_that_looks_alive(tmp_path: 
     first = Application(config(tmp_path))
     first.start()
     first.run_until_idle()
-    # Whole to a first look, but not to whoever opens it.
-    (tmp_path / "broker-2" / "delayed_operations").rename(tmp_path / "gone")
+    # The root has its format; only the log, which nothing rebuilds, cannot be opened.
+    (tmp_path / "broker-2" / "log").rename(tmp_path / "gone")
 
     second = Application(config(tmp_path))
-    with pytest.raises(StorageError, match="delayed_operations"):
+    with pytest.raises(StorageError, match="broker-2/log"):
         second.start()
     assert states(tmp_path)[:2] == ["parked", "parked"]
 
-    (tmp_path / "gone").rename(tmp_path / "broker-2" / "delayed_operations")
+    (tmp_path / "gone").rename(tmp_path / "broker-2" / "log")
     third = Application(config(tmp_path))
     third.start()
     assert states(tmp_path) == ["alive"] * 3

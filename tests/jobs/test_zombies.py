@@ -127,6 +127,7 @@ def test_the_older_of_two_processes_of_a_leader_is_fenced_and_the_newer_goes_on(
     [key] = of_older.partitions()
     last = of_older.batches(key)[-1]
     zombies = last._replace(path=new_batch_path(), base_offset=last.next_offset)
+    of_older.location.create(zombies.path).close()
     with pytest.raises(FencedError, match="a newer process plays this role"):
         of_older.commit([zombies])
 

@@ -22,6 +22,7 @@ from sparklog.model import (
 )
 from sparklog.protocol.rules import DuckDBRules, SparkRules
 from sparklog.testing import LocalCluster
+from tests.broker.damaging import change_add
 from tests.cli.command_line import files_in, run
 from tests.maintenance.damage import (
     Row,
@@ -345,6 +346,26 @@ def test_a_first_batch_missing_is_found(case: Case) -> None:
     assert case.lines()[0] == (
         f"t-0 broker 2: batch {own[1].path} begins at 2; the log goes on at 0 (rule 9.5)"
     )
+
+
+def test_a_changed_header_is_found(case: Case) -> None:
+    path = case.batches(2)[1].path
+
+    def change(add: dict[str, Any]) -> None:
+        add["partitionValues"]["leader_epoch"] = "7"
+
+    change_add(case.folder / "broker-2" / "log", path, change)
+    found = [line for line in case.lines() if "header_checksum" in line]
+    [line] = found
+    assert line.startswith(f"t-0 broker 2: the header of {path} does not match")
+    assert line.endswith("the headers of a log are sound (rule 9.5)")
+
+
+def test_damage_that_a_broker_reports_is_found(case: Case) -> None:
+    case.change(1, lambda row: row.update(damage="x is damaged", damaged_offset=4))
+    assert case.lines() == [
+        "t-0 broker 1: it reports: x is damaged; replicas are sound (rule 10.8)"
+    ]
 
 
 def test_overlapping_batches_are_found(case: Case) -> None:

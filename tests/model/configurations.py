@@ -22,6 +22,17 @@ QUICK: Mapping[str, Setting] = {
     "retries": Setting(replicas=2, records=2, epochs=3, retries=True),
     "requests in inboxes": Setting(replicas=2, records=2, epochs=3, requests=True),
     "unknown outcomes": Setting(replicas=3, records=1, epochs=2, unknown_outcomes=True),
+    "lost answers": Setting(replicas=3, records=1, epochs=2, lost_answers=2),
+    "lost answers and a crash": Setting(replicas=2, records=1, epochs=3, lost_answers=1, crashes=1),
+    "lag in messages": Setting(
+        replicas=3,
+        records=2,
+        epochs=2,
+        pauses=0,
+        slow_high_watermark=True,
+        partial_fetches=True,
+        lag_max_messages=1,
+    ),
     "slow joiners": Setting(
         replicas=3, records=1, epochs=2, slow_high_watermark=True, partial_fetches=True
     ),
@@ -39,6 +50,10 @@ FULL: Mapping[str, Setting] = {
     "two, three, three, unclean elections": Setting(
         replicas=2, records=3, epochs=3, crashes=1, fences=1, uncleans=1
     ),
+    "two, two, three, a lost answer and a crash": Setting(
+        replicas=2, records=2, epochs=3, lost_answers=1, crashes=1
+    ),
+    "three, two, two, a lost answer": Setting(replicas=3, records=2, epochs=2, lost_answers=1),
     "two, three, three, every fault": Setting(
         replicas=2,
         records=3,

@@ -13,7 +13,7 @@ from tests.model.decisions import (
     united_epochs,
 )
 from tests.model.follower import checkpointed
-from tests.model.leader import Step, eligible_after, published, put
+from tests.model.leader import NOBODY, Step, eligible_after, published, put
 from tests.model.state import (
     IDLE,
     NO_ROW,
@@ -24,8 +24,6 @@ from tests.model.state import (
     State,
     members,
 )
-
-NOBODY = -1
 
 
 def controller_fences(setting: Setting, state: State) -> Iterator[Step]:
@@ -224,13 +222,13 @@ def _started(setting: Setting, state: State, broker: int, replica: Replica) -> S
     epochs = recovered_epochs(replica.kept_entries, replica.log)
     if setting.mutation.unites_histories_on_start:
         epochs = united_epochs(replica.kept_entries, replica.log)
-    known = replica.row.high_watermark if replica.row.leader_epoch >= 0 else -1
+    known = replica.row.high_watermark if replica.row.broker_epoch >= 0 else -1
     mark = recovered_high_watermark(known, len(replica.log))
     bit = 1 << broker
     return put(
         state._replace(alive=state.alive | bit, fenced=state.fenced & ~bit),
         broker,
-        replica._replace(entries=epochs, high_watermark=mark),
+        replica._replace(entries=epochs, high_watermark=mark, is_uncertain=0),
     )
 
 

@@ -73,6 +73,8 @@ def truncation_point(
         return NOTHING, True
     if not own:
         return NOTHING, False
+    if own[-1][0] == leader_epoch and own_end > max(own[-1][1], leader_end):
+        return NOTHING, True  # 10.4: the leader has lost what it had in its own epoch
     asked: int | None = own[-1][0]
     while asked is not None:
         answered, leaders_end = end_offset_for(asked, leader, leader_end)
@@ -155,25 +157,43 @@ def believed_log_end_offset(
 
 @Decision
 def high_watermark(
-    current: int, min_isr: int, replicas: tuple[tuple[bool, bool, bool, int], ...]
+    current: int,
+    min_isr: int,
+    lag_max_messages: int,
+    replicas: tuple[tuple[bool, bool, bool, int], ...],
 ) -> int:
-    """2.1, 2.3, 2.4 over (in ISR, in proposed ISR, about to join, log end offset) per replica.
+    """2.1, 2.3, 2.4 over (in ISR, in proposed ISR, caught up lately, log end offset) per replica.
 
-    The first replica is the leader; -1 is the end of one that has not reported in this epoch.
+    The first replica is the leader; -1 is the end of one that has not reported in this epoch, and
+    the limit where it is not set.
     """
     if sum(in_isr for in_isr, _, _, _ in replicas) < min(min_isr, len(replicas)):
         return current
-    counted = [end for in_isr, proposed, joins, end in replicas if in_isr or proposed or joins]
+    leader_end = replicas[0][3]
+    counted = [
+        end
+        for in_isr, proposed, joins, end in replicas
+        if in_isr or proposed or (joins and not _is_beyond(lag_max_messages, leader_end, end))
+    ]
     return max(current, min(counted))
 
 
+def _is_beyond(lag_max_messages: int, leader_end: int, end: int) -> bool:
+    """5.1: further behind than replica.lag.max.messages; an end not known is not."""
+    return lag_max_messages >= 0 and 0 <= end < leader_end - lag_max_messages
+
+
 @Decision
-def isr_shrink(log_end_offset: int, followers: tuple[tuple[bool, int, bool], ...]) -> int:
+def isr_shrink(
+    log_end_offset: int, lag_max_messages: int, followers: tuple[tuple[bool, int, bool], ...]
+) -> int:
     """5.1 over (in ISR, log end offset, lags by time) per follower: the mask of those who leave."""
     return sum(
         1 << place
         for place, (in_isr, end, lags) in enumerate(followers)
-        if in_isr and lags and end != log_end_offset
+        if in_isr
+        and end != log_end_offset
+        and (lags or _is_beyond(lag_max_messages, log_end_offset, end))
     )
 
 
@@ -181,13 +201,19 @@ def isr_shrink(log_end_offset: int, followers: tuple[tuple[bool, int, bool], ...
 def isr_expand(
     current_high_watermark: int,
     epoch_start: int,
+    log_end_offset: int,
+    lag_max_messages: int,
     followers: tuple[tuple[bool, bool, int], ...],
 ) -> int:
     """5.2 over (in ISR, alive, log end offset that counts) per follower: the mask of who joins."""
     return sum(
         1 << place
         for place, (in_isr, is_alive, end) in enumerate(followers)
-        if not in_isr and is_alive and end >= 0 and end >= max(current_high_watermark, epoch_start)
+        if not in_isr
+        and is_alive
+        and end >= 0
+        and end >= max(current_high_watermark, epoch_start)
+        and not _is_beyond(lag_max_messages, log_end_offset, end)
     )
 
 
@@ -298,6 +324,21 @@ def completed(
 
 
 @Decision
+def fetchable_end(
+    leader: int, leader_epoch: int, is_as_elected: bool, row_leader_epoch: int, mark: int
+) -> int:
+    """2.6, 10.2: the offset that fetches are served up to, or -1 for "not available".
+
+    A topic's first leader has nothing to show yet, unless it has restarted since.
+    """
+    if leader < 0:
+        return UNAVAILABLE
+    if row_leader_epoch < 0 and leader_epoch == 0 and is_as_elected:
+        return 0
+    return mark if row_leader_epoch == leader_epoch else UNAVAILABLE
+
+
+@Decision
 def visible_end(
     leader: int,
     leader_epoch: int,
@@ -306,17 +347,9 @@ def visible_end(
     mark: int,
     epoch_start: int,
 ) -> int:
-    """2.6, KIP-207: up to where a consumer sees, or -1 for "not available".
-
-    A topic's first leader has nothing to show yet, unless it has been started anew since.
-    """
-    if leader < 0:
-        return UNAVAILABLE
-    if row_leader_epoch < 0 and leader_epoch == 0 and is_as_elected:
-        return 0
-    if row_leader_epoch != leader_epoch or mark < epoch_start:
-        return UNAVAILABLE
-    return mark
+    """2.6, KIP-207: the latest offset, or -1 for "not available"."""
+    end = fetchable_end(leader, leader_epoch, is_as_elected, row_leader_epoch, mark)
+    return UNAVAILABLE if row_leader_epoch >= 0 and mark < epoch_start else end
 
 
 DECISIONS = (
@@ -338,5 +371,6 @@ DECISIONS = (
     request_error,
     duplicate_offset,
     completed,
+    fetchable_end,
     visible_end,
 )

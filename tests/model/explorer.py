@@ -32,7 +32,7 @@ from tests.model.controller import (
 )
 from tests.model.follower import follower_continues, follower_reads
 from tests.model.invariants import INVARIANTS, TRANSITION_INVARIANTS, Relation
-from tests.model.leader import LEADER_ACTIONS, Step, leader_becomes
+from tests.model.leader import LEADER_ACTIONS, Step, broker_settles, leader_becomes
 from tests.model.state import IDLE, Mutation, Setting, State, canonical, forgotten, initial_state
 
 _CHECKPOINTS = {"FollowerCheckpoints", "FollowerTicks", "LeaderCheckpoints", "ZombieRewritesRow"}
@@ -47,6 +47,9 @@ def next_states(setting: Setting, state: State) -> Iterator[Step]:
             yield from broker_announces_stop(setting, state, broker)
             yield from broker_stops(setting, state, broker)
             yield from broker_heartbeats(setting, state, broker)
+            if replica.is_uncertain:
+                yield from broker_settles(setting, state, broker)
+                continue
             if replica.leading.epoch >= 0:
                 for action in LEADER_ACTIONS:
                     yield from action(setting, state, broker)

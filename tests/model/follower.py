@@ -33,7 +33,7 @@ from tests.model.decisions import (
     truncated,
     truncation_point,
 )
-from tests.model.leader import Step, put
+from tests.model.leader import NOBODY, Step, published, put, unsure
 from tests.model.state import (
     CHECKED,
     IDLE,
@@ -210,6 +210,11 @@ def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -
     point, _ = agreed(setting, replica)
     if point != NOTHING:
         log, entries = truncated(replica.log, replica.entries, point)
+        if point < replica.high_watermark:
+            state, replica = _left_isr(state, broker)
+        if setting.lost_answers > state.spent.lost_answers and log != replica.log:
+            found = unsure(setting, state, broker, replica._replace(log=log))
+            yield ("FollowerTruncates", broker, "unsure; it landed"), found
         mark = min(replica.high_watermark, len(log))
         cut = replica._replace(log=log, entries=entries, high_watermark=mark)
         yield planned(setting, state, broker, cut, "FollowerTruncates")
@@ -224,8 +229,23 @@ def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -
         log, entries = copied(replica.log, replica.entries, source, to)
         committed = replica._replace(log=log, entries=entries, tick=written(tick))
         yield ("FollowerCommits", broker), put(state, broker, committed)
+        if setting.lost_answers > state.spent.lost_answers:
+            found = unsure(setting, state, broker, replica._replace(log=log))
+            yield ("FollowerCommits", broker, "unsure; it landed"), found
     nothing = replica._replace(tick=written(tick))
     yield ("FollowerCopiesNothing", broker), put(state, broker, nothing)
+
+
+def _left_isr(state: State, broker: int) -> tuple[State, Replica]:
+    """10.4: withdraw the report, and leave the ISR and ELR, before a cut below the high watermark.
+
+    Also where the broker is no member: a leader may be about to add it by its last report.
+    """
+    replica = state.replicas[broker]
+    replica = replica._replace(row=replica.row._replace(leader_epoch=-1))
+    bit = 1 << broker
+    left = state._replace(isr=state.isr & ~bit, elr=state.elr & ~bit)
+    return put(published(left, NOBODY), broker, replica), replica
 
 
 def copied(log: Log, entries: Entries, source: Log, to: int) -> tuple[Log, Entries]:

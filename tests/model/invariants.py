@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from tests.model.decisions import UNAVAILABLE, visible_end
+from tests.model.decisions import UNAVAILABLE, fetchable_end, visible_end
 from tests.model.state import Row, Setting, State, members
 
 
@@ -48,14 +48,14 @@ def in_sync_replicas_agree_below_high_watermark(setting: Setting, state: State) 
 
 
 def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
-    """9.3: whoever asks the leader sees all that was shown before, or "not available"."""
+    """9.3: a fetch returns nothing but what was shown, in its order; the latest offset is never
+    below what was shown, or "not available".
+    """
     for replica in state.replicas:
         row = replica.row
         if row.leads and row.leader_epoch >= state.shown_since and row.high_watermark:
             visible = row.log[: row.high_watermark]
-            end = visible_end(
-                0, row.leader_epoch, True, row.leader_epoch, row.high_watermark, _start(row)
-            )
+            end = fetchable_end(0, row.leader_epoch, True, row.leader_epoch, row.high_watermark)
             if end != UNAVAILABLE and state.shown[: len(visible)] != visible:
                 return False
     if not state.shown or state.leader < 0:
@@ -120,8 +120,13 @@ def epoch_histories_increase(setting: Setting, state: State) -> bool:
 
 
 def epoch_histories_tell_the_log(setting: Setting, state: State) -> bool:
-    """6.1, 9.6: the epoch of every record is the one that the history has for its offset."""
+    """6.1, 9.6: the epoch of every record is the one that the history has for its offset.
+
+    10.6: nobody acts by the history of a replica whose log has moved without its broker's knowing.
+    """
     for replica in state.replicas:
+        if replica.is_uncertain:
+            continue
         entries, at = replica.entries, -1
         for offset, (epoch, _) in enumerate(replica.log):
             while at + 1 < len(entries) and entries[at + 1][1] <= offset:
@@ -138,7 +143,7 @@ def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> b
     """
     for replica in state.replicas:
         mark = replica.high_watermark
-        if mark > len(replica.log):
+        if mark > len(replica.log) and not replica.is_uncertain:
             return False
         leading = replica.leading
         if mark and leading.epoch == state.leader_epoch:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from tests.model.decisions import (
     DIVERGED,
+    Entries,
     believed_log_end_offset,
     completed,
     duplicate_offset,
@@ -18,6 +19,8 @@ from tests.model.decisions import (
     high_watermark,
     isr_expand,
     isr_shrink,
+    recovered_epochs,
+    recovered_high_watermark,
     request_error,
 )
 from tests.model.state import (
@@ -34,6 +37,8 @@ from tests.model.state import (
 
 Step: TypeAlias = "tuple[tuple[str | int, ...], State]"
 """What happened, (action, actor, ...), and the state after it."""
+
+NOBODY = -1
 
 
 def put(state: State, broker: int, replica: Replica) -> State:
@@ -103,7 +108,12 @@ def leader_advances_high_watermark(
             end,
         )
         marks.add(
-            high_watermark(replica.high_watermark, setting.min_isr, (itself, *sorted(followers)))
+            high_watermark(
+                replica.high_watermark,
+                setting.min_isr,
+                setting.lag_max_messages,
+                (itself, *sorted(followers)),
+            )
         )
     return tuple(replica._replace(high_watermark=mark) for mark in sorted(marks))
 
@@ -194,6 +204,41 @@ def leader_appends(setting: Setting, state: State, broker: int) -> Iterator[Step
             after = state._replace(issued=record + 1)
         for advanced in leader_advances_high_watermark(setting, after, broker, appended):
             yield ("LeaderAppends", broker, record), put(after, broker, advanced)
+        # The request stays in its inbox.
+        unknown = state._replace(issued=after.issued)
+        if setting.lost_answers > state.spent.lost_answers:
+            label = "LeaderAppends", broker, record, "unsure; it landed"
+            yield label, unsure(setting, unknown, broker, appended)
+
+
+def unsure(setting: Setting, state: State, broker: int, replica: Replica) -> State:
+    """10.6: the log of this replica was committed, and its broker does not know.
+
+    The tick ends there. Until it has settled the broker decides nothing.
+    """
+    if not setting.mutation.lost_answers_are_not_derived:
+        replica = replica._replace(is_uncertain=1)
+    spent = state.spent._replace(lost_answers=state.spent.lost_answers + 1)
+    return put(state._replace(spent=spent), broker, replica._replace(tick=IDLE))
+
+
+def broker_settles(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """10.6: the next tick begins with the log; what it implies is derived as at a start (7.0)."""
+    replica = state.replicas[broker]
+    epochs: Entries = recovered_epochs(replica.entries, replica.log)
+    last = replica.entries[-1:]
+    if last == ((replica.leading.epoch, len(replica.log)),):
+        # No record tells of the epoch that it leads in.
+        epochs += last
+    mark = recovered_high_watermark(replica.high_watermark, len(replica.log))
+    settled = replica._replace(
+        entries=epochs, kept_entries=epochs, high_watermark=mark, is_uncertain=0
+    )
+    if replica.leading is NOT_LEADING:
+        yield ("BrokerSettles", broker), put(state, broker, settled)
+        return
+    for after in leader_advances_high_watermark(setting, state, broker, settled):
+        yield ("BrokerSettles", broker), put(state, broker, after)
 
 
 def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
@@ -268,20 +313,27 @@ def _believed(setting: Setting, leader: Replica, follower: Replica) -> int:
 
 
 def leader_shrinks_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """5.1: time is abstracted, so any follower that is not at the log end may be lagging."""
+    """5.1: time is abstracted, so any follower that is not at the log end may be lagging.
+
+    Those beyond replica.lag.max.messages leave with it, or without any that lags by time.
+    """
     leading = state.replicas[broker].leading
     if not leading.is_current or not setting.isr_changes:
         return
     end = len(state.replicas[broker].log)
-    for follower in members(leading.isr & ~(1 << broker)):
-        others = tuple(
-            (bool(leading.isr >> other & 1), leading.ends[other], other == follower)
-            for other in range(setting.replicas)
-            if other != broker
+    followers = tuple(other for other in range(setting.replicas) if other != broker)
+    seen = set()
+    for lagging in (-1, *members(leading.isr & ~(1 << broker))):
+        standing = tuple(
+            (bool(leading.isr >> other & 1), leading.ends[other], other == lagging)
+            for other in followers
         )
-        if isr_shrink(end, others):
-            isr = leading.isr & ~(1 << follower)
-            yield from _alters_isr(setting, state, broker, isr, ("LeaderShrinksIsr", follower))
+        leaving = members(isr_shrink(end, setting.lag_max_messages, standing))
+        isr = leading.isr & ~sum(1 << followers[place] for place in leaving)
+        if leaving and isr not in seen:
+            seen.add(isr)
+            label = ("LeaderShrinksIsr", followers[leaving[0]])
+            yield from _alters_isr(setting, state, broker, isr, label)
 
 
 def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
@@ -301,6 +353,8 @@ def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[
     joining = isr_expand(
         replica.high_watermark,
         epoch_start(replica),
+        len(replica.log),
+        -1 if setting.mutation.joins_beyond_lag_max_messages else setting.lag_max_messages,
         tuple(
             (
                 bool(leading.isr >> other & 1),

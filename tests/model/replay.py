@@ -198,6 +198,7 @@ def _fetched_end(cases: Sequence[Case]) -> Question:
             "leader_epoch": epoch,
             "max_bytes": PLENTY,
             "max_total_bytes": PLENTY,
+            "last_served": 0,
         }
         for number, ((position, last_epoch, epoch, _), _) in enumerate(cases)
     ]
@@ -275,8 +276,9 @@ def _high_watermark(cases: Sequence[Case]) -> Question:
             "last_caught_up_ms": NOW if joins else NOW - LAG - 1,
             "now_ms": NOW,
             "lag_time_max_ms": LAG,
+            "lag_max_messages": _known(max_messages),
         }
-        for number, ((current, min_isr, known), _) in enumerate(cases)
+        for number, ((current, min_isr, max_messages, known), _) in enumerate(cases)
         for in_isr, in_proposed, joins, end in known
     ]
     return Question(
@@ -286,7 +288,7 @@ def _high_watermark(cases: Sequence[Case]) -> Question:
 
 def _isr_shrink(cases: Sequence[Case]) -> Question:
     replicas = []
-    for number, ((leader_end, followers), _) in enumerate(cases):
+    for number, ((leader_end, max_messages, followers), _) in enumerate(cases):
         standing = [*followers, (True, leader_end, False)]
         for broker, (in_isr, end, lags) in enumerate(standing):
             replicas.append(
@@ -300,7 +302,7 @@ def _isr_shrink(cases: Sequence[Case]) -> Question:
                     "last_caught_up_ms": NOW - LAG - 1 if lags else NOW,
                     "now_ms": NOW,
                     "lag_time_max_ms": LAG,
-                    "lag_max_messages": None,
+                    "lag_max_messages": _known(max_messages),
                 }
             )
     expected = _expected_sets([_brokers(mask) for _, mask in cases])
@@ -315,13 +317,15 @@ def _isr_expand(cases: Sequence[Case]) -> Question:
             "in_isr": in_isr,
             "is_alive": is_alive,
             "log_end_offset": _known(end),
+            "leader_log_end_offset": leader_end,
             "high_watermark": mark,
             "epoch_start_offset": start,
             "previous_report_ms": NOW if end >= 0 else None,
             "now_ms": NOW,
             "lag_time_max_ms": LAG,
+            "lag_max_messages": _known(max_messages),
         }
-        for number, ((mark, start, followers), _) in enumerate(cases)
+        for number, ((mark, start, leader_end, max_messages, followers), _) in enumerate(cases)
         for broker, (in_isr, is_alive, end) in enumerate(followers)
     ]
     expected = _expected_sets([_brokers(mask) for _, mask in cases])
@@ -495,6 +499,30 @@ def _completed(cases: Sequence[Case]) -> Question:
     )
 
 
+def _fetchable_end(cases: Sequence[Case]) -> Question:
+    partitions = [
+        _at(number)
+        | {
+            "leader": _known(leader),
+            "leader_epoch": epoch,
+            "is_as_elected": is_as_elected,
+            "reported_leader_epoch": _known(row_epoch),
+            "high_watermark": mark,
+            "log_start_offset": 0,
+            "epoch_start_offset": None,
+        }
+        for number, ((leader, epoch, is_as_elected, row_epoch, mark), _) in enumerate(cases)
+    ]
+    return Question(
+        "visible_offsets",
+        {"partitions": partitions},
+        lambda rows: {
+            row["partition"]: -1 if row["error"] else row["high_watermark"] for row in rows
+        },
+        _decided(cases),
+    )
+
+
 def _visible_end(cases: Sequence[Case]) -> Question:
     partitions = [
         _at(number)
@@ -513,7 +541,7 @@ def _visible_end(cases: Sequence[Case]) -> Question:
         "visible_offsets",
         {"partitions": partitions},
         lambda rows: {
-            row["partition"]: -1 if row["error"] else row["high_watermark"] for row in rows
+            row["partition"]: -1 if row["latest_error"] else row["high_watermark"] for row in rows
         },
         _decided(cases),
     )
@@ -538,5 +566,6 @@ QUESTIONS: Mapping[str, Callable[[Sequence[Case]], Question]] = {
     "request_error": _request_error,
     "duplicate_offset": _duplicate_offset,
     "completed": _completed,
+    "fetchable_end": _fetchable_end,
     "visible_end": _visible_end,
 }

@@ -53,11 +53,15 @@ class Mutation:
     lost_log_stays_eligible: bool = False
     # Against 7.5: reaching min ISR clears nobody.
     eligible_replicas_stay: bool = False
+    # Against 5.2: who joins may be further behind than who leaves.
+    joins_beyond_lag_max_messages: bool = False
     # 2.5 by the letter: a follower's high watermark is what its leader's is, also where that is
     # a new leader's that has yet to learn how far the old one had got.
     follower_high_watermark_falls: bool = False
     # A reading of 7.0: checkpoint and log are united as they are.
     unites_histories_on_start: bool = False
+    # Against 10.6: a commit whose answer was lost is found in the log, which changes nothing else.
+    lost_answers_are_not_derived: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,16 @@ class Setting:
     requests: bool = False  # requests lie in an inbox, where they may be found late
     partial_fetches: bool = False
     unknown_outcomes: bool = False  # of an ISR change: it landed or not, and the leader cannot tell
+    lost_answers: int = 0  # of commits to a log that landed
     slow_high_watermark: bool = False  # replicas about to join hold it back, too
+    lag_max_messages: int = -1  # replica.lag.max.messages; -1: not set
     reduces: bool = True  # leave out states between two steps that nobody can tell apart
     mutation: Mutation = field(default_factory=Mutation)
 
     @cached_property
     def writes_are_one_step(self) -> bool:
         """Whether a follower tick can be seen, from its first write to its last, by nobody."""
-        is_never_cut_off = self.crashes == self.stops == 0
+        is_never_cut_off = self.crashes == self.stops == self.lost_answers == 0
         return self.reduces and is_never_cut_off and self.mutation == Mutation()
 
 
@@ -135,6 +141,7 @@ class Replica(NamedTuple):
     leading: Leading
     tick: Tick
     zombie_row: Row  # what an older process of this broker is about to write
+    is_uncertain: int  # the log has moved by a commit whose answer was lost (10.6)
 
 
 class Spent(NamedTuple):
@@ -145,6 +152,7 @@ class Spent(NamedTuple):
     lost_tails: int
     uncleans: int
     stops: int
+    lost_answers: int
 
 
 class State(NamedTuple):
@@ -177,7 +185,7 @@ CHECKED, WRITTEN = 1, 2
 def initial_state(setting: Setting) -> State:
     """A topic just created: all replicas in sync and empty, broker 0 elected in epoch 0."""
     everyone = (1 << setting.replicas) - 1
-    empty = Replica((), (), (), 0, NO_ROW, 0, NOT_LEADING, IDLE, NO_ROW)
+    empty = Replica((), (), (), 0, NO_ROW, 0, NOT_LEADING, IDLE, NO_ROW, 0)
     return State(
         leader=0,
         leader_epoch=0,
@@ -190,7 +198,7 @@ def initial_state(setting: Setting) -> State:
         lost=0,
         registering=0,
         issued=0,
-        spent=Spent(0, 0, 0, 0, 0),
+        spent=Spent(0, 0, 0, 0, 0, 0),
         shown=(),
         shown_since=0,
         inbox=(),
@@ -314,6 +322,7 @@ def _nameless(state: State, broker: int) -> tuple[object, ...]:
         replica.kept_entries,
         tick.entries,
         replica.zombie_row,
+        replica.is_uncertain,
     )
 
 

@@ -10,8 +10,18 @@ from itertools import permutations
 import pytest
 
 from tests.model.configurations import mutated
+from tests.model.decisions import isr_shrink
 from tests.model.explorer import explore, next_states
-from tests.model.state import IDLE, Setting, State, canonical, forgotten, initial_state, renamed
+from tests.model.state import (
+    IDLE,
+    Mutation,
+    Setting,
+    State,
+    canonical,
+    forgotten,
+    initial_state,
+    renamed,
+)
 from tests.model.story import told
 
 # name: (bounds, the invariant that breaks, the number of steps of a shortest story)
@@ -109,6 +119,11 @@ MUTANTS = {
         "acknowledged_records_survive",
         9,
     ),
+    "lost_answers_are_not_derived": (
+        Setting(replicas=2, records=2, epochs=3, lost_answers=1),
+        "epoch_histories_tell_the_log",
+        4,
+    ),
     "unites_histories_on_start": (
         Setting(replicas=2, records=1, epochs=2, crashes=2),
         "epoch_histories_increase",
@@ -128,6 +143,58 @@ def test_every_mutant_is_caught(name: str) -> None:
     assert (found.violation.invariant, found.violation.length) == (invariant, length)
 
 
+IN_MESSAGES = Setting(
+    replicas=2, records=3, epochs=2, pauses=0, slow_high_watermark=True, lag_max_messages=1
+)
+
+
+def reachable(setting: Setting) -> Iterator[tuple[tuple[str | int, ...], State]]:
+    """Every step that is possible within the bounds, with the state after it."""
+    seen = {initial_state(setting)}
+    waiting = list(seen)
+    while waiting:
+        for label, after in next_states(setting, waiting.pop()):
+            yield label, after
+            if canonical(after) not in seen:
+                seen.add(canonical(after))
+                waiting.append(canonical(after))
+
+
+def joiners_that_leave_at_once(setting: Setting) -> int:
+    """The number of steps in which a follower joins beyond replica.lag.max.messages (5.1, 5.2)."""
+    count = 0
+    for (action, *actors), after in reachable(setting):
+        if action == "LeaderExpandsIsr":
+            leader = after.replicas[int(actors[0])]
+            end = leader.leading.ends[int(actors[1])]
+            lag_in_messages = (True, end, False)
+            count += isr_shrink(len(leader.log), setting.lag_max_messages, (lag_in_messages,))
+    return count
+
+
+def test_a_follower_that_joins_is_within_lag_max_messages() -> None:
+    """5.2: otherwise it joins and leaves for ever, as the mutant does."""
+    assert joiners_that_leave_at_once(IN_MESSAGES) == 0
+    flapping = replace(IN_MESSAGES, min_isr=2, mutation=mutated("joins_beyond_lag_max_messages"))
+    assert joiners_that_leave_at_once(replace(flapping, mutation=Mutation())) == 0
+    assert joiners_that_leave_at_once(flapping) > 0
+
+
+def test_the_high_watermark_waits_for_nobody_beyond_lag_max_messages() -> None:
+    """2.1: a leader that is alone in its ISR commits at once beside a follower that far behind."""
+    count = 0
+    for _, state in reachable(IN_MESSAGES):
+        for broker, replica in enumerate(state.replicas):
+            leading, end = replica.leading, len(replica.log)
+            if leading.isr != 1 << broker:
+                continue
+            follower_end = leading.ends[1 - broker]
+            if 0 <= follower_end < end - IN_MESSAGES.lag_max_messages:
+                count += 1
+                assert replica.high_watermark == end
+    assert count
+
+
 SOME_OF_EVERYTHING = Setting(
     replicas=3,
     records=3,
@@ -139,6 +206,7 @@ SOME_OF_EVERYTHING = Setting(
     uncleans=1,
     stops=1,
     unknown_outcomes=True,
+    lost_answers=1,
 )
 
 

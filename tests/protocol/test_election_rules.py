@@ -236,20 +236,27 @@ def test_every_partition_gets_its_own_leader(rules: Rules) -> None:
         ("alive", 9_001, True),
         ("alive", 9_000, False),
         ("stopping", 9_001, True),
-        ("parked", 9_001, False),
-        ("fenced", 9_001, False),
-        ("stopped", 9_001, False),
+        ("parked", 60_000, False),
+        ("parked", 60_001, True),
+        ("fenced", 60_001, False),
+        ("stopped", 60_001, False),
     ],
 )
 def test_a_broker_is_fenced_when_its_session_has_run_out(
     rules: Rules, state: str, silent_ms: int, is_fenced: bool
 ) -> None:
-    """Rules 7.1, 7.2: broker.session.timeout.ms since its row last changed, as observed here."""
+    """Rules 7.1, 7.2: broker.session.timeout.ms since its row last changed, as observed here.
+
+    A parked one has parked.session.timeout.ms.
+    """
     row = {
         "broker_id": 3,
         "state": state,
         "last_changed_ms": 50_000,
         "now_ms": 50_000 + silent_ms,
         "session_timeout_ms": 9_000,
+        "parked_at_ms": 1_000_000 if state == "parked" else None,
+        "wall_clock_ms": 1_000_000 + silent_ms,
+        "parked_session_timeout_ms": 60_000,
     }
     assert rules.run("silent_brokers", brokers=[row]) == ([{"broker_id": 3}] if is_fenced else [])

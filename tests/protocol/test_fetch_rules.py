@@ -46,6 +46,7 @@ def position(fetch_offset: int, last_fetched_epoch: int | None, **changes: int) 
         "leader_epoch": 9,
         "max_bytes": 1000,
         "max_total_bytes": 1000,
+        "last_served": 0,
         **changes,
     }
 
@@ -150,6 +151,23 @@ def test_bytes_bound_the_tick_in_turns(rules: Rules) -> None:
     assert given_within(20) == [(0, 0), (1, 0)]
     assert given_within(19) == [(0, 0)]
     assert given_within(1) == [(0, 0)]
+
+
+def test_the_turn_goes_to_those_served_longest_ago(rules: Rules) -> None:
+    """Otherwise the first partitions, as long as they have news, would leave the last ones none."""
+    log = [Batch(base, 1, 0, 10, partition) for partition in range(3) for base in (0, 1)]
+    served = {0: 7, 1: 5, 2: 7}
+
+    def given_within(total: int) -> list[tuple[int, int]]:
+        of = [
+            position(0, None, partition=one, max_total_bytes=total, last_served=last)
+            for one, last in served.items()
+        ]
+        return fetch(rules, of, log)
+
+    assert given_within(1) == [(1, 0)]
+    assert given_within(20) == [(0, 0), (1, 0)]
+    assert given_within(40) == [(0, 0), (1, 0), (1, 1), (2, 0)]
 
 
 @settings(max_examples=30, deadline=None)

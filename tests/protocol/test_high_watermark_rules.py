@@ -33,6 +33,7 @@ def follower(log_end_offset: int | None, **changes: Any) -> dict[str, Any]:
         "last_caught_up_ms": NOW_MS,
         "now_ms": NOW_MS,
         "lag_time_max_ms": LAG_MS,
+        "lag_max_messages": None,
         **changes,
     }
 
@@ -101,6 +102,14 @@ def test_caught_up_within_the_lag_time_counts_to_the_last_millisecond(rules: Rul
     """Rule 2.1: replica.lag.time.max.ms itself is still within."""
     one = outsider(6, last_caught_up_ms=NOW_MS - LAG_MS)
     assert high_watermark(rules, leader(), follower(8), one) == 6
+
+
+def test_a_replica_beyond_lag_max_messages_does_not_hold_it_back(rules: Rules) -> None:
+    """Rule 2.1: it cannot join (5.2). A member of the in-sync set holds it back until it leaves."""
+    within = {"lag_max_messages": 4}
+    assert high_watermark(rules, leader(**within), outsider(6, **within)) == 6
+    assert high_watermark(rules, leader(**within), outsider(5, **within)) == 10
+    assert high_watermark(rules, leader(**within), follower(5, **within)) == 5
 
 
 def test_under_min_isr_it_stands_still(rules: Rules) -> None:
@@ -172,7 +181,8 @@ def test_it_never_passes_an_in_sync_replica(
         assert sum(one["in_isr"] for one in replicas) >= min(min_isr, len(replicas))
 
 
-def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None]:
+def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None, str | None]:
+    """Return the start, the end, why nothing can be fetched, and why the end is not the latest."""
     partition = {
         "topic_id": "t",
         "partition": 0,
@@ -186,34 +196,47 @@ def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None]:
         **changes,
     }
     [row] = rules.run("visible_offsets", partitions=[partition])
-    return row["log_start_offset"], row["high_watermark"], row["error"]
+    return row["log_start_offset"], row["high_watermark"], row["error"], row["latest_error"]
 
 
 def test_a_consumer_sees_what_lies_below_the_high_watermark(rules: Rules) -> None:
     """Rule 2.6."""
-    assert visible(rules) == (2, 8, None)
+    assert visible(rules) == (2, 8, None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"reported_leader_epoch": 3}, id="the row is of an older epoch"),
+        pytest.param({"reported_leader_epoch": 5}, id="the row is of a newer epoch"),
+        pytest.param({"reported_leader_epoch": None}, id="there is no row yet"),
+    ],
+)
+def test_a_leader_shows_nothing_before_its_first_tick_in_the_epoch(
+    rules: Rules, change: dict[str, Any]
+) -> None:
+    """Rule 2.6: what its row says was said in another role."""
+    assert visible(rules, **change)[2:] == ("OFFSET_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE")
 
 
 @pytest.mark.parametrize(
     "change",
     [
         pytest.param({"high_watermark": 7}, id="the high watermark is below the epoch's start"),
-        pytest.param({"reported_leader_epoch": 3}, id="the row is of an older epoch"),
-        pytest.param({"reported_leader_epoch": 5}, id="the row is of a newer epoch"),
-        pytest.param({"reported_leader_epoch": None}, id="there is no row yet"),
         pytest.param({"epoch_start_offset": None}, id="the epoch's start is unknown"),
     ],
 )
-def test_a_new_leader_shows_nothing_before_it_has_caught_up(
+def test_a_new_leader_serves_fetches_before_it_can_tell_the_latest_offset(
     rules: Rules, change: dict[str, Any]
 ) -> None:
-    """Rule 2.6 (KIP-207): "latest" never goes back below what was shown."""
-    assert visible(rules, **change)[2] == "OFFSET_NOT_AVAILABLE"
+    """Rules 2.6, 10.2 (KIP-207): "latest" never goes back below what was shown."""
+    expected = change.get("high_watermark", 8)
+    assert visible(rules, **change) == (2, expected, None, "OFFSET_NOT_AVAILABLE")
 
 
 def test_an_offline_partition_shows_nothing(rules: Rules) -> None:
     """Rule 7.5: there is no leader, whatever the last one wrote."""
-    assert visible(rules, leader=None)[2] == "LEADER_NOT_AVAILABLE"
+    assert visible(rules, leader=None)[2:] == ("LEADER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE")
 
 
 def test_a_new_topic_is_empty_before_its_leader_has_ticked(rules: Rules) -> None:
@@ -225,4 +248,4 @@ def test_a_new_topic_is_empty_before_its_leader_has_ticked(rules: Rules) -> None
         "log_start_offset": None,
         "epoch_start_offset": None,
     }
-    assert visible(rules, **new) == (0, 0, None)
+    assert visible(rules, **new) == (0, 0, None, None)

@@ -191,11 +191,13 @@ def candidate(**changes: Any) -> dict[str, Any]:
         "in_isr": False,
         "is_alive": True,
         "log_end_offset": 8,
+        "leader_log_end_offset": 12,
         "high_watermark": 8,
         "epoch_start_offset": 8,
         "previous_report_ms": NOW_MS - LAG_MS,
         "now_ms": NOW_MS,
         "lag_time_max_ms": LAG_MS,
+        "lag_max_messages": None,
         **changes,
     }
 
@@ -204,6 +206,11 @@ def test_a_follower_joins_at_the_high_watermark_and_the_epochs_start(rules: Rule
     """Rule 5.2: it need not have reached the leader's end."""
     expected = {"topic_id": "t", "partition": 0, "broker_id": 1}
     assert rules.run("isr_expand", replicas=[candidate()]) == [expected]
+
+
+def test_a_follower_joins_within_lag_max_messages(rules: Rules) -> None:
+    """Rule 5.2: the limit itself is within; one that leaves by 5.1 would never join."""
+    assert len(rules.run("isr_expand", replicas=[candidate(lag_max_messages=4)])) == 1
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,7 @@ def test_a_follower_joins_at_the_high_watermark_and_the_epochs_start(rules: Rule
         pytest.param({"log_end_offset": None}, id="no report in this epoch and broker epoch"),
         pytest.param({"previous_report_ms": NOW_MS - LAG_MS - 1}, id="its report is too old"),
         pytest.param({"previous_report_ms": None}, id="it has never reported"),
+        pytest.param({"lag_max_messages": 3}, id="it is further behind than lag.max.messages"),
     ],
 )
 def test_a_follower_does_not_join_when(rules: Rules, change: dict[str, Any]) -> None:

@@ -92,7 +92,9 @@ def test_a_follower_below_the_leaders_log_start_begins_anew_there(
         pytest.param(
             [(0, 0)], 2, [(0, 0), (1, 1)], 2, 1, id="what the old leader had alone is cut"
         ),
-        pytest.param([(3, 0)], 8, [(3, 0)], 5, 5, id="a log is cut to its leader's end"),
+        pytest.param(
+            [(3, 0)], 8, [(3, 0), (4, 6)], 6, 6, id="a log is cut to the end of its leader's epoch"
+        ),
         pytest.param(
             [(0, 0), (2, 4)],
             6,
@@ -162,6 +164,16 @@ def test_a_follower_waits_while_the_leader_has_not_announced_its_epoch(rules: Ru
     for leader in ([], [(3, 0)], [(0, 0)]):
         point = truncation_point(rules, [(0, 0)], 5, leader, 2, leader_epoch=4)
         assert point == Point(None, waits=True)
+
+
+def test_a_follower_with_more_of_the_leaders_own_epoch_than_the_leader_waits(rules: Rules) -> None:
+    """Rule 10.4: the leader has lost records within its epoch, so nothing is cut to its end."""
+    for leader_end in (0, 3, 7):
+        point = truncation_point(rules, [(0, 0), (3, 2)], 8, [(0, 0), (3, 2)], leader_end)
+        assert point == Point(None, waits=True)
+    assert truncation_point(rules, [(0, 0), (3, 2)], 8, [(0, 0), (3, 2)], 8) == Point(None)
+    ended = [(0, 0), (3, 2), (4, 7)]
+    assert truncation_point(rules, [(0, 0), (3, 2)], 8, ended, 7) == Point(7)
 
 
 def test_nothing_is_cut_below_the_log_start(rules: Rules) -> None:

@@ -10,16 +10,20 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from sparklog.broker import unclean_start
 from sparklog.broker.broker import Broker
 from sparklog.broker.election import ElectionType
 from sparklog.broker.tick import StoppedError
 from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
-from sparklog.errors import FencedError, ProtocolError
-from sparklog.model import Batch
+from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
+from sparklog.model import CLUSTER_TABLES, FORMAT, Batch
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import ProcessCopier
@@ -27,6 +31,7 @@ from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
+from tests.faulty_files import Failure, FaultyFiles, Kept
 from tests.state_machine.invariants import Invariants
 
 TOPIC = "t"
@@ -34,6 +39,8 @@ LAG_MS = 6_000
 SESSION_MS = 9_000
 TIMEOUT_MS = 30_000
 MERGE_LAG_MS = 60_000
+WRITE_BACK_MS = 30_000
+"""The time after which the kernel has written to the disk what was not synced."""
 ERRORS = {
     "NONE",
     "NOT_LEADER_OR_FOLLOWER",
@@ -49,6 +56,11 @@ ERRORS = {
 }
 """What a well-behaved client may be answered with here."""
 
+_CLUSTER_TABLES = {schema.name for schema in CLUSTER_TABLES}
+
+_FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError)
+"""The errors with which a tick may fail and after which a broker goes on."""
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -61,8 +73,9 @@ def _step(method: _Method) -> _Method:
         given = ", ".join([*map(repr, args), *named])
         self.story.append(f"cluster.{method.__name__}({given})")
         try:
-            result = method(self, *args, **options)
-            self.check()
+            with self._machine():
+                result = method(self, *args, **options)
+                self.check()
         except Exception as error:
             self._on_failure(f"{self.script}# {type(error).__name__}: {error}")
             raise
@@ -80,12 +93,14 @@ class _Request(NamedTuple):
     producer: int | None
     addressed: tuple[int, int]
     first_sent_ms: int
+    power_losses: int
 
 
 class CheckedCluster:
     """A cluster of `brokers` brokers with one topic on all of them.
 
-    `on_failure` is called with the story, a script, before what is wrong is raised.
+    Parameters: `on_failure` is called with the story, a script, before an error is raised; `syncs`,
+    whether the brokers sync their files.
     """
 
     def __init__(
@@ -95,11 +110,14 @@ class CheckedCluster:
         min_isr: int = 1,
         unclean: bool = False,
         on_failure: Callable[[str], object] = print,
+        *,
+        syncs: bool = True,
     ) -> None:
+        unsynced = "" if syncs else ", syncs=False"
         self.story = [
             "from tests.state_machine.checked_cluster import CheckedCluster",
             "",
-            f"cluster = CheckedCluster({brokers}, {partitions}, {min_isr}, {unclean})",
+            f"cluster = CheckedCluster({brokers}, {partitions}, {min_isr}, {unclean}{unsynced})",
         ]
         self._on_failure = on_failure
         self.ids = tuple(range(brokers))
@@ -116,13 +134,24 @@ class CheckedCluster:
             "log.merger.min.lag.ms": MERGE_LAG_MS,
             "log.merger.min.batches": 2,
         }
-        self._cluster = LocalCluster(self.root, brokers=self.ids, config=config)
-        assignment = {one: [*self.ids[one:], *self.ids[:one]] for one in self.partitions}
-        self._cluster.create_topic(TOPIC, assignment=assignment)
-        self._cluster.tick_until_idle()
+        self.syncs = syncs
+        self._files = FaultyFiles(self.root / "stash")
+        options = None if syncs else {str(self.root): {"sync": "false"}}
+        self._boot_id = self.root / "boot_id"
+        self._boot_id.write_text("0")
+        with self._machine():
+            self._cluster = LocalCluster(
+                self.root, brokers=self.ids, config=config, storage_options=options
+            )
+            assignment = {one: [*self.ids[one:], *self.ids[:one]] for one in self.partitions}
+            self._cluster.create_topic(TOPIC, assignment=assignment)
+            self._cluster.tick_until_idle()
+        self._files.write_back(str(self.root))
         self.paused: set[int] = set()
         self.lost: set[int] = set()
         self._losses = dict.fromkeys(self.ids, 0)
+        self._power_losses = dict.fromkeys(self.ids, 0)
+        self._without_power: set[int] = set()
         self.zombies: dict[int, Broker] = {}
         self._producers: dict[int, LocalProducer] = {}
         self.requests: list[_Request] = []
@@ -130,6 +159,17 @@ class CheckedCluster:
         self._unclean_was_asked = False
         self._invariants = Invariants(self.root, self.ids, allows_unclean=unclean)
         self._invariants.check()
+
+    @contextmanager
+    def _machine(self) -> Iterator[None]:
+        """Let brokers use the faulty file system and a boot id that changes at a power loss."""
+        real = unclean_start._BOOT_ID
+        unclean_start._BOOT_ID = self._boot_id
+        try:
+            with self._files.installed():
+                yield
+        finally:
+            unclean_start._BOOT_ID = real
 
     @property
     def script(self) -> str:
@@ -155,22 +195,52 @@ class CheckedCluster:
         """The brokers that nobody plays."""
         return [one for one in self.ids if one not in self._cluster._brokers]
 
+    def leader(self, partition: int) -> int:
+        """The leader of a partition, or the first replica while there is none."""
+        return self._leader(partition)
+
+    def controller(self) -> int:
+        """The active controller."""
+        return next(one for one, of in self._cluster._brokers.items() if of.is_controller)
+
+    @property
+    def failures(self) -> int:
+        """The number of file calls that have failed on request."""
+        return len(self._files.failed)
+
     def sendable(self) -> list[int]:
         """The requests whose batch files are still where they were put."""
         producible = self.producible()
         return [
             number
             for number, one in enumerate(self.requests)
-            if self._is_there(one) and one.partition in producible and self._may_retry(one)
+            if self._is_whole(one) and one.partition in producible and self._may_retry(one)
         ]
 
     def producible(self) -> list[int]:
         """The partitions whose inbox is there."""
-        return [one for one in self.partitions if self._leader(one) not in self.lost]
+        away = self.lost | self._without_power
+        return [one for one in self.partitions if self._leader(one) not in away]
 
     def _is_there(self, request: _Request) -> bool:
         broker_id, losses = request.addressed
         return self._losses[broker_id] == losses
+
+    def _is_whole(self, request: _Request) -> bool:
+        """Whether the batch file is there as it was sent: a power loss may have taken it."""
+        [batch] = request.pending.batches
+        root = self.root / f"broker-{request.addressed[0]}"
+        file = root / "log" / batch.file.path
+        return (
+            self._is_there(request)
+            and file.exists()
+            and file.stat().st_size == batch.file.size_bytes
+        )
+
+    def _may_be_lost(self, request: _Request) -> bool:
+        """Whether the request, or its answer, may be lost: it was not synced at a power loss."""
+        lost_power = self._power_losses[request.addressed[0]] > request.power_losses
+        return lost_power and not self.syncs
 
     def _may_retry(self, request: _Request) -> bool:
         """Whether a client still would: one without sequences gives up before batches are merged.
@@ -192,6 +262,11 @@ class CheckedCluster:
         self, partition: int, count: int, acks: Acks = "all", producer: int | None = None
     ) -> None:
         """Send a batch of `count` new values; `producer`, the number of an idempotent one."""
+        self._produce(partition, count, acks, producer)
+
+    def _produce(
+        self, partition: int, count: int, acks: Acks = "all", producer: int | None = None
+    ) -> None:
         values = [f"{len(self.requests)}.{one}".encode() for one in range(count)]
         if producer is not None and producer not in self._producers:
             self._producers[producer] = self._cluster.idempotent_producer()
@@ -224,7 +299,9 @@ class CheckedCluster:
         if pending.acks != 0:
             self._unanswered.add(len(self.requests))
         addressed = leader, self._losses[leader]
-        request = _Request(pending, partition, values, producer, addressed, first_sent_ms)
+        power_losses = self._power_losses[leader]
+        of = pending, partition, values, producer
+        request = _Request(*of, addressed, first_sent_ms, power_losses)
         self.requests.append(request)
 
     @_step
@@ -276,9 +353,115 @@ class CheckedCluster:
             getattr(self._cluster, role)(broker_id)
 
     @_step
+    def faulty_tick(
+        self, role: str, broker_id: int, folder: str, failure: Failure, skip: int = 0
+    ) -> None:
+        """Let a broker tick while a file call fails.
+
+        Parameters: `role`, the method of `Broker`; `folder`, a table of the broker's root or of the
+        cluster's with `/_delta_log` for its commits; `skip`, the calls before the one that fails.
+        """
+        if role == "merge":
+            self._cluster.clock.advance(MERGE_LAG_MS)
+        self._files.fail(self._place(broker_id, folder), failure, skip)
+        self._act(self._cluster._brokers[broker_id], role)
+        self._files.calm()
+
+    @_step
+    def suspend(
+        self,
+        role: str,
+        broker_id: int,
+        folder: str,
+        takes_over: bool = False,
+        cleans_up: bool = False,
+    ) -> None:
+        """Suspend a broker's process within a tick, before it commits to a table.
+
+        The others go on: its session expires, records are produced and replicated. Then it wakes
+        up and commits.
+
+        Parameters: as `faulty_tick`; `takes_over`, whether a newer process of the broker starts;
+        `cleans_up`, whether the old commits of all tables are removed.
+        """
+        process = self._cluster._brokers[broker_id]
+
+        def others() -> None:
+            process.is_paused = True
+            self._cluster.clock.advance(SESSION_MS + 1)
+            self._cluster.controller_tick()
+            if takes_over:
+                self._cluster.crash(broker_id)
+                self._restart(broker_id)
+            self.check()
+            for partition in self.producible():
+                self._produce(partition, 1)
+            self._cluster.tick_until_idle()
+            self.check()
+            if cleans_up:
+                self._clean_up("cluster", *(f"broker-{one}" for one in self.ids))
+            process.is_paused = False
+
+        if role == "merge":
+            self._cluster.clock.advance(MERGE_LAG_MS)
+        self._files.before_link(self._place(broker_id, folder), others)
+        self._act(process, role)
+        self._files.calm()
+
+    def _place(self, broker_id: int, folder: str) -> str:
+        is_of_cluster = folder.removesuffix("/_delta_log") in _CLUSTER_TABLES
+        return str(self.root / ("cluster" if is_of_cluster else f"broker-{broker_id}") / folder)
+
+    def _act(self, process: Broker, role: str) -> bool:
+        """Let a process tick as the application does: a tick that fails is repeated later.
+
+        Returns whether the process ended.
+        """
+        try:
+            getattr(process, role)()
+        except (FencedError, StoppedError):
+            if self._cluster._brokers.get(process.broker_id) is process:
+                self._cluster.crash(process.broker_id)
+            return True
+        except _FORESEEN:
+            return False
+        return False
+
+    @_step
+    def clean_up(self, *roots: str) -> None:
+        """Write a checkpoint of every table of these roots and remove the commits before it."""
+        self._clean_up(*roots)
+
+    def _clean_up(self, *roots: str) -> None:
+        for root in roots:
+            for log in sorted((self.root / root).glob("*/_delta_log")):
+                if log.parent.name == FORMAT.name:
+                    # Its single commit is never followed by a checkpoint.
+                    continue
+                table = DeltaTable(str(log.parent))
+                table.create_checkpoint()
+                for commit in log.glob("*.json"):
+                    if commit.stem.isdigit() and int(commit.stem) < table.version():
+                        commit.unlink()
+            self._invariants.clean_up(self.root / root)
+
+    @_step
+    def lose_power(self, broker_id: int, names: Kept = "none", content: Kept = "none") -> None:
+        """Cut the power of a broker's machine: its process ends and unsynced data is lost."""
+        if broker_id in self._cluster._brokers:
+            self._cluster.crash(broker_id)
+        self.zombies.pop(broker_id, None)
+        self._files.lose_power(str(self.root / f"broker-{broker_id}"), names, content)
+        self._power_losses[broker_id] += 1
+        self._without_power.add(broker_id)
+        self._invariants.lose_power(broker_id, syncs=self.syncs)
+
+    @_step
     def advance(self, ms: int) -> None:
         """Let time pass."""
         self._cluster.clock.advance(ms)
+        if ms > WRITE_BACK_MS:
+            self._files.write_back(str(self.root))
 
     @_step
     def crash(self, broker_id: int) -> None:
@@ -288,10 +471,21 @@ class CheckedCluster:
     @_step
     def restart(self, broker_id: int) -> None:
         """Start a broker's process again, on a new root where the old one is lost."""
-        self._cluster.restart(broker_id)
-        if broker_id in self.lost:
-            self.lost.discard(broker_id)
-            self._invariants.regain(broker_id)
+        self._restart(broker_id)
+
+    def _restart(self, broker_id: int) -> None:
+        self._boot_id.write_text(str(self._power_losses[broker_id]))
+        try:
+            self._cluster.restart(broker_id)
+        except (StorageError, DeltaError):
+            # The remedy that is named for a root that a power loss has damaged.
+            if self.syncs or not self._power_losses[broker_id]:
+                raise
+            self._lose_root(broker_id)
+            self._cluster.restart(broker_id)
+        self.lost.discard(broker_id)
+        self._without_power.discard(broker_id)
+        self._invariants.regain(broker_id)
 
     @_step
     def pause(self, broker_id: int) -> None:
@@ -316,19 +510,22 @@ class CheckedCluster:
         self._cluster.pause(broker_id)
         zombie = self._cluster._brokers[broker_id]
         self._cluster.crash(broker_id)
-        self._cluster.restart(broker_id)
+        self._restart(broker_id)
         self.zombies[broker_id] = zombie
 
     @_step
     def zombie_tick(self, broker_id: int, role: str) -> None:
-        """Let the older process of a broker act on what it had read; it writes nothing."""
-        zombie = self.zombies.pop(broker_id)
-        with suppress(FencedError, StoppedError):
-            getattr(zombie, role)()
+        """Let the older process of a broker act on what it had read; it ends when it is fenced."""
+        zombie = self.zombies.get(broker_id)
+        if zombie is not None and self._act(zombie, role):
+            del self.zombies[broker_id]
 
     @_step
     def lose_root(self, broker_id: int) -> None:
         """Stop a broker's process and delete its tables."""
+        self._lose_root(broker_id)
+
+    def _lose_root(self, broker_id: int) -> None:
         if broker_id in self._cluster._brokers:
             self._cluster.crash(broker_id)
         shutil.rmtree(self.root / f"broker-{broker_id}")
@@ -358,16 +555,25 @@ class CheckedCluster:
         assert [record.offset for record in records] == list(range(len(records)))
 
     @_step
-    def come_to_rest(self) -> None:
-        """Bring everybody back: all have the same in the end, and everybody was answered."""
+    def bring_back(self) -> None:
+        """Restart all brokers and let them tick until nothing is left to do."""
+        self._bring_back()
+
+    def _bring_back(self) -> None:
         self.zombies.clear()
         for broker_id in sorted(self.paused & set(self.running())):
             self._cluster.resume(broker_id)
         self.paused.clear()
         for broker_id in self.crashed():
-            self._cluster.restart(broker_id)
-            self._invariants.regain(broker_id)
-        self.lost.clear()
+            self._restart(broker_id)
+        self._rest()
+
+    @_step
+    def come_to_rest(self) -> None:
+        """Bring everybody back: all have the same in the end, and everybody was answered."""
+        self._bring_back()
+        # A controller whose process failed to renew its lease is replaced after a session.
+        self._cluster.clock.advance(SESSION_MS + 1)
         self._rest()
         for partition in self.partitions:
             self._elect_uncleanly_if_nobody_is_left(partition)
@@ -381,7 +587,8 @@ class CheckedCluster:
         self._invariants.check_at_rest()
         for number in sorted(self._unanswered):
             request = self.requests[number]
-            assert not self._is_there(request), f"request {number} is not answered"
+            is_excused = not self._is_there(request) or self._may_be_lost(request)
+            assert is_excused, f"request {number} is not answered"
 
     def _rest(self) -> None:
         self._cluster.tick_until_idle()
@@ -412,13 +619,17 @@ class CheckedCluster:
                 self._check_answer(number, request, response)
 
     def _check_answer(self, number: int, request: _Request, response: ProduceResponse) -> None:
-        assert response.error in ERRORS, f"request {number} is answered with {response}"
+        lost_power = self._power_losses[request.addressed[0]] > request.power_losses
+        # Its file was not synced before it was committed.
+        is_lost = lost_power and response.error == "CORRUPT_MESSAGE"
+        assert is_lost or response.error in ERRORS, f"request {number} is answered with {response}"
         if response.error == "OUT_OF_ORDER_SEQUENCE_NUMBER":
             assert request.producer is not None, "not an idempotent producer's"
         if response.error != "NONE":
             return
         count = response.last_offset - response.base_offset + 1
         assert count == len(request.values), f"request {number} is answered with {response}"
+        self._invariants.check_appended(request.partition, response.base_offset, request.values)
         epoch = request.pending.batches[0].state.leader_epoch
         if request.pending.acks == 1 or epoch < self._invariants.unclean_epoch(request.partition):
             return

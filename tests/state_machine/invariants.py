@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparklog.broker.isr import NO_REGISTRATION
 from sparklog.clients.connection import Connection
 from sparklog.errors import ProtocolError
 from sparklog.model import (
@@ -51,6 +52,12 @@ class _Past:
     """The value that was written at an offset in a leader epoch: there can be only one."""
     visible: int = 0
 
+    def begin_again(self, epoch: int) -> None:
+        """Expect nothing of what was committed before `epoch`."""
+        self.unclean_epoch = epoch
+        self.committed = []
+        self.visible = 0
+
 
 class _Root:
     """The tables of one broker root."""
@@ -79,6 +86,11 @@ class _Root:
         }
         self.records = {key: self._read(key) for key in self.log.partitions()}
         return True
+
+    def is_named_by(self, row: Row) -> bool:
+        """Whether a row of the checkpoint describes the log and the epochs as they are now."""
+        named = row["log_version"], row["epochs_version"]
+        return named == (self.log.version, self.epochs.version)
 
     def history(self, key: TopicIdPartition) -> list[tuple[int, int]]:
         """The leader epochs of a replica and their start offsets, sorted."""
@@ -117,6 +129,7 @@ class Invariants:
         self._seen_version = -1
         self._roots: dict[int, _Root] = {}
         self._past: dict[int, _Past] = {}
+        self._cleaned_up: set[Path] = set()
 
     def lose(self, broker_id: int) -> None:
         """Look at a broker no more: its root is gone."""
@@ -126,8 +139,27 @@ class Invariants:
             past.high_watermarks.pop(broker_id, None)
 
     def regain(self, broker_id: int) -> None:
-        """Look at a broker again that has a new root."""
+        """Look at a broker again that has started on a root that was lost or not synced."""
         self._brokers.add(broker_id)
+
+    def lose_power(self, broker_id: int, *, syncs: bool) -> None:
+        """Open a broker's tables again after a power loss: it may have taken the newest commits.
+
+        With `syncs` the replicas hold all that was committed. Without it they are not read until
+        the broker has started, and where no other replica is in sync or eligible, records that
+        were committed may be lost.
+        """
+        self._roots.pop(broker_id, None)
+        for past in self._past.values():
+            past.high_watermarks.pop(broker_id, None)
+        if syncs:
+            return
+        self._brokers.discard(broker_id)
+        for past in self._past.values():
+            members = {of for of, row in past.replicas.items() if row["in_isr"] or row["in_elr"]}
+            if members <= {broker_id}:
+                row = next(iter(past.replicas.values()))
+                past.begin_again(row["leader_epoch"] + 1)
 
     def leader(self, partition: int) -> int | None:
         """Who leads."""
@@ -146,8 +178,20 @@ class Invariants:
         """The high watermarks of the replicas, by broker."""
         return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}
 
+    def clean_up(self, root: Path) -> None:
+        """Expect the commits of this root's tables without a gap: old ones were removed."""
+        self._cleaned_up.add(root)
+
+    def check_appended(self, partition: int, base_offset: int, values: list[bytes]) -> None:
+        """Expect that some replica has, or had, these values at these offsets."""
+        written = self._past[partition].written
+        for offset, value in enumerate(values, base_offset):
+            found = {value for (_, at), value in written.items() if at == offset}
+            assert value in found, f"3.2: {value!r} is answered with {offset}, {found} are there"
+
     def check(self, *, unclean_was_asked: bool = False) -> None:
         """Compare what there is with what there was."""
+        self._check_commits()
         self._follow_partition_state(unclean_was_asked=unclean_was_asked)
         for broker_id in sorted(self._brokers):
             if broker_id not in self._roots:
@@ -164,6 +208,14 @@ class Invariants:
     def _key(self, past: _Past) -> TopicIdPartition:
         row = next(iter(past.replicas.values()))
         return TopicIdPartition(row["topic_id"], row["partition"])
+
+    def _check_commits(self) -> None:
+        """10.7: nobody commits after a version that clean-up has taken."""
+        for root in sorted(self._cleaned_up):
+            for log in root.glob("*/_delta_log"):
+                versions = sorted(int(one.stem) for one in log.glob("*.json") if one.stem.isdigit())
+                for version, following in pairwise(versions):
+                    assert following == version + 1, f"10.7: {log} has {versions}"
 
     # --- partition_state ------------------------------------------------------------------------
 
@@ -188,7 +240,7 @@ class Invariants:
         leader, epoch = row["leader"], row["leader_epoch"]
         is_first = not past.replicas
         before = {} if is_first else next(iter(past.replicas.values()))
-        if leader is not None:
+        if leader is not None and row["leader_broker_epoch"] != NO_REGISTRATION:
             process = leader, row["leader_broker_epoch"]
             known = past.leaders.setdefault(epoch, process)
             assert known == process, f"9.4: {known} and {process} lead in epoch {epoch}"
@@ -209,9 +261,7 @@ class Invariants:
         assert self._allows_unclean or unclean_was_asked, (
             f"7.5: broker {leader} leads {partition} in epoch {epoch}, though it was not in sync"
         )
-        past.unclean_epoch = epoch
-        past.committed = []
-        past.visible = 0
+        past.begin_again(epoch)
 
     # --- replicas -------------------------------------------------------------------------------
 
@@ -234,6 +284,10 @@ class Invariants:
             assert start < next_start, f"9.6: {history}"
         row = root.rows.get(key)
         if row is not None:
+            if root.is_named_by(row):
+                end = row["log_end_offset"]
+                assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
+                _check_history(history, records)
             self._check_row(broker_id, partition, past, row, records)
 
     def _check_row(
@@ -273,15 +327,16 @@ class Invariants:
         if state.leader not in self._brokers:
             return
         try:
-            [visible] = self._connection.visible([state])
+            [visible] = self._connection.fetchable([state])
         except ProtocolError as error:
             if not error.code.retriable:
                 raise
             return
-        assert visible.high_watermark >= past.visible, (
-            f"9.3: a consumer of {partition} sees {visible.high_watermark} after {past.visible}"
-        )
-        past.visible = visible.high_watermark
+        if visible.is_latest_known:
+            assert visible.high_watermark >= past.visible, (
+                f"9.3: a consumer of {partition} sees {visible.high_watermark} after {past.visible}"
+            )
+            past.visible = visible.high_watermark
         assert state.leader is not None
         records = self._roots[state.leader].records.get(state.key, [])
         shown = records[: visible.high_watermark]
@@ -317,5 +372,5 @@ class Invariants:
 def _check_history(history: list[tuple[int, int]], records: list[Written]) -> None:
     """The leader-epoch history tells of every record in which epoch it was written (6.1)."""
     for offset, record in enumerate(records):
-        epoch = max(epoch for epoch, start in history if start <= offset)
+        epoch = max((epoch for epoch, start in history if start <= offset), default=-1)
         assert epoch == record.leader_epoch, f"6.1: offset {offset} by {history}: {record}"

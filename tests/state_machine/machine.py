@@ -6,13 +6,14 @@ without a leader's tick or without a restart tells nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from tests.faulty_files import Failure, Kept
 from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
 
 LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
@@ -24,6 +25,59 @@ RULES = {
     "follower_tick": ("truncation_point", "fetch", "follower_high_watermark"),
 }
 """Rules that run within a tick, between its looks at the tables."""
+
+_COMMITS = "/_delta_log"
+
+FOLDERS: Mapping[str, Sequence[str]] = {
+    "leader_tick": (
+        "log/_delta_log",
+        "log/_delta_log",
+        "leader_epoch_checkpoint/_delta_log",
+        "high_watermark_checkpoint/_delta_log",
+        "produce_responses/_delta_log",
+        "produce_requests/_delta_log",
+        "partition_state/_delta_log",
+        "high_watermark_checkpoint",
+        "produce_requests",
+    ),
+    "follower_tick": (
+        "log/_delta_log",
+        "log/_delta_log",
+        "leader_epoch_checkpoint/_delta_log",
+        "high_watermark_checkpoint/_delta_log",
+        "partition_state/_delta_log",
+        "log",
+        "high_watermark_checkpoint",
+    ),
+    "merge": (
+        "log/_delta_log",
+        "producer_state/_delta_log",
+        "high_watermark_checkpoint/_delta_log",
+        "log",
+    ),
+    "controller_tick": (
+        "controller/_delta_log",
+        "brokers/_delta_log",
+        "partition_state/_delta_log",
+    ),
+    "heartbeat": ("brokers/_delta_log", "controller/_delta_log"),
+}
+"""The folders that each role writes to, as `CheckedCluster.faulty_tick` takes them."""
+
+COMMIT_FAILURES: Sequence[Failure] = (
+    "refused",
+    "full",
+    "torn",
+    "unsynced",
+    "landed",
+    "repeated",
+    "unknown",
+    "unknown",
+    "dies",
+    "died",
+)
+FILE_FAILURES: Sequence[Failure] = ("full", "torn", "unread")
+KEPT: Sequence[Kept] = ("none", "half", "all")
 
 WEIGHTS = {
     "produce": 5,
@@ -47,6 +101,10 @@ WEIGHTS = {
     "replace_process": 1,
     "zombie_tick": 3,
     "lose_root": 1,
+    "faulty_tick": 8,
+    "suspend": 3,
+    "clean_up": 1,
+    "lose_power": 2,
 }
 """How often a step happens where it can, beside the others; the harmless ones come first."""
 
@@ -68,9 +126,14 @@ class ClusterMachine(RuleBasedStateMachine):
         partitions=st.sampled_from([1, 1, 2]),
         min_isr=st.sampled_from([1, 2]),
         unclean=st.sampled_from([False, False, True]),
+        syncs=st.sampled_from([True, True, False]),
     )
-    def start(self, brokers: int, partitions: int, min_isr: int, unclean: bool) -> None:
-        self.cluster = CheckedCluster(brokers, partitions, min_isr, unclean, self._tell)
+    def start(
+        self, brokers: int, partitions: int, min_isr: int, unclean: bool, syncs: bool
+    ) -> None:
+        self.cluster = CheckedCluster(
+            brokers, partitions, min_isr, unclean, self._tell, syncs=syncs
+        )
         # So that there is something to lose.
         for partition in self.cluster.partitions:
             self.cluster.produce(partition, 2)
@@ -121,6 +184,9 @@ class ClusterMachine(RuleBasedStateMachine):
             "replace_process": cluster.awake(),
             "zombie_tick": sorted(cluster.zombies),
             "lose_root": [] if cluster.lost else cluster.ids,
+            "faulty_tick": cluster.running(),
+            "suspend": cluster.awake(),
+            "lose_power": [one for one in cluster.ids if one not in cluster.lost],
         }
 
     def _one_of(self, choices: Sequence[_Drawn]) -> _Drawn:
@@ -237,3 +303,48 @@ class ClusterMachine(RuleBasedStateMachine):
     def _elect(self) -> None:
         election_type: Any = self._one_of(["preferred", "preferred", "preferred", "unclean"])
         self.cluster.elect(election_type, self._one_of(self.cluster.partitions))
+
+    # --- disks ----------------------------------------------------------------------------------
+
+    def _busy(self, role: str) -> None:
+        """Have something for a role to write."""
+        if role in ("leader_tick", "follower_tick"):
+            for partition in self.cluster.producible():
+                self.cluster.produce(partition, 1)
+        if role == "follower_tick":
+            for broker in self.cluster.awake():
+                self.cluster.leader_tick(broker)
+
+    def _writer(self, kind: str) -> tuple[str, int]:
+        """Draw a role, and a broker that has something to write in it."""
+        # Half of the writes matter most: those of the logs.
+        role = self._one_of([*sorted(FOLDERS), *sorted(RULES) * 2])
+        if self._one_of([True, True, True, False]):
+            self._busy(role)
+        brokers = self._who()[kind]
+        leaders = {self.cluster.leader(partition) for partition in self.cluster.partitions}
+        fitting = [one for one in brokers if (one in leaders) == (role == "leader_tick")]
+        return role, self._one_of([*brokers, *fitting * 2])
+
+    def _faulty_tick(self) -> None:
+        role, broker = self._writer("faulty_tick")
+        folders = FOLDERS[role]
+        folder = self._one_of([*folders, *[folders[0]] * len(folders)])
+        is_commit = folder.endswith(_COMMITS)
+        failure = self._one_of(COMMIT_FAILURES if is_commit else FILE_FAILURES)
+        self.cluster.faulty_tick(role, broker, folder, failure, self._one_of([0, 0, 0, 1, 2]))
+
+    def _suspend(self) -> None:
+        role, broker = self._writer("suspend")
+        commits = [folder for folder in FOLDERS[role] if folder.endswith(_COMMITS)]
+        folder = self._one_of([*commits, *[commits[0]] * len(commits)])
+        takes_over, cleans_up = self._one_of([False, True]), self._one_of([False, True])
+        self.cluster.suspend(role, broker, folder, takes_over=takes_over, cleans_up=cleans_up)
+
+    def _clean_up(self) -> None:
+        there = [one for one in self.cluster.ids if one not in self.cluster.lost]
+        self.cluster.clean_up(self._one_of(["cluster", *(f"broker-{one}" for one in there)]))
+
+    def _lose_power(self) -> None:
+        broker = self._whom("lose_power")
+        self.cluster.lose_power(broker, self._one_of(KEPT), self._one_of(KEPT))

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated
 
 import hypothesis
+import pytest
 import structlog
 import typer
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.state_machine.faults import FAULTS
 from tests.state_machine.machine import ClusterMachine
 
 
@@ -26,8 +28,11 @@ def main(
     steps: Annotated[int, typer.Option(help="How many steps a story has at most.")] = 60,
     seed: Annotated[int | None, typer.Option(help="Where chance begins.")] = None,
     found: Annotated[Path | None, typer.Option(help="The folder for what is found.")] = None,
+    fault: Annotated[str | None, typer.Option(help="A seeded fault to be found.")] = None,
 ) -> None:
     """Look for what goes wrong."""
+    if fault is not None:
+        FAULTS[fault](pytest.MonkeyPatch())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     chance = random.Random(seed)
     settings = hypothesis.settings(

@@ -15,8 +15,8 @@ Start = Callable[..., CheckedCluster]
 def start() -> Iterator[Start]:
     started: list[CheckedCluster] = []
 
-    def make(brokers: int, partitions: int, min_isr: int) -> CheckedCluster:
-        started.append(CheckedCluster(brokers, partitions, min_isr))
+    def make(brokers: int, partitions: int, min_isr: int, *, syncs: bool = True) -> CheckedCluster:
+        started.append(CheckedCluster(brokers, partitions, min_isr, syncs=syncs))
         return started[-1]
 
     yield make
@@ -88,4 +88,37 @@ def test_a_process_that_pauses_before_its_first_look_looks_when_it_wakes_up(star
     response = cluster.requests[0].pending.response
     assert response is not None
     assert response.error == "NONE"
+    cluster.come_to_rest()
+
+
+def test_a_follower_keeps_what_its_leader_lost_with_its_power(start: Start) -> None:
+    """The leader's tables are read again before its process has started: they are shorter (6.3)."""
+    cluster = start(2, 1, 2, syncs=False)
+    cluster.produce(0, 2)
+    cluster.tick_until_idle()
+    cluster.lose_power(0)
+    cluster.follower_tick(1)
+    cluster.follower_tick(1)
+    cluster.come_to_rest()
+
+
+def test_a_restart_writes_the_epochs_that_its_log_tells(start: Start) -> None:
+    """The process ended after the commit of an epoch's first copy, before its entry (6.1, 7.0)."""
+    cluster = start(2, 1, 1)
+    cluster.pause(0)
+    cluster.fence(0)
+    cluster.resume(0)
+    cluster.produce(0, 1)
+    cluster.leader_tick(1)
+    cluster.faulty_tick("follower_tick", 0, "log/_delta_log", "died")
+    cluster.come_to_rest()
+
+
+def test_a_consumer_is_not_shown_less_by_a_leader_that_lost_its_power(start: Start) -> None:
+    """Between its registration and the election of another leader it is still named (2.6, 9.3)."""
+    cluster = start(2, 1, 2, syncs=False)
+    cluster.produce(0, 2)
+    cluster.tick_until_idle()
+    cluster.lose_power(0)
+    cluster.restart(0)
     cluster.come_to_rest()

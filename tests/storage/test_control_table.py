@@ -14,16 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake.transaction import AddAction
 
-from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
     BROKERS,
     CLUSTER_TABLES,
+    CONSUMER_OFFSETS,
     CONTROLLER,
     DELAYED_OPERATIONS,
     FORMAT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG,
+    PARTITION_STATE,
     PRODUCE_REQUESTS,
     PRODUCE_RESPONSES,
     TOPICS,
@@ -577,7 +579,9 @@ class TestCreation:
         log = Path(root.uri, CONTROLLER.name, "_delta_log")
         log.mkdir(parents=True)
         (log / f"{0:020}.json").write_text("nonsense")
-        with pytest.raises(StorageError, match="root/controller cannot be opened: ") as refused:
+        with pytest.raises(
+            DamagedError, match=r"root/controller/_delta_log/0{20}.json is damaged: .*; restore it"
+        ) as refused:
             ControlTable(root, CONTROLLER)
         assert "\n" not in str(refused.value)
 
@@ -605,3 +609,57 @@ print(len(os.listdir("/proc/self/task")) - before)
         [sys.executable, "-c", code, root.uri], capture_output=True, text=True, check=True
     )
     assert answer.stdout == "0\n"
+
+
+class TestColumnsOfALaterRelease:
+    """A column that this release does not know, in a table that it overwrites whole."""
+
+    @pytest.fixture(params=[PARTITION_STATE, CONSUMER_OFFSETS], ids=lambda schema: schema.name)
+    def schema(self, request: pytest.FixtureRequest) -> TableSchema:
+        given: TableSchema = request.param
+        return given
+
+    @staticmethod
+    def later(schema: TableSchema) -> TableSchema:
+        return schema._replace(columns=schema.columns.append(pa.field("scrubbed", pa.int64())))
+
+    def test_keeps_its_values_when_an_earlier_release_writes(
+        self, root: Location, schema: TableSchema
+    ) -> None:
+        """Also in the row that is changed: each is recognised by its key."""
+        older, newer = made(root, schema), ControlTable(root, self.later(schema))
+        older.compare_and_set(schema.rows([{"topic_id": "a", "partition": 1}]))
+        rows = [
+            {"topic_id": name, "partition": 1, "leader_epoch": 1, "scrubbed": index}
+            for index, name in enumerate("abc")
+        ]
+        newer.update(lambda _: (self.later(schema).rows(rows), None))
+
+        def change(loaded: pa.Table) -> tuple[pa.Table, None]:
+            first, second, _ = loaded.to_pylist()
+            new = {"topic_id": "d", "partition": 1}
+            return schema.rows([new, second | {"leader_epoch": 2}, first]), None
+
+        older.update(change)
+        older.compare_and_set(older.rows())
+        newer.refresh()
+        assert [
+            (row["topic_id"], row["leader_epoch"], row["scrubbed"])
+            for row in newer.rows().to_pylist()
+        ] == [("d", None, None), ("b", 2, 1), ("a", 1, 0)]
+        assert older.rows().schema.equals(schema.columns)
+
+    def test_is_not_made_of_what_a_client_put_into_a_file(self, root: Location) -> None:
+        """Only the columns that the table declares are kept."""
+        table = made(root, PRODUCE_REQUESTS)
+        file = Path(table.location.uri, "of-a-client.parquet")
+        pq.write_table(pa.table({"request_id": ["r"], "x": [1]}), file)
+        delta = open_delta_table(table.location)
+        add = AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")
+        delta.create_write_transaction([add], "append", delta.schema())
+        table.refresh()
+        table.compare_and_set(table.rows())
+        [path] = table.new_files(-1)
+        assert pq.read_schema(Path(table.location.uri, path)).names == (
+            PRODUCE_REQUESTS.columns.names
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from sparklog.errors import CommitConflictError, StorageError
+from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import CONTROLLER
+from sparklog.storage import local_files
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log import (
     AddedFile,
@@ -72,7 +74,7 @@ def test_a_folder_without_hard_links_is_written_by_delta_rs(
     root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
-        raise PermissionError("no links here")
+        raise PermissionError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refused)
     other = ControlTable(root, CONTROLLER)
@@ -93,18 +95,28 @@ def test_a_raised_protocol_is_refused_and_not_written_over(
     reader = ControlTable(root, CONTROLLER)
     raised = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}
     commit_file(table, 1).write_text(json.dumps(raised))
-    with pytest.raises(StorageError, match="to reader version 3 and writer version 7"):
+    with pytest.raises(StorageError, match="asks for reader version 3 and writer version 7"):
         reader.refresh()
     with pytest.raises(CommitConflictError):
         table.compare_and_set(lease(1))
 
 
+def test_a_raised_protocol_is_refused_when_the_table_is_opened(
+    root: Location, table: ControlTable
+) -> None:
+    """Also after a restart, which reads no commit one by one, and under a raised writer alone."""
+    raised = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 3}}
+    commit_file(table, 1).write_text(json.dumps(raised))
+    with pytest.raises(StorageError, match="writer version 3"):
+        ControlTable(root, CONTROLLER)
+
+
 def test_a_damaged_commit_is_named(table: ControlTable) -> None:
     commit_file(table, 1).write_text('{"add": {"path": "x"}}')
-    with pytest.raises(StorageError, match=r"commit 1 of the table at .* is damaged"):
+    with pytest.raises(StorageError, match=r"/0*1\.json is damaged"):
         table.refresh()
     commit_file(table, 1).write_text("{nonsense")
-    with pytest.raises(StorageError, match=r"commit 1 of the table at .* is damaged"):
+    with pytest.raises(StorageError, match=r"/0*1\.json is damaged"):
         read_commit(table.location, 1)
 
 
@@ -131,6 +143,7 @@ def test_names_of_any_characters_come_back_as_they_were(table: ControlTable) -> 
     """Others may name the files that they append as they like, and they are removed by name."""
     name = "with space & 100% é#?.parquet"
     log = DeltaLog(table.location)
+    Path(table.location.uri, name).touch()
     added = AddedFile(name, 1, 0, {}, {"numRecords": 1})
     assert log.commit("WRITE", [added])
     assert log.commit("DELETE", removed=[RemovedFile(name, 0)])
@@ -140,3 +153,172 @@ def test_names_of_any_characters_come_back_as_they_were(table: ControlTable) -> 
         ([], [name]),
     ]
     assert not DeltaTable(table.location.uri).file_uris()
+
+
+class TestBehindCleanUp:
+    """A suspended process holds a version whose successors were cleaned up: no compare-and-set
+    protects what is no longer there, so the predecessor is checked (protocol rule 10.7).
+    """
+
+    @pytest.fixture
+    def behind(self, table: ControlTable) -> DeltaLog:
+        """A handle at version 1 of a table whose versions 0 to 4 are cleaned up."""
+        table.compare_and_set(lease(1))
+        behind = DeltaLog(table.location)
+        for sequence in (2, 3, 4, 5):
+            table.compare_and_set(lease(sequence))
+        DeltaTable(table.location.uri).create_checkpoint()
+        for version in range(5):
+            commit_file(table, version).unlink()
+        return behind
+
+    def test_a_commit_is_withdrawn(self, table: ControlTable, behind: DeltaLog) -> None:
+        assert not behind.commit("DELETE", removed=[RemovedFile("a", 0)])
+        assert not commit_file(table, 2).exists()
+        assert list(behind.follow()) == []
+        assert behind.is_lost
+
+    def test_what_another_left_there_is_not_followed(
+        self, root: Location, table: ControlTable, behind: DeltaLog
+    ) -> None:
+        """A process that is killed between its commit and the check leaves a commit there."""
+        reader = ControlTable(root, CONTROLLER)
+        reader._log = behind
+        commit_file(table, 2).write_text(json.dumps({"commitInfo": {}}))
+        assert reader.refresh()
+        assert (reader.version, reader.rows()) == (5, lease(5))
+
+    def test_a_controller_that_was_suspended_renews_no_lease(
+        self, root: Location, behind: DeltaLog
+    ) -> None:
+        suspended = ControlTable(root, CONTROLLER)
+        suspended._log = behind
+        with pytest.raises(CommitConflictError):
+            suspended.compare_and_set(lease(2))
+        suspended.refresh()
+        assert suspended.rows() == lease(5)
+
+
+class TestLostAnswers:
+    @pytest.mark.parametrize("error", [OSError(errno.EIO, "lost"), FileExistsError("repeated")])
+    def test_a_commit_that_landed_is_recognised_by_its_id(
+        self, table: ControlTable, monkeypatch: pytest.MonkeyPatch, error: OSError
+    ) -> None:
+        def link(source: str, target: str) -> None:
+            os.link(source, target)
+            raise error
+
+        monkeypatch.setattr(local_files.FILES, "link", link)
+        table.compare_and_set(lease(1))
+        monkeypatch.undo()
+        assert table.version == 1
+        table.compare_and_set(lease(2))
+
+    def test_a_commit_of_another_process_is_not_taken_for_the_own_one(
+        self, root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = ControlTable(root, CONTROLLER)
+
+        def link(_source: str, _target: str) -> None:
+            monkeypatch.undo()
+            other.compare_and_set(lease(7))
+            raise OSError(errno.EIO, "lost")
+
+        monkeypatch.setattr(local_files.FILES, "link", link)
+        with pytest.raises(OSError, match="lost"):
+            table.compare_and_set(lease(1))
+        table.refresh()
+        assert table.rows() == lease(7)
+
+
+class TestDurability:
+    def test_files_and_folders_are_synced_before_a_commit_counts(
+        self, table: ControlTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The order of a commit's effects: each is on the disk before the next one begins."""
+        calls: list[str] = []
+
+        def note(name: str) -> None:
+            original = getattr(local_files.FILES, name)
+
+            def noted(*paths: str) -> None:
+                ends = [Path(path).name for path in paths]
+                calls.append(" ".join([name, *(_kind(end) for end in ends)]))
+                original(*paths)
+
+            monkeypatch.setattr(local_files.FILES, name, noted)
+
+        for name in ("sync", "link"):
+            note(name)
+        table.compare_and_set(lease(1))
+        assert calls == [
+            "sync data file",
+            "sync controller",
+            "sync temporary file",
+            "link temporary file commit",
+            "sync _delta_log",
+        ]
+
+    @pytest.mark.usefixtures("table")
+    def test_nothing_is_synced_where_the_option_says_so(
+        self, root: Location, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unsynced = ControlTable(Location.of(root.uri, {root.uri: {"sync": "false"}}), CONTROLLER)
+
+        def refuse(path: str) -> None:
+            raise AssertionError(f"{path} was synced")
+
+        monkeypatch.setattr(local_files.FILES, "sync", refuse)
+        unsynced.compare_and_set(lease(1))
+
+    def test_a_disk_that_cannot_sync_refuses_the_commit(
+        self, table: ControlTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_path: str) -> None:
+            raise OSError(errno.EIO, "the disk failed")
+
+        monkeypatch.setattr(local_files.FILES, "sync", fail)
+        with pytest.raises(OSError, match="the disk failed"):
+            table.compare_and_set(lease(1))
+        assert not commit_file(table, 1).exists()
+
+    @pytest.mark.parametrize("cut", [0, 1, 200])
+    def test_a_commit_that_is_not_whole_is_damage_when_opened_and_when_followed(
+        self, root: Location, table: ControlTable, cut: int
+    ) -> None:
+        reader = ControlTable(root, CONTROLLER)
+        table.compare_and_set(lease(1))
+        text = commit_file(table, 1).read_bytes()
+        commit_file(table, 1).write_bytes(text[:cut])
+        for action in (reader.refresh, lambda: ControlTable(root, CONTROLLER)):
+            with pytest.raises(DamagedError, match=r"/0*1\.json is damaged"):
+                action()
+
+    def test_a_changed_digit_of_a_commit_is_damage(
+        self, root: Location, table: ControlTable
+    ) -> None:
+        table.compare_and_set(lease(1))
+        text = commit_file(table, 1).read_text()
+        size = text.index('"size":') + 7
+        commit_file(table, 1).write_text(text[:size] + "9" + text[size + 1 :])
+        with pytest.raises(DamagedError, match="do not match their checksum"):
+            ControlTable(root, CONTROLLER)
+
+
+def _kind(name: str) -> str:
+    endings = {".parquet": "data file", ".tmp": "temporary file", ".json": "commit"}
+    return endings.get(Path(name).suffix, name)
+
+
+def test_a_protocol_that_was_raised_and_lowered_again_is_supported(
+    root: Location, table: ControlTable
+) -> None:
+    """A table feature that was added by mistake and dropped again stopped all readers for good."""
+    reader = ControlTable(root, CONTROLLER)
+    for version, (reads, writes) in enumerate([(3, 7), (1, 2)], 1):
+        raised = {"protocol": {"minReaderVersion": reads, "minWriterVersion": writes}}
+        commit_file(table, version).write_text(json.dumps(raised))
+    assert reader.refresh()
+    reader.compare_and_set(lease(1))
+    assert table.refresh()
+    assert table.rows() == lease(1)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from sparklog.errors import ProtocolError, StorageError
@@ -124,10 +125,10 @@ def test_nothing_is_read_again_while_nothing_changes(cluster: ClusterRoot) -> No
     reader = MetadataReader(cluster, {})
     first = reader.load()
     assert reader.load() is first
-    assert reader.versions == (1, 0, 0)
+    assert reader.versions == ((0, 1), (0, 0), (0, 0))
     add_topic(cluster)
     assert reader.load() is not first
-    assert reader.versions == (1, 1, 1)
+    assert reader.versions == ((0, 1), (0, 1), (0, 1))
 
 
 def test_a_heartbeat_changes_nothing(cluster: ClusterRoot) -> None:
@@ -172,3 +173,41 @@ def test_a_log_directory_that_is_not_registered_is_named(
     said = f"broker {broker_id} is not registered with log directory number {number}: start it"
     with pytest.raises(StorageError, match=said):
         reader.location(broker_id, number)
+
+
+def test_only_the_partitions_that_changed_are_built_again(cluster: ClusterRoot) -> None:
+    """Loading after a change of one partition costs that partition, however many there are."""
+    for number in range(3):
+        add_topic(cluster, f"id-{number}")
+    reader = MetadataReader(cluster, {})
+    before = reader.load().partitions
+    changed = TopicIdPartition("id-1", 0)
+
+    def shrink(rows: pa.Table) -> tuple[pa.Table, None]:
+        found = rows.to_pylist()
+        for row in found:
+            if (row["topic_id"], row["partition"]) == changed:
+                row |= {"leader": None, "in_isr": row["broker_id"] == 1, "partition_epoch": 7}
+        return PARTITION_STATE.rows(found), None
+
+    cluster.partition_state.update(shrink)
+    after = reader.load().partitions
+    assert [key for key in after if after[key] is not before[key]] == [changed]
+    assert after[changed] == MetadataReader(cluster, {}).load().partitions[changed]
+    assert (after[changed].leader, after[changed].isr, after[changed].partition_epoch) == (
+        None,
+        [1],
+        7,
+    )
+
+
+def test_partitions_that_come_and_go_are_seen(cluster: ClusterRoot) -> None:
+    add_topic(cluster, "id-0")
+    reader = MetadataReader(cluster, {})
+    assert [key.topic_id for key in reader.load().partitions] == ["id-0"]
+    add_topic(cluster, "id-1")
+    assert [key.topic_id for key in reader.load().partitions] == ["id-0", "id-1"]
+    cluster.partition_state.update(
+        lambda rows: (rows.filter(pc.not_equal(rows["topic_id"], "id-0")), None)
+    )
+    assert [key.topic_id for key in reader.load().partitions] == ["id-1"]

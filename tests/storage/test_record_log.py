@@ -35,6 +35,12 @@ AfterNext = Callable[[str, Callable[[], object]], None]
 
 
 @pytest.fixture
+def root(tmp_path: Path) -> Location:
+    """A root whose files are not synced: most batches of these tests have no file."""
+    return Location.of(str(tmp_path / "root"), {"/": {"sync": "false"}})
+
+
+@pytest.fixture
 def log(root: Location) -> RecordLog:
     create_table(root, LOG)
     return RecordLog(root, FENCE)
@@ -314,10 +320,12 @@ def random_change(
             removed += batches[: chance.randint(0, len(batches))]
         elif change == "merge":
             first = chance.randrange(len(batches))
-            merged = batches[first : first + 3]
+            epoch_of_run = batches[first].leader_epoch
+            merged = [one for one in batches[first : first + 3] if one.leader_epoch == epoch_of_run]
             removed += merged
             count = merged[-1].next_offset - merged[0].base_offset
-            added.append(batch(merged[0].base_offset, count, **header))
+            merged_header = header | {"leader_epoch": epoch_of_run}
+            added.append(batch(merged[0].base_offset, count, **merged_header))
     return added, removed
 
 

@@ -37,8 +37,10 @@ from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
 from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.request_table import RequestTable
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
 from tests.storage.batches import FENCE, P0, batch_of_file, write_file
+from tests.storage.losing_proxy import LosingProxy, Way, losing_proxy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +161,8 @@ class TestRoots:
         with pytest.raises(StorageError, match="belongs to broker 0 of cluster a-cluster"):
             BrokerRoot.create(at("broker-0"), "a-cluster", 8)
         opened = BrokerRoot(at("broker-0"), 1)
-        assert opened.commits() == len(BROKER_TABLES) - 1
+        # All but the requests, to which clients write, and the log, whose fence is not counted.
+        assert opened.commits() == len(BROKER_TABLES) - 2
         newer = BrokerRoot(at("broker-0"), 2)
         with pytest.raises(FencedError):
             opened.log.commit([])
@@ -220,6 +223,23 @@ class TestControlTables:
         requests.take_fence(Fence(BROKER_EPOCH, 2))
         with pytest.raises(FencedError):
             requests.trim(paths[2:], FENCE)
+
+    def test_a_clients_append_is_left_as_it_is_and_a_damaged_one_is_mended(self, at: At) -> None:
+        """delta-rs writes the fields of an action that are not set as null."""
+        BrokerRoot.create(at("broker"), "a-cluster", 0)
+        owner = RequestTable(at("broker"))
+        client = ControlTable(at("broker"), PRODUCE_REQUESTS)
+        client.append(PRODUCE_REQUESTS.rows([{"request_id": "a"}]))
+        commit = f"_delta_log/{client.version:020}.json"
+        written = client.location.read_bytes(commit)
+        assert owner.refresh()
+        assert client.location.read_bytes(commit) == written
+        [path] = owner.new_files(-1)
+        assert owner.read_file(path)["request_id"].to_pylist() == ["a"]
+        client.location.overwrite_object(commit, written + b"\nnonsense")
+        again = RequestTable(at("broker"))
+        assert again.new_files(-1) == [path]
+        assert b"nonsense" not in client.location.read_bytes(commit)
 
 
 class TestBatches:
@@ -325,3 +345,50 @@ class TestBatches:
         assert list(log.batches(P0)) == [batch_of_file(file)]
         protocol = open_delta_table(log.location).protocol()
         assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+@pytest.fixture(params=["0", "3"], ids=["no retries", "retries"])
+def losing(store: Store, request: pytest.FixtureRequest) -> Iterator[tuple[LosingProxy, Location]]:
+    """A proxy before the store, and a root behind it; with retries a lost answer is a 412."""
+    with losing_proxy(store.url) as proxy:
+        options = {"s3://": {**store.options(proxy.url)["s3://"], "max_retries": request.param}}
+        yield proxy, Location.of(f"{store.bucket()}/root", options)
+
+
+@pytest.mark.parametrize("way", ["500", "reset"])
+class TestLostAnswers:
+    """A conditional PUT is carried out, and its answer is lost: the commit is read back."""
+
+    def test_a_compare_and_set_lands_once(
+        self, losing: tuple[LosingProxy, Location], way: Way
+    ) -> None:
+        proxy, root = losing
+        create_table(root, CONTROLLER)
+        table = ControlTable(root, CONTROLLER)
+        proxy.lose_next(way)
+        table.compare_and_set(lease(1))
+        assert (proxy.lost, table.version) == (1, 1)
+        assert ControlTable(root, CONTROLLER).rows().equals(lease(1))
+
+    def test_an_append_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
+        proxy, root = losing
+        create_table(root, PRODUCE_REQUESTS)
+        table = ControlTable(root, PRODUCE_REQUESTS)
+        proxy.lose_next(way)
+        table.append(PRODUCE_REQUESTS.rows([{"request_id": "a"}]))
+        assert proxy.lost == 1
+        assert ControlTable(root, PRODUCE_REQUESTS).rows()["request_id"].to_pylist() == ["a"]
+
+    def test_a_commit_to_a_log_is_not_taken_for_somebody_elses(
+        self, losing: tuple[LosingProxy, Location], way: Way
+    ) -> None:
+        proxy, root = losing
+        create_table(root, LOG)
+        log = RecordLog(root, FENCE)
+        first, second = (batch_of_file(write_file(log.location, [b"a"]), at) for at in (0, 1))
+        proxy.lose_next(way)
+        log.commit([first])
+        assert proxy.lost == 1
+        log.commit([second])
+        assert list(log.batches(P0)) == list(RecordLog(root).batches(P0)) == [first, second]
+        assert not log.take_moved()

@@ -1,0 +1,101 @@
+"""Topics whose creation was abandoned: claims on names, and partitions without a topic.
+
+An admin creates a topic with three commits to two tables. An admin that dies between them leaves a
+claim on the name, and partitions that are not visible; the controller removes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog.broker.observations import Observations
+from sparklog.logger import get_logger
+from sparklog.storage.control_table import Fence
+from sparklog.storage.metadata import CREATING, Metadata
+from sparklog.storage.roots import ClusterRoot
+
+_log = get_logger(__name__)
+
+CREATION_TIMEOUT_MS = 60_000
+"""How long the creation of a topic may take: Kafka's default.api.timeout.ms of an admin client."""
+
+
+def without_claims(topics: pa.Table, topic_ids: Collection[str]) -> pa.Table | None:
+    """Return the rows of `topics` without these claims, `None` where there are none of them."""
+    is_claim = pc.and_(_is_of(topics, topic_ids), pc.equal(topics["state"], CREATING))
+    return _without(topics, is_claim)
+
+
+def without_topics(partitions: pa.Table, topic_ids: Collection[str]) -> pa.Table | None:
+    """Return the rows of `partition_state` without these topics, `None` where they have none."""
+    return _without(partitions, _is_of(partitions, topic_ids))
+
+
+def with_known_topics(
+    partitions: pa.Table,
+    metadata: Metadata,
+    elect: Callable[[pa.Table, Metadata], pa.Table | None],
+) -> pa.Table | None:
+    """Return the rows after an election among the partitions that belong to a topic.
+
+    The other rows stay as they are. Returns `None` where the election changes nothing.
+    """
+    is_known = _is_of(partitions, metadata.topics)
+    elected = elect(partitions.filter(is_known), metadata)
+    others = partitions.filter(pc.invert(is_known))
+    return None if elected is None else pa.concat_tables([elected, others])
+
+
+class AbandonedTopics:
+    """Finds abandoned creations by the controller's clock, and removes them."""
+
+    def __init__(self, cluster: ClusterRoot, observations: Observations) -> None:
+        self._cluster = cluster
+        self._observations = observations
+        self._versions: tuple[int, int] | None = None
+        self._found: set[str] = set()
+
+    def remove(self, now_ms: int, fence: Fence) -> None:
+        """Remove creations that were unfinished for longer than `CREATION_TIMEOUT_MS` at `now_ms`.
+
+        The claim is removed first: without it the admin cannot make its partitions visible.
+        """
+        due = [one for one in self._find() if self._age_ms(one, now_ms) > CREATION_TIMEOUT_MS]
+        if not due:
+            return
+        topics = self._cluster.topics
+        # Not when the lease is taken: a failover is one commit shorter, and a removal is rare.
+        topics.take_fence(fence)
+        topics.update(lambda rows: (without_claims(rows, due), None), fence)
+        claimed = set(topics.rows()["topic_id"].to_pylist())
+        left = [one for one in due if one not in claimed]
+        self._cluster.partition_state.update(lambda rows: (without_topics(rows, left), None), fence)
+        _log.warning("abandoned topics removed", topic_ids=left)
+
+    def _find(self) -> set[str]:
+        """Return the ids of claims, and of partitions without a topic, in the loaded tables."""
+        topics, partitions = self._cluster.topics, self._cluster.partition_state
+        versions = topics.version, partitions.version
+        if versions != self._versions:
+            rows = topics.rows()
+            claims = rows.filter(pc.equal(rows["state"], CREATING))["topic_id"].to_pylist()
+            known = set(rows["topic_id"].to_pylist())
+            of_partitions = set(partitions.rows()["topic_id"].unique().to_pylist())
+            self._found = {*claims, *(of_partitions - known)}
+            self._versions = versions
+        return self._found
+
+    def _age_ms(self, topic_id: str, now_ms: int) -> int:
+        return now_ms - self._observations.observe(("abandoned", topic_id), True, now_ms)
+
+
+def _is_of(rows: pa.Table, topic_ids: Collection[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["topic_id"], pa.array(list(topic_ids), pa.string()))
+
+
+def _without(rows: pa.Table, is_removed: pa.ChunkedArray) -> pa.Table | None:
+    kept = rows.filter(pc.invert(is_removed))
+    return kept if kept.num_rows < rows.num_rows else None

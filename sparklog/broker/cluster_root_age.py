@@ -1,0 +1,75 @@
+"""Recognising a cluster root that was restored to an older state, before anything is written to it.
+
+A broker's own roots carry epochs that the cluster root has given out. Invariant: the broker epoch
+of a root's fence and the leader epochs of its checkpoint are at most those in the cluster root. An
+older cluster root would give the same epochs out again, to other processes and leaders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparklog.errors import DamagedError, StorageError
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LOG, TopicIdPartition
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table
+from sparklog.storage.location import Location
+from sparklog.storage.roots import ClusterRoot, has_root
+
+
+def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Location]) -> None:
+    """Raise `StorageError` where an epoch or a topic of these roots is ahead of the cluster root.
+
+    `roots` are the broker's log directories; those that are not created yet are left out.
+    """
+    brokers = {row["broker_id"]: row for row in cluster.brokers.rows().to_pylist()}
+    broker_epoch = brokers[broker_id]["broker_epoch"] if broker_id in brokers else 0
+    leader_epochs = {
+        TopicIdPartition(row["topic_id"], row["partition"]): row["leader_epoch"]
+        for row in cluster.partition_state.rows().to_pylist()
+    }
+    for root in filter(has_root, roots):
+        held = open_delta_table(root.child(LOG.name)).transaction_version(BROKER_EPOCH) or 0
+        if held > broker_epoch:
+            raise _older(
+                cluster,
+                root,
+                f"the root knows broker epoch {broker_epoch} of broker {broker_id}, and the broker "
+                f"had {held}",
+            )
+        for row in _checkpoint(root):
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            name = f"{row['topic']}-{row['partition']}"
+            if key in leader_epochs and row["leader_epoch"] > leader_epochs[key]:
+                raise _older(
+                    cluster,
+                    root,
+                    f"the root knows leader epoch {leader_epochs[key]} of {name}, and the broker "
+                    f"had {row['leader_epoch']}",
+                )
+            if key not in leader_epochs and row["log_end_offset"] > row["log_start_offset"]:
+                raise _older(
+                    cluster,
+                    root,
+                    f"the root knows no topic {row['topic']} with id {key.topic_id}, and the "
+                    f"broker has records of {name}",
+                )
+
+
+def _checkpoint(root: Location) -> list[dict[str, Any]]:
+    """Return the rows of a checkpoint; none where it is damaged, since it starts again empty."""
+    try:
+        rows: list[dict[str, Any]] = (
+            ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
+        )
+    except DamagedError:
+        return []
+    return rows
+
+
+def _older(cluster: ClusterRoot, root: Location, evidence: str) -> StorageError:
+    return StorageError(
+        f"the cluster root {cluster.location.uri} is older than {root.uri}: {evidence}: restore "
+        "the newest state of the cluster root"
+    )

@@ -1,0 +1,278 @@
+"""Damaged replicas of one broker root: finding them, leaving the ISR, making room for a refill.
+
+A replica is damaged from an offset on: its log has a fault there (`RecordLog.damaged`), or the
+Parquet file of the batch there is missing or has not its checksum. It is repaired in this order,
+each step durable before the next:
+
+1. The report says so: columns `damaged_offset` and `damage` of high_watermark_checkpoint.
+2. The broker leaves the ISR and the ELR, and leads the partition no longer.
+3. Under another leader, the batches from the offset on are removed, which may be below the own
+   high watermark: nobody counts on them any more.
+4. The replica follows, copies what it lacks from its leader, and joins the ISR again.
+
+A crash between two of them is found again: by loading the log, or by the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparklog.broker.isr import leave_isr
+from sparklog.broker.led_partitions import FollowerReports
+from sparklog.broker.producer_state import ProducerState
+from sparklog.broker.replicas import Damage, Replicas
+from sparklog.broker.tick import Effects
+from sparklog.config import Settings
+from sparklog.logger import get_logger
+from sparklog.model import Batch, TopicIdPartition
+from sparklog.storage.metadata import Metadata, PartitionState
+from sparklog.storage.record_log import RecordLog
+from sparklog.storage.roots import ClusterRoot
+
+_log = get_logger(__name__)
+
+_SCRUB_MS = 1_000
+"""The time between two slices of the scrub, in ms on the broker's clock."""
+
+_SCRUB_FILES = 100
+"""Files at most that a slice of the scrub reads."""
+
+_Keys = set[TopicIdPartition]
+
+
+class Repairs:
+    """Finds and repairs the damaged replicas of one root; runs before the roles of a tick."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        cluster: ClusterRoot,
+        replicas: Replicas,
+        producer_state: ProducerState,
+        settings: Settings,
+        now_ms: int,
+    ) -> None:
+        self._broker_id = broker_id
+        self._cluster = cluster
+        self._replicas = replicas
+        self._log = replicas.root.log
+        self._producer_state = producer_state
+        self._settings = settings
+        self._scrub_at_ms = now_ms + _SCRUB_MS
+        self._scrubbed: tuple[TopicIdPartition, int] | None = None
+        # Replicas that nobody counts on since a leader epoch: one that leads in a later epoch was
+        # elected uncleanly.
+        self._out_since: dict[TopicIdPartition, int] = {}
+        self._was_damaged = bool(replicas.damaged)
+        self._refuted: dict[TopicIdPartition, tuple[int, int]] = {}
+        self._told: set[tuple[TopicIdPartition, str]] = set()
+
+    def tick(
+        self, metadata: Metadata, reports: FollowerReports, now_ms: int, effects: Effects
+    ) -> bool:
+        """Find damage and do the next step of each repair; return whether anything was written.
+
+        The metadata are to be loaded again then.
+        """
+        self._find_in_log()
+        self._find_reported(metadata, reports, now_ms)
+        self._scrub(now_ms)
+        damaged = self._replicas.damaged
+        states = {key: metadata.partitions[key] for key in damaged if key in metadata.partitions}
+        is_over, self._was_damaged = self._was_damaged and not states, bool(states)
+        if not states:
+            self._out_since.clear()
+            return is_over and self._replicas.write_checkpoint()
+        for key in states:
+            self._tell(key)
+        unclean = {
+            key
+            for key, state in states.items()
+            if state.leader == self._broker_id
+            and state.leader_epoch > self._out_since.get(key, state.leader_epoch)
+        }
+        leaving = {
+            key
+            for key, state in states.items()
+            if key not in unclean and self._must_leave(key, state, metadata)
+        }
+        if leaving:
+            self._leave(leaving, states)
+            effects.done("damage_isr")
+            return True
+        cut = unclean | {key for key, state in states.items() if self._may_cut(state, metadata)}
+        for key, state in states.items():
+            if self._broker_id not in _counted_on(state):
+                self._out_since.setdefault(key, state.leader_epoch)
+        if cut:
+            self._cut(cut, now_ms, effects)
+        return bool(cut) or self._replicas.write_checkpoint()
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def _find_in_log(self) -> None:
+        for key, error in self._log.damaged.items():
+            self._replicas.note_damage(
+                key, Damage(self._log.log_end_offset(key), error, in_log=True)
+            )
+
+    def _find_reported(self, metadata: Metadata, reports: FollowerReports, now_ms: int) -> None:
+        """Verify what followers say they cannot copy; their word alone counts for nothing."""
+        for key in reports.changed:
+            state = metadata.partitions.get(key)
+            if state is None or state.leader != self._broker_id or key in self._replicas.damaged:
+                continue
+            for one in state.replicas:
+                offset = reports.row(one.broker_id, key).get("leader_damaged_offset")
+                if offset is None or self._was_refuted(key, offset, now_ms):
+                    continue
+                batch = self._log.batch_at(key, offset)
+                if batch is None:
+                    continue
+                if not self._replicas.check_batch(batch):
+                    self._check_log(key)
+                if key not in self._replicas.damaged:
+                    self._refuted[key] = offset, now_ms
+
+    def _was_refuted(self, key: TopicIdPartition, offset: int, now_ms: int) -> bool:
+        refuted, at_ms = self._refuted.get(key, (-1, 0))
+        return refuted == offset and now_ms - at_ms < self._settings.replica_lag_time_max_ms
+
+    def _check_log(self, key: TopicIdPartition) -> None:
+        """Open the own log as its readers do: what is in memory may be sound, and the table not."""
+        opened = RecordLog(self._replicas.root.location)
+        error = opened.damaged.get(key)
+        if error is not None:
+            self._replicas.note_damage(key, Damage(opened.log_end_offset(key), error, in_log=True))
+
+    def _scrub(self, now_ms: int) -> None:
+        """Verify the files of a slice of the root, of `log.scrub.bytes.per.second` bytes.
+
+        Only in local folders: an object store verifies its objects itself, and reads cost requests.
+        """
+        limit = self._settings.log_scrub_bytes_per_second
+        if now_ms < self._scrub_at_ms or not limit or not self._log.location.is_local:
+            return
+        self._scrub_at_ms = now_ms + _SCRUB_MS
+        self._replicas.drop_restored()
+        left = limit
+        for count, batch in enumerate(self._next_batches(), 1):
+            left -= batch.size_bytes
+            self._scrubbed = batch.topic_id_partition, batch.next_offset
+            self._replicas.check_batch(batch)
+            if left <= 0 or count == _SCRUB_FILES:
+                return
+        # The end of the root; the next slice begins with its first batch.
+        self._scrubbed = None
+
+    def _next_batches(self) -> Iterable[Batch]:
+        start, offset = self._scrubbed or (None, 0)
+        for key in sorted(self._log.partitions()):
+            if (start is not None and key < start) or key in self._replicas.damaged:
+                continue
+            yield from self._log.batches(key, offset if key == start else 0)
+
+    # --- repairing ------------------------------------------------------------------------------
+
+    def _must_leave(self, key: TopicIdPartition, state: PartitionState, metadata: Metadata) -> bool:
+        """Whether the broker counts on paper where it must not.
+
+        A fault in the log takes the last member, too: its log end offset is wrong. A file that is
+        damaged does not: the other records can still be read.
+        """
+        if self._broker_id not in _counted_on(state):
+            return False
+        if self._replicas.damaged[key].in_log:
+            return True
+        return any(
+            one.in_isr and one.broker_id != self._broker_id and _is_alive(metadata, one.broker_id)
+            for one in state.replicas
+        )
+
+    def _leave(self, keys: _Keys, states: dict[TopicIdPartition, PartitionState]) -> None:
+        self._replicas.withdraw(
+            key for key in keys if key in self._replicas and self._replicas[key].role == "follower"
+        )
+        self._replicas.write_checkpoint()
+        in_log = {key for key in keys if self._replicas.damaged[key].in_log}
+        table = self._cluster.partition_state
+        left = leave_isr(table, self._broker_id, in_log)
+        left |= leave_isr(table, self._broker_id, keys - in_log, keep_last=True)
+        for key in sorted(left):
+            self._out_since[key] = states[key].leader_epoch
+            _log.warning(
+                "left the ISR to be repaired",
+                broker=self._broker_id,
+                topic=states[key].topic,
+                partition=key.partition,
+                from_offset=self._replicas.damaged[key].from_offset,
+            )
+
+    def _may_cut(self, state: PartitionState, metadata: Metadata) -> bool:
+        """Whether nobody counts on the replica, and there is a leader to refill it from."""
+        return (
+            self._broker_id not in _counted_on(state)
+            and state.leader is not None
+            and state.leader_broker_epoch >= 0
+            and _is_alive(metadata, state.leader)
+        )
+
+    def _cut(self, keys: _Keys, now_ms: int, effects: Effects) -> None:
+        """Remove the batches from the damaged offset on; the rest follows (rule 6.5)."""
+        points: dict[TopicIdPartition, int] = {}
+        removed: list[Batch] = []
+        for key in sorted(keys):
+            offset = self._replicas.damaged[key].from_offset
+            batches = self._log.batches(key, offset)
+            # A batch that was merged since begins earlier.
+            points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])
+            removed += [*batches, *self._log.unsound_batches(key)]
+        if removed:
+            self._log.commit([], removed, now_ms)
+        effects.done("damage_cut")
+        for key, offset in points.items():
+            replica = self._replicas[key]
+            _log.warning(
+                "damaged batches removed, to be copied from the leader",
+                broker=self._broker_id,
+                topic=replica.topic,
+                partition=key.partition,
+                to_offset=offset,
+            )
+            self._replicas.put(
+                key,
+                replica.topic,
+                log_start_offset=min(replica.log_start_offset, offset),
+                high_watermark=min(replica.high_watermark, offset),
+            )
+            del self._replicas.damaged[key]
+            self._out_since.pop(key, None)
+        self._producer_state.truncate(points)
+        self._replicas.truncate_epochs(points)
+        self._replicas.write_epochs()
+        self._replicas.write_checkpoint()
+
+    def _tell(self, key: TopicIdPartition) -> None:
+        damage = self._replicas.damaged[key]
+        if (key, damage.error.fault) in self._told:
+            return
+        self._told.add((key, damage.error.fault))
+        _log.error(
+            "replica damaged",
+            broker=self._broker_id,
+            topic=self._replicas[key].topic,
+            partition=key.partition,
+            from_offset=damage.from_offset,
+            error=str(damage.error),
+        )
+
+
+def _counted_on(state: PartitionState) -> set[int | None]:
+    """Return the brokers that are in the ISR or the ELR of a partition, or lead it."""
+    leader = state.leader if state.leader_broker_epoch >= 0 else None
+    return {leader, *(one.broker_id for one in state.replicas if one.in_isr or one.in_elr)}
+
+
+def _is_alive(metadata: Metadata, broker_id: int) -> bool:
+    broker = metadata.brokers.get(broker_id)
+    return broker is not None and broker.is_alive

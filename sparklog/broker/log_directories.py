@@ -1,0 +1,93 @@
+"""A broker's log directories: their ids, and the numbers by which the cluster knows them.
+
+A directory's id is the id that Delta gave its `log` table, as Kafka's is `directory.id` (KIP-858).
+The broker's row in `brokers` lists the ids; a directory's number is its place in that list, and
+`partition_state` assigns replicas to numbers. Invariant: a directory keeps its number as long as
+its broker is registered with it, wherever it stands in log.dirs and whatever its path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sparklog.errors import StorageError
+from sparklog.logger import get_logger
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import table_identity
+from sparklog.storage.location import Location
+
+_log = get_logger(__name__)
+
+
+class LogDirectory(NamedTuple):
+    """A log directory of a broker; `location` is `None` where log.dirs does not have it now.
+
+    `log_version` is the newest version of its log, or the last one known.
+    """
+
+    location: Location | None
+    table_id: str
+    log_version: int
+
+
+def number_log_directories(
+    brokers: ControlTable, broker_id: int, roots: Sequence[Location]
+) -> list[LogDirectory]:
+    """Return the log directories of a broker, each at its number.
+
+    Parameters: `brokers`, the table of this name, as loaded; `roots`, the broker's log.dirs, whose
+    tables exist. A directory with a new id takes the number of one that is missing, first of the
+    one that was at its path: the replicas there are copied again. Otherwise it gets the next
+    number. Raises `StorageError` where two directories have one id.
+    """
+    rows: list[dict[str, Any]] = brokers.rows().to_pylist()
+    row = next((row for row in rows if row["broker_id"] == broker_id), {})
+    found = {root: table_identity(root.child("log")) for root in roots}
+    _check_distinct_ids({root: table_id for root, (table_id, _) in found.items()})
+    known = _known(row)
+    numbered: list[LogDirectory] = [one._replace(location=None) for one in known]
+    ids = [one.table_id for one in known]
+    new = [root for root in roots if found[root][0] not in ids]
+    for root, identity in found.items():
+        if root not in new:
+            numbered[ids.index(identity[0])] = LogDirectory(root, *identity)
+    paths = [one.location.uri if one.location else None for one in known]
+    # Those at a known path first, so that no other takes their number.
+    for root in sorted(new, key=lambda root: root.uri not in paths):
+        missing = [number for number, one in enumerate(numbered) if one.location is None]
+        at_path = [number for number in missing if paths[number] == root.uri]
+        directory = LogDirectory(root, *found[root])
+        if missing:
+            number = (at_path or missing)[0]
+            _log.warning("log directory replaced", broker=broker_id, number=number, by=root.uri)
+            numbered[number] = directory
+        else:
+            numbered.append(directory)
+    for number, one in enumerate(numbered):
+        if one.location is None:
+            _log.warning("log directory missing", broker=broker_id, number=number)
+    return numbered
+
+
+def _known(row: dict[str, Any]) -> list[LogDirectory]:
+    """Return the directories that a broker's row lists, with their last paths as locations."""
+    ids = json.loads(row.get("log_table_id") or "[]")
+    uris = json.loads(row.get("roots") or "[]")
+    versions = json.loads(row.get("log_version") or "[]")
+    return [
+        LogDirectory(Location(uri) if uri is not None else None, table_id, version)
+        for uri, table_id, version in zip(uris, ids, versions, strict=False)
+    ]
+
+
+def _check_distinct_ids(ids: dict[Location, str]) -> None:
+    first_with: dict[str, Location] = {}
+    for root, table_id in ids.items():
+        other = first_with.setdefault(table_id, root)
+        if other is not root:
+            raise StorageError(
+                f"{other.uri} and {root.uri} hold the same log directory (id {table_id}), one is "
+                "a copy of the other: name one of them in log.dirs"
+            )

@@ -1,0 +1,65 @@
+"""Expiry of transactional ids: what the active controller does with `producer_ids` (rule 3.8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.config import Settings
+from sparklog.errors import CommitConflictError
+from sparklog.logger import get_logger
+from sparklog.model import PRODUCER_IDS
+from sparklog.protocol.rules import Rules
+from sparklog.storage.roots import ClusterRoot
+
+_log = get_logger(__name__)
+
+CHECK_INTERVAL_MS = 3_600_000
+"""Kafka's transaction.remove.expired.transaction.cleanup.interval.ms."""
+
+
+class TransactionalIds:
+    """The transactional ids of a cluster, as its controller sees them."""
+
+    def __init__(self, cluster: ClusterRoot, rules: Rules, settings: Settings) -> None:
+        self._cluster = cluster
+        self._rules = rules
+        self._settings = settings
+        self._check_at_ms = 0
+
+    def expire(self, now_ms: int) -> None:
+        """Remove the ids that are expired at `now_ms`; checks every `CHECK_INTERVAL_MS`.
+
+        A table that cannot be read or written is logged and checked again an interval later.
+        """
+        if now_ms < self._check_at_ms:
+            return
+        self._check_at_ms = now_ms + CHECK_INTERVAL_MS
+        try:
+            removed = self._cluster.producer_ids.update(lambda rows: self._without(rows, now_ms))
+        except (*UNREADABLE, CommitConflictError, pa.ArrowException) as error:
+            _log.warning("transactional ids not checked", error=str(error))
+            return
+        for transactional_id in removed:
+            _log.info("transactional id expired", transactional_id=transactional_id)
+
+    def _without(self, table: pa.Table, now_ms: int) -> tuple[pa.Table | None, list[str]]:
+        """Return the rows without expired ids, `None` where nothing changes, and those ids."""
+        rows: list[dict[str, Any]] = table.to_pylist()
+        named = [row for row in rows if row["transactional_id"] is not None]
+        undated = [row for row in named if row["used_at_ms"] is None]
+        for row in undated:
+            # Of a version that did not note it: it counts from now.
+            row["used_at_ms"] = now_ms
+        expiration_ms = self._settings.transactional_id_expiration_ms
+        columns = {"now_ms": now_ms, "transactional_id_expiration_ms": expiration_ms}
+        found = self._rules.run(
+            "expired_transactional_ids", producers=[row | columns for row in named]
+        )
+        expired = sorted(row["transactional_id"] for row in found)
+        if not expired and not undated:
+            return None, []
+        kept = [row for row in rows if row["transactional_id"] not in expired]
+        return PRODUCER_IDS.rows(kept), expired

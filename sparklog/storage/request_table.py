@@ -1,0 +1,406 @@
+"""`produce_requests` as the broker reads it that owns the root.
+
+Every client may append to this table, so its log is input, not state. The owner takes from a
+commit the files that it adds and removes, and nothing else: epochs, protocol versions, table
+properties and schemas that a client commits have no effect on the owner. A commit that contains
+anything else than valid actions is replaced by one that contains only its valid actions, so that
+every Delta engine can go on reading the table. A table that cannot be opened even so is set aside
+and recreated empty; its clients send again what was not answered.
+
+The table is not fenced: a client could write the fence's transaction. An older process of the
+broker can do no harm here, since it removes a request only after its effects have landed in tables
+that are fenced and that clients cannot write to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.fs as pa_fs
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
+
+from sparklog.errors import StorageError
+from sparklog.logger import get_logger
+from sparklog.model import PRODUCE_REQUESTS
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.damage import is_in_place, set_aside
+from sparklog.storage.delta_log import (
+    COMMIT_ID,
+    AddedFile,
+    Commit,
+    DeltaLog,
+    check_commit_text,
+    has_commit,
+)
+from sparklog.storage.location import Location, one_line
+
+_log = get_logger(__name__)
+
+_MOST_COMMIT_BYTES = 64 << 20
+"""Bytes of a commit that are read at most: enough for 100,000 files."""
+
+_LARGEST = (1 << 53) - 1
+"""The largest number that every reader of JSON keeps exactly."""
+
+_CLEAN_INTERVALS = range(1, 1_000_001)
+
+_Action = dict[str, Any]
+
+
+class RequestTable(ControlTable):
+    """The request table of one broker root, opened by its owner.
+
+    `generation` rises whenever the table that is read is another one than before: paths and
+    versions of earlier generations have no meaning in later ones.
+    """
+
+    def __init__(self, root: Location) -> None:
+        self.generation = 0
+        super().__init__(root, PRODUCE_REQUESTS)
+
+    def _open_log(self) -> DeltaLog:
+        failure = self._try_to_open()
+        if isinstance(failure, DeltaLog):
+            return failure
+        # The store is known to be reachable when all commits could be read: OSError otherwise.
+        for is_valid in (_valid_action, _valid_file_action):
+            if _mend_commits(self.location, is_valid):
+                failure = self._try_to_open()
+                if isinstance(failure, DeltaLog):
+                    return failure
+        self._recreate(failure)
+        return _RequestLog(self.location)
+
+    def _try_to_open(self) -> DeltaLog | str:
+        """Return the table's log, or why it cannot be used."""
+        try:
+            opened = _RequestLog(self.location)
+        except (StorageError, DeltaError) as error:
+            return one_line(error)
+        except BaseException as error:
+            # delta-rs answers some input with a panic, which is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            return one_line(Exception(str(error)))
+        return _metadata_fault(opened) or opened
+
+    def _recreate(self, reason: str) -> None:
+        """Set the table aside and create it empty, in a root that is in place."""
+        if not is_in_place(self.root, PRODUCE_REQUESTS.name):
+            raise StorageError(
+                f"there is no table at {self.location.uri}: check the root, or create the cluster "
+                f"first ({reason})"
+            )
+        set_aside(self.location)
+        create_table(self.root, PRODUCE_REQUESTS)
+        _log.error("request table recreated", table=self.location.uri, reason=reason)
+
+    def _reopen(self, *, is_other_log: bool = False) -> None:
+        if is_other_log:
+            # A client may remove what was never there: that makes it no other table.
+            _log.info("request table opened again", table=self.location.uri)
+        before, version = self._log.table_id, self._log.version
+        self._take(self._open_log())
+        if self._log.table_id != before or self._log.version < version:
+            self.generation += 1
+
+    def _read_commit(self, version: int) -> Commit | None:
+        return _read_commit(self.location, version)
+
+
+class _RequestLog(DeltaLog):
+    """The log of a request table: a commit is read for its files only."""
+
+    def __init__(self, table: Location, version: int | None = None) -> None:
+        super().__init__(table, version)
+        self.transactions = {}
+
+    def follow(self, to_version: int | None = None) -> Iterator[Commit]:
+        start = self.version
+        while to_version is None or self.version < to_version:
+            commit = _read_commit(self.location, self.version + 1)
+            if self.version == start:
+                self.is_lost = not has_commit(self.location, start)
+            if commit is None or self.is_lost:
+                break
+            self.version = commit.version
+            yield commit
+        self.is_uncertain = False
+
+    def _is_by(self, commit_id: str) -> bool:
+        commit = _read_commit(self.location, self.version + 1)
+        return commit is not None and commit.commit_id == commit_id
+
+
+def _read_commit(table: Location, version: int) -> Commit | None:
+    """Return the files of a commit, which is mended where it has to be; `None` without one."""
+    path = f"_delta_log/{version:020}.json"
+    content, fault = _limited_bytes(table, path)
+    if content is None and fault is None:
+        return None
+    actions, is_sound = _actions(content or b"", _valid_action)
+    if fault is not None or not is_sound:
+        _mend(table, path, actions, fault or "it has actions that are not valid")
+    return _commit(version, actions)
+
+
+def _mend_commits(table: Location, is_valid: Callable[[_Action], _Action | None]) -> bool:
+    """Replace every commit of a table that is not sound; say whether there was one."""
+    is_mended = False
+    for path in _paths(table):
+        if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
+            continue
+        content, fault = _limited_bytes(table, f"_delta_log/{path}")
+        actions, is_sound = _actions(content or b"", is_valid)
+        if fault is not None or not is_sound:
+            is_mended = True
+            _mend(table, f"_delta_log/{path}", actions, fault or "it has invalid actions")
+    return is_mended
+
+
+def _paths(table: Location) -> list[str]:
+    """Return the names of what is in the table's log folder, sorted."""
+    selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
+    try:
+        return sorted(one.base_name for one in table.filesystem().get_file_info(selector))
+    except FileNotFoundError:
+        return []
+
+
+def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
+    """Return a commit's bytes and what is wrong with the file; neither where there is none."""
+    try:
+        if table.is_local:
+            # Nothing else is opened: a pipe would never answer, a link lead elsewhere.
+            status = Path(table.uri, path).lstat()
+            if not stat.S_ISREG(status.st_mode):
+                return None, "it is not a regular file"
+        with table.open(path) as stream:
+            size_bytes = stream.seek(0, os.SEEK_END)
+            if size_bytes > _MOST_COMMIT_BYTES:
+                return None, f"it has {size_bytes} bytes"
+            stream.seek(0)
+            return stream.read(size_bytes), None
+    except FileNotFoundError:
+        return None, None
+
+
+def _actions(
+    content: bytes, is_valid: Callable[[_Action], _Action | None]
+) -> tuple[list[_Action], bool]:
+    """Return the valid actions of a commit, and whether it consists of nothing else."""
+    actions: list[_Action] = []
+    is_sound = _is_as_written(content)
+    for line in content.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+            valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
+            # Half of a surrogate pair is text to Python and to no one else.
+            json.dumps(valid, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError):
+            given = valid = None
+        is_sound &= valid is not None and _set_fields(valid) == _set_fields(given)
+        if valid is not None:
+            actions.append(valid)
+    return actions, is_sound and bool(actions)
+
+
+def _set_fields(action: _Action) -> _Action:
+    """Return an action without its fields that are null: some engines write all that Delta has."""
+    [(kind, value)] = action.items()
+    return {kind: {name: one for name, one in value.items() if one is not None}}
+
+
+def _is_as_written(content: bytes) -> bool:
+    try:
+        check_commit_text(content)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _commit(version: int, actions: list[_Action]) -> Commit:
+    commit = Commit(version)
+    for action in actions:
+        if "add" in action:
+            add = action["add"]
+            commit.added.append(
+                AddedFile(unquote(add["path"]), add["size"], add["modificationTime"], {}, {})
+            )
+        elif "remove" in action:
+            commit.removed.append(unquote(action["remove"]["path"]))
+        elif "commitInfo" in action:
+            commit.commit_id = action["commitInfo"].get(COMMIT_ID)
+    return commit
+
+
+def _mend(table: Location, path: str, actions: list[_Action], fault: str) -> None:
+    """Put a commit of valid actions in the place of one that is not sound.
+
+    The owner can go on without it, so a failure is only logged.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    kept = [action for action in actions if "commitInfo" not in action]
+    told = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {}}
+    lines = [{"commitInfo": told}, *kept]
+    content = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines).encode()
+    try:
+        _replace(table, path, content)
+    except OSError as error:
+        _log.error("commit not mended", path=f"{table.uri}/{path}", error=one_line(error))
+        return
+    _log.error("commit mended", path=f"{table.uri}/{path}", fault=fault, kept=len(kept))
+
+
+def _replace(table: Location, path: str, content: bytes) -> None:
+    """Write a file over another one, or over whatever else has its name."""
+    if not table.is_local:
+        table.overwrite_object(path, content)
+        return
+    target_path = Path(table.uri, path)
+    unfinished = target_path.with_name(f".{time.time_ns()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        if target_path.is_dir() and not target_path.is_symlink():
+            target_path.rename(target_path.with_name(f".{time.time_ns()}.aside"))
+        unfinished.replace(target_path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+# --- what is valid ------------------------------------------------------------------------------
+
+
+def _valid_action(action: _Action) -> _Action | None:
+    """Return the part of an action that may stay in the table's log, or `None`."""
+    [(kind, value)] = action.items()
+    if not isinstance(value, dict):
+        return None
+    if kind == "commitInfo":
+        return action if _is_number(value.get("timestamp", 0)) else None
+    if kind == "txn":
+        is_valid = isinstance(value.get("appId"), str) and _is_number(value.get("version"))
+        return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
+    if kind == "protocol":
+        is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
+        return action if is_known else None
+    if kind == "metaData":
+        return action if _is_valid_metadata(value) else None
+    return _valid_file_action(action)
+
+
+def _valid_file_action(action: _Action) -> _Action | None:
+    [(kind, value)] = action.items()
+    columns = _FILE_ACTIONS.get(kind)
+    if columns is None or not isinstance(value, dict):
+        return None
+    kept = {name: value[name] for name in columns if name in value}
+    if all(is_valid(kept.get(name)) for name, is_valid in columns.items()):
+        return {kind: kept}
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _is_values(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        one is None or isinstance(one, str) for one in value.values()
+    )
+
+
+def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_valid(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_FILE_ACTIONS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
+    "add": {
+        "path": _is_text,
+        "partitionValues": _is_values,
+        "size": _is_number,
+        "modificationTime": _is_number,
+        "dataChange": _is_flag,
+        "stats": _or_none(_is_text),
+        "tags": _or_none(_is_values),
+    },
+    "remove": {
+        "path": _is_text,
+        "deletionTimestamp": _or_none(_is_number),
+        "dataChange": _is_flag,
+        "extendedFileMetadata": _or_none(_is_flag),
+        "partitionValues": _or_none(_is_values),
+        "size": _or_none(_is_number),
+        "tags": _or_none(_is_values),
+    },
+}
+"""The fields of a file's actions that are kept, and which values they may have."""
+
+
+def _is_valid_metadata(value: _Action) -> bool:
+    try:
+        schema = Schema.from_json(value["schemaString"])
+    except (KeyError, TypeError, ValueError, DeltaError):
+        return False
+    return (
+        isinstance(value.get("id"), str)
+        and isinstance(value.get("format"), dict)
+        and value.get("partitionColumns") == []
+        and _are_valid_columns(schema)
+        and _is_valid_configuration(value.get("configuration"))
+    )
+
+
+def _metadata_fault(log: DeltaLog) -> str | None:
+    """Return why a table that was opened is not usable as a request table."""
+    protocol, metadata = log.snapshot.protocol(), log.snapshot.metadata()
+    if (protocol.min_reader_version, protocol.min_writer_version) != (1, 2):
+        return "its Delta protocol was raised"
+    if metadata.partition_columns:
+        return "it is partitioned"
+    if not _is_valid_configuration(metadata.configuration):
+        return "its table properties are not those of a request table"
+    if not _are_valid_columns(log.snapshot.schema()):
+        return "its columns are not those of a request table"
+    return None
+
+
+def _are_valid_columns(schema: Schema) -> bool:
+    """Say whether clients can write requests under this schema; further columns are nullable."""
+    given = {field.name: field for field in schema.fields}
+    own = Schema.from_arrow(PRODUCE_REQUESTS.columns).fields
+    return all(field.nullable and not field.metadata for field in given.values()) and all(
+        field.name in given and given[field.name].type == field.type for field in own
+    )
+
+
+def _is_valid_configuration(configuration: object) -> bool:
+    if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
+        return False
+    interval = configuration.get("delta.checkpointInterval", "100")
+    return isinstance(interval, str) and interval.isdecimal() and int(interval) in _CLEAN_INTERVALS
+
+
+_PROPERTIES = PRODUCE_REQUESTS.properties

@@ -1,0 +1,43 @@
+"""Columns of a control table that a later release has added and this one does not know.
+
+Two releases write to one table while a cluster is upgraded. The earlier one overwrites the table
+whole, so it has to carry over the values of the columns that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from sparklog.model import TableSchema
+
+
+def with_unknown_columns(
+    rows: pa.Table, stored: Sequence[pa.Table], declared: Collection[str], schema: TableSchema
+) -> pa.Table:
+    """Return `rows` with the unknown columns of the rows that they replace.
+
+    Parameters: `rows`, the new rows, in the columns of `schema`; `stored`, the rows of the table's
+    files with all of their columns; `declared`, the columns that the table has by its own schema,
+    since a client may put anything into a file that it appends. A row keeps the values of the
+    stored row that has the same primary key, or is equal where the table has no key. New rows have
+    nulls.
+    """
+    known = schema.columns.names
+    unknown = {
+        field.name: field.type
+        for table in stored
+        for field in table.schema
+        if field.name in declared and field.name not in known
+    }
+    if not unknown:
+        return rows
+    key = schema.key or tuple(known)
+    values = {
+        tuple(row.get(name) for name in key): row for table in stored for row in table.to_pylist()
+    }
+    replaced = [values.get(tuple(row[name] for name in key), {}) for row in rows.to_pylist()]
+    for name, of_type in unknown.items():
+        rows = rows.append_column(name, pa.array([row.get(name) for row in replaced], of_type))
+    return rows

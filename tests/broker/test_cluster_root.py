@@ -1,0 +1,175 @@
+"""A cluster root that is gone, older than its brokers, or another cluster's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import StorageError
+from sparklog.model import BROKERS, PARTITION_STATE
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
+from sparklog.storage.roots import ClusterRoot
+from sparklog.testing import LocalCluster
+from tests.broker.states import check_at_rest
+
+Start = Callable[..., LocalCluster]
+
+
+def cluster_root(cluster: LocalCluster) -> Path:
+    return Path(cluster._root) / "cluster"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, with its content; empty where there is no folder."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def put_in_place(copy: Path, root: Path) -> None:
+    shutil.rmtree(root)
+    shutil.copytree(copy, root)
+
+
+class TestRunningBrokers:
+    """Each role of each broker says so and writes nothing; all go on when the root is back."""
+
+    def said_by_all(self, cluster: LocalCluster, said: str) -> None:
+        before = files(cluster._root)
+        for broker in cluster._brokers.values():
+            for action in (
+                broker.heartbeat,
+                broker.controller_tick,
+                broker.leader_tick,
+                broker.follower_tick,
+            ):
+                for _ in range(2):
+                    with pytest.raises(StorageError, match=said):
+                        action()
+        assert files(cluster._root) == before
+
+    @pytest.fixture
+    def cluster(self, start: Start) -> LocalCluster:
+        """A cluster with a record; a copy of its root is from before the record's leader."""
+        cluster = start(0, 1)
+        shutil.copytree(cluster_root(cluster), cluster._root / "copy")
+        cluster.crash(0)
+        cluster.fence(0)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 1
+        return cluster
+
+    def test_of_a_root_that_is_gone(self, cluster: LocalCluster) -> None:
+        away = cluster._root / "away"
+        shutil.move(cluster_root(cluster), away)
+        self.said_by_all(cluster, "there is no cluster root at .*cluster any more: restore it")
+        assert not cluster_root(cluster).exists()
+        cluster_root(cluster).mkdir()
+        self.said_by_all(cluster, "there is no cluster root at .*cluster any more: restore it")
+        put_in_place(away, cluster_root(cluster))
+        check_at_rest(cluster, "a")
+
+    def test_of_a_root_that_is_another_clusters(self, cluster: LocalCluster) -> None:
+        away = cluster._root / "away"
+        shutil.move(cluster_root(cluster), away)
+        ClusterRoot.create(Location.of(str(cluster_root(cluster))))
+        self.said_by_all(cluster, "holds cluster .* now, and this")
+        put_in_place(away, cluster_root(cluster))
+        check_at_rest(cluster, "a")
+
+    def test_of_a_root_that_is_older(self, cluster: LocalCluster) -> None:
+        shutil.copytree(cluster_root(cluster), cluster._root / "newest")
+        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        self.said_by_all(cluster, "lost or restored")
+        put_in_place(cluster._root / "newest", cluster_root(cluster))
+        check_at_rest(cluster, "a")
+
+    def test_of_a_root_that_is_older_and_was_written_to_since(self, cluster: LocalCluster) -> None:
+        """Its tables have had more commits by then than those that the brokers know."""
+        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        location = Location.of(str(cluster_root(cluster)))
+        for schema in (BROKERS, PARTITION_STATE):
+            table = ControlTable(location, schema)
+            for _ in range(60):
+                table.compare_and_set(table.rows())
+        self.said_by_all(cluster, "lost or restored")
+
+
+class TestStart:
+    """A broker that starts compares its own roots with the cluster root before it writes."""
+
+    def refused(self, cluster: LocalCluster, broker_id: int, said: str) -> None:
+        before = files(cluster._root)
+        with pytest.raises(StorageError, match=said) as refusal:
+            cluster.restart(broker_id)
+        assert "\n" not in str(refusal.value)
+        assert files(cluster._root) == before
+
+    @pytest.fixture
+    def cluster(self, start: Start) -> LocalCluster:
+        """Two brokers that have crashed; nothing was lost so far."""
+        cluster = start(0, 1)
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        shutil.copytree(cluster_root(cluster), cluster._root / "copy")
+        cluster.crash(0)
+        return cluster
+
+    @pytest.mark.parametrize("is_folder", [True, False])
+    def test_is_refused_where_the_root_is_gone(
+        self, cluster: LocalCluster, is_folder: bool
+    ) -> None:
+        """A new cluster in its place would share nothing with the brokers' roots."""
+        shutil.rmtree(cluster_root(cluster))
+        if is_folder:
+            cluster_root(cluster).mkdir()
+        self.refused(
+            cluster,
+            0,
+            r"there is no cluster root at .*cluster, but .*broker-0 belongs to broker 0 of "
+            "cluster .*: restore the cluster root, or correct cluster.root or log.dirs",
+        )
+        assert cluster_root(cluster).exists() == is_folder
+
+    def test_is_refused_where_the_root_knows_an_earlier_registration(
+        self, cluster: LocalCluster
+    ) -> None:
+        cluster.restart(0)
+        cluster.crash(0)
+        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        self.refused(
+            cluster,
+            0,
+            "is older than .*broker-0: the root knows broker epoch 1 of broker 0, and the broker "
+            "had 3: restore the newest state of the cluster root",
+        )
+
+    def test_is_refused_where_the_root_knows_an_earlier_leader(self, cluster: LocalCluster) -> None:
+        """Broker 1 was elected since; its own registration is the same."""
+        cluster.fence(0)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).leader == 1
+        cluster.crash(1)
+        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        self.refused(
+            cluster, 1, "older than .*broker-1: .* leader epoch 0 of t-0, and the broker had 1"
+        )
+
+    def test_is_refused_where_the_root_does_not_know_a_topic(self, cluster: LocalCluster) -> None:
+        cluster.create_topic("u", assignment={0: [1]})
+        cluster.tick_until_idle()
+        cluster.produce("u", 0, [b"u"])
+        cluster.tick_until_idle()
+        cluster.crash(1)
+        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        self.refused(cluster, 1, "older than .*broker-1: .* no topic u .* records of u-0")
+
+    def test_goes_on_with_the_newest_state(self, cluster: LocalCluster) -> None:
+        cluster.restart(0)
+        check_at_rest(cluster, "a")

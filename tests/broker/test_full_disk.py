@@ -1,0 +1,208 @@
+"""A disk that is full: nothing is left behind by attempts, and they become rare."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sparklog.broker.application import Application
+from sparklog.config import ClusterConfig, parse
+from sparklog.logger import REPEATED_EVERY_S, RepeatedFailures, get_logger
+from sparklog.model import LOG, PRODUCE_RESPONSES
+from sparklog.storage.batch_files import rewrite_slice
+from sparklog.storage.batch_merging import Merge, merge_batches
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.location import Location
+from sparklog.testing import LocalCluster, ManualClock
+from tests.broker.states import log
+from tests.storage.batches import batch_of_file, file_size_limit, write_file
+
+BIG = os.urandom(1 << 20)
+
+
+def files(cluster: LocalCluster, broker: int) -> set[Path]:
+    return {one for one in (cluster._root / f"broker-{broker}").rglob("*") if one.is_file()}
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many files each copying was asked for."""
+    asked: list[int] = []
+    copy = ProcessCopier.copy
+
+    def noted(self: ProcessCopier, given: Sequence[object]) -> list[str | None]:
+        asked.append(len(given))
+        return copy(self, given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ProcessCopier, "copy", noted)
+    return asked
+
+
+def test_failed_copies_leave_no_file_few_log_lines_and_become_rare(
+    start: Callable[..., LocalCluster], copies: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fifteen minutes of ticks, one a second: some thirty attempts a partition, and not 900."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [BIG], acks=1)
+    cluster.leader_tick(0)
+    before = files(cluster, 1)
+    copies.clear()
+    with file_size_limit(300_000):
+        for _ in range(180):
+            cluster.follower_tick(1)
+            cluster.clock.advance(5_000)
+        left = [one for one in files(cluster, 1) - before if "_inbox" in one.parts]
+    assert left == []
+    assert 20 < sum(copies) < 40
+    assert len([one for one in caplog.records if "batch not copied" in one.message]) == 1
+    cluster.clock.advance(30_000)
+    cluster.tick_until_idle()
+    assert [record.value for record in cluster.log(1, "t", 0)] == [BIG]
+
+
+def test_the_other_partitions_of_a_copy_that_failed_go_on(
+    start: Callable[..., LocalCluster],
+) -> None:
+    cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
+    cluster.produce("t", 0, [BIG], acks=1)
+    cluster.produce("t", 1, [b"small"], acks=1)
+    cluster.leader_tick(0)
+    with file_size_limit(300_000):
+        cluster.follower_tick(1)
+    assert (log(cluster, 1), log(cluster, 1, partition=1)) == ([], ["small"])
+
+
+def test_copies_whose_commit_fails_are_removed(
+    start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    before = files(cluster, 1)
+
+    def full(self: DeltaLog, *_: object, **__: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "commit", full)
+        for _ in range(5):
+            with pytest.raises(OSError, match="No space left"):
+                cluster.follower_tick(1)
+    assert files(cluster, 1) == before
+    cluster.tick_until_idle()
+    assert log(cluster, 1) == ["a"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ControlTable:
+    root = Location.of(str(tmp_path / "root"))
+    create_table(root, PRODUCE_RESPONSES)
+    return ControlTable(root, PRODUCE_RESPONSES)
+
+
+def rows_of(size: int) -> list[dict[str, str]]:
+    return [{"request_id": os.urandom(size).hex()}]
+
+
+@pytest.mark.parametrize("write", ["append", "compare_and_set"])
+def test_a_control_tables_file_that_does_not_fit_is_removed(
+    table: ControlTable, write: str
+) -> None:
+    folder = Path(table.location.uri)
+    with file_size_limit(100_000), pytest.raises(OSError, match="File too large"):
+        getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(200_000)))
+    assert list(folder.glob("*.parquet")) == []
+    getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(9)))
+    assert table.rows().num_rows == 1
+
+
+@pytest.mark.parametrize("write", ["append", "compare_and_set"])
+def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
+    table: ControlTable, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: DeltaLog, *_: object, **__: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DeltaLog, "commit", full)
+    with pytest.raises(OSError, match="No space left"):
+        getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(9)))
+    assert list(Path(table.location.uri).glob("*.parquet")) == []
+
+
+def test_slices_and_merged_batches_that_do_not_fit_are_removed(tmp_path: Path) -> None:
+    log_table = Location.of(str(tmp_path / LOG.name))
+    big = batch_of_file(write_file(log_table, [BIG, BIG]))
+    following = batch_of_file(write_file(log_table, [BIG]), 2)
+    before = set(Path(log_table.uri, "_inbox").iterdir())
+    with file_size_limit(300_000):
+        with pytest.raises(OSError, match="File too large"):
+            rewrite_slice(log_table, big, 0, 1, log_table)
+        path = f"_inbox/{'0' * 32}.{'0' * 12}.parquet"
+        assert "File too large" in str(merge_batches(Merge(log_table, (big, following), path)))
+    assert set(Path(log_table.uri, "_inbox").iterdir()) == before
+
+
+def test_a_failure_that_goes_on_is_logged_once_and_then_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    failures = RepeatedFailures(get_logger("sparklog.test"), lambda: now[0])
+    for second in range(REPEATED_EVERY_S * 2 + 1):
+        now[0] = float(second)
+        failures.warning("of", "failed", attempt=second)
+    assert [one.message for one in caplog.records] == [
+        "failed attempt=0",
+        "failed attempt=60 repeated=59",
+        "failed attempt=120 repeated=59",
+    ]
+    assert failures.over("of")
+    failures.warning("of", "failed", attempt="again")
+    assert caplog.records[-1].message == "failed attempt=again"
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Application]:
+    config = {
+        "cluster.root": str(tmp_path / "cluster"),
+        "brokers": [{"broker.id": 0, "log.dirs": str(tmp_path / "broker-0")}],
+        "log.merger.enable": False,
+    }
+    application = Application(parse(ClusterConfig, config, "test"), clock=ManualClock())
+    application.start()
+    yield application
+    application.stop()
+    application.run()
+
+
+def test_a_tick_that_fails_is_tried_less_often_and_told_once(
+    application: Application, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt names another file, so that the texts of the failures differ."""
+    attempts: list[str] = []
+
+    refresh = ControlTable.refresh
+
+    def full(self: ControlTable) -> bool:
+        if threading.current_thread().name == "heartbeats":
+            return refresh(self)
+        attempts.append(os.urandom(8).hex())
+        raise OSError(28, "No space left on device", f"part-{attempts[-1]}.parquet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ControlTable, "refresh", full)
+        for _ in range(200):
+            application.round()
+    told = [one for one in caplog.records if one.message.startswith("failed")]
+    assert [one.fields["action"] for one in told] == [  # type: ignore[attr-defined]
+        "controller_tick",
+        "leader_tick",
+        "follower_tick",
+    ]
+    # Each of the three ticks twice: the time of the third attempt does not come.
+    assert len(attempts) == 6

@@ -1,0 +1,160 @@
+"""Commits whose answer is lost: the commit landed, and the process that made it is told otherwise.
+
+A conditional PUT that is repeated after its answer was lost is refused because of itself, and so is
+link() on a network file system. Over S3 such answers left wrong epoch histories on every broker,
+and one lost answer, an election and a failed copy erased acknowledged records from all replicas.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from deltalake.exceptions import DeltaError
+
+from sparklog.errors import StorageError
+from sparklog.storage import local_files
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.testing import LocalCluster
+from tests.broker.states import values
+
+
+class LosingAnswers(local_files.LocalFiles):
+    """Loses the answer of the commit number `lost` to one of `tables`; counts from 0.
+
+    `way`: "exists" (refused because of itself), "error" (an I/O error after it landed), "unread"
+    (an I/O error, and it cannot be read back at once either), "failed" (an I/O error before).
+    """
+
+    def __init__(self, tables: tuple[str, ...], lost: int, way: str) -> None:
+        self._tables, self._lost, self._way = tables, lost, way
+        self.commits = 0
+        self.is_unreadable = False
+
+    def link(self, source: str, target: str) -> None:
+        if not target.endswith(".json") or Path(target).parts[-3] not in self._tables:
+            os.link(source, target)
+            return
+        number, self.commits = self.commits, self.commits + 1
+        if number != self._lost:
+            os.link(source, target)
+            return
+        if self._way != "failed":
+            os.link(source, target)
+        if self._way == "exists":
+            raise FileExistsError(errno.EEXIST, "there already", target)
+        self.is_unreadable = self._way == "unread"
+        raise OSError(errno.EIO, "the answer was lost", target)
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...], int, str], LosingAnswers]:
+    is_by = DeltaLog._is_by
+
+    def arrange(tables: tuple[str, ...], lost: int, way: str) -> LosingAnswers:
+        files = LosingAnswers(tables, lost, way)
+
+        def read_back(log: DeltaLog, commit_id: str) -> bool:
+            if files.is_unreadable:
+                files.is_unreadable = False
+                raise OSError(errno.EIO, "not readable now")
+            return is_by(log, commit_id)
+
+        monkeypatch.setattr(local_files, "FILES", files)
+        monkeypatch.setattr(DeltaLog, "_is_by", read_back)
+        return files
+
+    return arrange
+
+
+Lose = Callable[[tuple[str, ...], int, str], LosingAnswers]
+
+
+def idle(cluster: LocalCluster) -> None:
+    """Tick until idle, as an application does: a tick that fails is done again."""
+    for _ in range(5):
+        with suppress(OSError, StorageError, DeltaError):
+            cluster.tick_until_idle()
+            return
+    cluster.tick_until_idle()
+
+
+def story(cluster: LocalCluster) -> list[str]:
+    """A failover and a returning leader, with records in each epoch; return what was told."""
+    told = []
+
+    def send(value: str) -> None:
+        pending = cluster.produce("t", 0, [value.encode()])
+        idle(cluster)
+        assert pending.response is not None
+        assert pending.response.error == "NONE"
+        told.append(value)
+
+    send("m0")
+    cluster.crash(0)
+    cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
+    idle(cluster)
+    send("m1")
+    with suppress(OSError, StorageError, DeltaError):
+        cluster.restart(0)
+    if 0 not in cluster._brokers:
+        cluster.restart(0)
+    idle(cluster)
+    send("m2")
+    return told
+
+
+def check(cluster: LocalCluster, told: list[str]) -> None:
+    histories = []
+    for broker in (0, 1, 2):
+        log = cluster.log(broker, "t", 0)
+        assert values(log) == told
+        starts: dict[int, int] = {}
+        for record in log:
+            starts.setdefault(record.leader_epoch, record.offset)
+        history = cluster.leader_epochs(broker, "t", 0)
+        assert set(starts.items()) <= set(history), f"broker {broker}"
+        assert history == sorted(history)
+        histories.append(history)
+    partition = cluster.partition("t", 0)
+    assert partition.isr == [0, 1, 2]
+    assert values(cluster.consume("t", 0)) == told
+
+
+TABLES = {
+    "log": ("log",),
+    "checkpoints": ("leader_epoch_checkpoint", "high_watermark_checkpoint"),
+    "requests": ("produce_requests", "produce_responses"),
+    "cluster": ("partition_state", "brokers", "controller"),
+}
+
+
+WAYS = ("exists", "error", "unread", "failed")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tables", [*TABLES])
+def test_no_commit_of_any_role_loses_or_repeats_a_record(
+    tmp_path: Path, lose: Lose, tables: str, way: str
+) -> None:
+    """Each commit of the story in turn: appends, copies, truncations, fences, elections."""
+    if tables == "requests" and way in ("unread", "failed"):
+        pytest.skip("the client's own send fails then, which is told to the caller")
+    # Every commit to a log by one of the ways, and a sample of the others, which are many.
+    number, of_story = WAYS.index(way), len(WAYS)
+    step = len(WAYS) if tables == "log" else 5 * len(WAYS)
+    while number < of_story:
+        cluster = LocalCluster(tmp_path / str(number))
+        cluster.create_topic("t", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": "2"})
+        cluster.tick_until_idle()
+        files = lose(TABLES[tables], number, way)
+        told = story(cluster)
+        of_story = files.commits
+        check(cluster, told)
+        cluster.close()
+        number += step
+    assert of_story > 5

@@ -1,0 +1,198 @@
+"""`sparklog brokers`: list, fence, unregister."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from sparklog.broker.application import Application
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.config import ClusterConfig, Settings, parse
+from sparklog.errors import FencedError, ProtocolError
+from sparklog.testing import LocalCluster
+from tests.cli.command_line import files_in, run
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    """Three brokers; broker 0, which leads `t`, was parked and is not to come back."""
+    cluster = LocalCluster(tmp_path, [0, 1, 2], racks={1: "east"})
+    cluster.create_topic("t", assignment={0: [0, 1, 2]})
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster._brokers[0].park()
+    cluster.crash(0)
+    return cluster
+
+
+def root(cluster: LocalCluster) -> Path:
+    return Path(cluster._root) / "cluster"
+
+
+def states(cluster: LocalCluster) -> dict[int, str]:
+    listed = json.loads(run("brokers", "list", "--json", cluster=root(cluster)).stdout)
+    return {row["broker_id"]: row["state"] for row in listed}
+
+
+def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
+    printed = run("brokers", "list", "--json", cluster=root(cluster)).printed
+    assert json.loads(printed) == [
+        {
+            "broker_id": one,
+            "state": "parked" if one == 0 else "alive",
+            "broker_epoch": one + 1,
+            "rack": "east" if one == 1 else None,
+            "leads": 1 if one == 0 else 0,
+            "in_sync": 1,
+            "replicas": 1,
+            "log_dirs": [f"0={cluster._root}/broker-{one}"],
+        }
+        for one in range(3)
+    ]
+    table = run("brokers", "list", cluster=root(cluster)).printed
+    assert "parked" in table
+    assert "(3 rows)" in table
+
+
+def test_fence_gives_a_parked_brokers_leadership_to_another(cluster: LocalCluster) -> None:
+    """Without it an election by hand was not needed, since the leader counted as alive."""
+    asked = [("t", 0)]
+    assert cluster.elect_leaders("unclean", asked) == {("t", 0): "ELECTION_NOT_NEEDED"}
+    printed = run("brokers", "fence", "0", cluster=root(cluster)).printed
+    assert printed == "Fenced broker 0.\n"
+    assert states(cluster)[0] == "fenced"
+    state = cluster.partition("t", 0)
+    assert (state.leader, state.leader_epoch, state.isr) == (1, 1, [1, 2])
+    cluster.tick_until_idle()
+    pending = cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
+    assert pending.response is not None
+    assert pending.response.error == "NONE"
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0).isr == [0, 1, 2]
+
+
+def test_unregister_ends_a_broker_until_it_registers_again(cluster: LocalCluster) -> None:
+    printed = run("brokers", "unregister", "0", cluster=root(cluster)).printed
+    assert printed == (
+        "Unregistered broker 0.\n"
+        "Its replicas stay assigned to it: 1 partition has one replica less.\n"
+    )
+    assert states(cluster)[0] == "unregistered"
+    assert cluster.partition("t", 0).leader == 1
+    assert cluster.partition("t", 0).isr == [1, 2]
+    with pytest.raises(ProtocolError, match=r"INVALID_REPLICA_ASSIGNMENT: .* broker 0, which"):
+        cluster.create_topic("u", assignment={0: [0, 1]})
+    refusal = run("brokers", "unregister", "0", cluster=root(cluster)).refusal
+    assert refusal == "BROKER_ID_NOT_REGISTERED: there is no broker 0; registered are: 1, 2"
+    cluster.restart(0)
+    assert cluster._brokers[0].broker_epoch == 5
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0).isr == [0, 1, 2]
+
+
+def test_an_unregistered_broker_without_replicas_is_not_listed(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster._brokers[1].stop()
+    printed = run("brokers", "unregister", "1", cluster=root(cluster)).printed
+    assert printed == "Unregistered broker 1.\n"
+    assert states(cluster) == {0: "alive"}
+
+
+def test_a_suspended_process_of_an_unregistered_broker_is_fenced(cluster: LocalCluster) -> None:
+    """It wakes after its broker was fenced for its silence, and unregistered."""
+    cluster.pause(1)
+    zombie = cluster._brokers[1]
+    cluster.fence(1)
+    run("brokers", "unregister", "1", cluster=root(cluster))
+    with pytest.raises(FencedError, match="another process has registered as broker 1"):
+        zombie.heartbeat()
+    assert states(cluster)[1] == "unregistered"
+
+
+class TestTheLastInSyncReplica:
+    @pytest.fixture
+    def cluster(self, cluster: LocalCluster) -> LocalCluster:
+        """Only broker 1 has the record `b`; brokers 0 and 1 have ended."""
+        cluster.crash(2)
+        cluster.fence(2)
+        run("brokers", "fence", "0", cluster=root(cluster))
+        cluster.tick_until_idle()
+        cluster.produce("t", 0, [b"b"])
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).isr == [1]
+        cluster._brokers[1].park()
+        cluster.crash(1)
+        return cluster
+
+    def test_is_not_given_up_by_unregister(self, cluster: LocalCluster) -> None:
+        before = files_in(root(cluster))
+        refusal = run("brokers", "unregister", "1", cluster=root(cluster)).refusal
+        assert refusal == (
+            "INELIGIBLE_REPLICA: broker 1 has the only replica that is in sync of t-0: start it "
+            "and wait until another has caught up, or give up the records that it alone has "
+            "with --force"
+        )
+        assert files_in(root(cluster)) == before
+
+    def test_is_given_up_by_force(self, cluster: LocalCluster) -> None:
+        """The partition is offline then, until an unclean election."""
+        printed = run("brokers", "unregister", "1", "--force", cluster=root(cluster)).printed
+        assert printed.startswith("Unregistered broker 1.\n")
+        state = cluster.partition("t", 0)
+        assert (state.leader, state.isr) == (None, [])
+        cluster.restart(2)
+        cluster.tick_until_idle()
+        assert cluster.elect_leaders("unclean", [("t", 0)]) == {("t", 0): "NONE"}
+        assert cluster.partition("t", 0).leader == 2
+
+
+class TestRunningBrokers:
+    """Their heartbeats are awaited for a session."""
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> ClusterConfig:
+        values = {
+            "cluster.root": str(tmp_path / "cluster"),
+            "brokers": [{"broker.id": 0, "log.dirs": str(tmp_path / "broker-0")}],
+            "broker.session.timeout.ms": 3_000,
+            "broker.heartbeat.interval.ms": 20,
+        }
+        return parse(ClusterConfig, values, "the test")
+
+    @pytest.mark.parametrize("action", ["fence_broker", "unregister_broker"])
+    def test_are_refused(self, config: ClusterConfig, action: str) -> None:
+        application = Application(config)
+        application.start()
+        running = threading.Thread(target=application.run)
+        running.start()
+        try:
+            admin = Admin(Connection(config.cluster_root), settings=config)
+            with pytest.raises(ProtocolError, match="INVALID_REQUEST: broker 0 runs: stop it"):
+                getattr(admin, action)(0)
+        finally:
+            application.stop()
+            running.join()
+
+    def test_that_died_are_fenced(self, tmp_path: Path) -> None:
+        """Their row says alive as long as no controller runs; nobody changes it."""
+        cluster = LocalCluster(tmp_path, [0, 1])
+        cluster.create_topic("t", assignment={0: [0, 1]})
+        cluster.tick_until_idle()
+        cluster.crash(0)
+        settings = Settings.model_validate(
+            {"broker.session.timeout.ms": 50, "broker.heartbeat.interval.ms": 20}
+        )
+        Admin(cluster._connection, settings=settings).fence_broker(0)
+        assert cluster.partition("t", 0).leader == 1
+
+
+def test_an_unknown_broker_is_named(cluster: LocalCluster) -> None:
+    for command in ("fence", "unregister"):
+        refusal = run("brokers", command, "7", cluster=root(cluster)).refusal
+        assert refusal == "BROKER_ID_NOT_REGISTERED: there is no broker 7; registered are: 0, 1, 2"

@@ -1,0 +1,191 @@
+"""Seeded faults: each changes one mechanism of the real code, as a mistake in it would.
+
+The checker of the state machine is shown to find each of them (`test_seeded_faults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from sparklog.broker import registration
+from sparklog.broker.appends import Appends
+from sparklog.broker.broker import Broker
+from sparklog.broker.follower import Follower
+from sparklog.broker.registration import _Doubts
+from sparklog.broker.replicas import Replicas
+from sparklog.model import TopicIdPartition
+from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage import control_table, delta_log, record_log
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.location import Location
+from sparklog.storage.metadata import Metadata
+
+Patch = pytest.MonkeyPatch
+Row = dict[str, Any]
+
+
+def fence_check_left_out(patch: Patch) -> None:
+    """A process writes to its root without regard to the broker epoch that the tables carry."""
+    for module in (control_table, record_log):
+        patch.setattr(module, "check_fence", lambda _log, _fence: None)
+
+
+def answered_before_the_log_commit(patch: Patch) -> None:
+    """Produce requests are answered whether or not the commit to the log succeeds."""
+    commit = Appends._commit
+
+    def careless(self: Appends, fresh: Any, now_ms: int, standing: Any) -> Any:
+        try:
+            return commit(self, fresh, now_ms, standing)
+        except OSError:
+            with patch.context() as inner:
+                inner.setattr(self._root.log, "commit", lambda *_, **__: None)
+                return commit(self, fresh, now_ms, standing)
+
+    patch.setattr(Appends, "_commit", careless)
+
+
+def lost_answers_not_read_back(patch: Patch) -> None:
+    """A commit whose answer was lost is taken for one that failed."""
+    patch.setattr(DeltaLog, "_is_by", lambda _log, _commit_id: False)
+
+
+def lost_answers_not_derived(patch: Patch) -> None:
+    """A commit that is found in the log later changes nothing beside the log."""
+
+    def refresh(self: Replicas) -> None:
+        self.root.log.refresh()
+        self.root.log.take_moved()
+
+    patch.setattr(Replicas, "settle", refresh)
+
+
+def requests_taken_before_the_log_commit(patch: Patch) -> None:
+    """Requests leave the inbox before their batches are in the log."""
+    commit = Appends._commit
+
+    def early(self: Appends, fresh: Any, now_ms: int, standing: Any) -> Any:
+        self.inbox.take()
+        return commit(self, fresh, now_ms, standing)
+
+    patch.setattr(Appends, "_commit", early)
+
+
+def _change_rule(patch: Patch, rule: str, change: Callable[[Row, Row], Row]) -> None:
+    """Let `change` replace each row that a rule gives; it gets the row and its partition's input.
+
+    The input is the first row of the rule's first table with that partition.
+    """
+    run = DuckDBRules.run
+
+    def changed(self: DuckDBRules, name: str, **inputs: Any) -> list[Row]:
+        rows = run(self, name, **inputs)
+        if name != rule:
+            return rows
+        of = {(row["topic_id"], row["partition"]): row for row in next(iter(inputs.values()))[::-1]}
+        return [change(row, of[row["topic_id"], row["partition"]]) for row in rows]
+
+    patch.setattr(DuckDBRules, "run", changed)
+
+
+def high_watermark_ahead_of_the_log(patch: Patch) -> None:
+    """A follower takes the leader's high watermark as it is, beyond its own log end."""
+    _change_rule(
+        patch,
+        "follower_high_watermark",
+        lambda row, given: row | {"high_watermark": given["leader_high_watermark"]},
+    )
+
+
+def epoch_entry_not_written(patch: Patch) -> None:
+    """Leader-epoch entries are kept in memory and not written."""
+    patch.setattr(Replicas, "write_epochs", lambda _replicas: False)
+
+
+def epoch_taken_from_memory(patch: Patch) -> None:
+    """A broker acts in the leader epoch that it remembers, whatever the metadata say."""
+    load = Broker._load
+
+    def remembered(self: Broker) -> Metadata:
+        return self._reader.metadata if self._reader.versions is not None else load(self)
+
+    patch.setattr(Broker, "_load", remembered)
+
+
+def reported_before_the_commit(patch: Patch) -> None:
+    """A follower reports the position that it has after the commit, before the commit."""
+    commit, log_end_offset = Follower._commit, Replicas.log_end_offset
+
+    def report(self: Follower, batches: Any, followed: Any, now_ms: int) -> None:
+        ends: dict[TopicIdPartition, int] = {}
+        for batch in batches:
+            key = batch.topic_id_partition
+            ends[key] = max(batch.next_offset, ends.get(key, 0))
+        with patch.context() as inner:
+            inner.setattr(
+                Replicas,
+                "log_end_offset",
+                lambda replicas, key: ends.get(key) or log_end_offset(replicas, key),
+            )
+            self._report(followed, now_ms)
+            self._replicas.write_checkpoint()
+        commit(self, batches, followed, now_ms)
+
+    patch.setattr(Follower, "_commit", report)
+
+
+def truncation_to_the_high_watermark(patch: Patch) -> None:
+    """A follower begins each leader epoch by truncating to its own high watermark (KIP-101)."""
+    agree = Follower._agree
+
+    def truncate(self: Follower, followed: Any, now_ms: int) -> Any:
+        points = {
+            one.key: self._replicas[one.key].high_watermark
+            for one in followed
+            if one.key in self._replicas
+            and self._replicas[one.key].leader_epoch != one.state.leader_epoch
+            and self._replicas[one.key].high_watermark < self._replicas.log_end_offset(one.key)
+        }
+        if points:
+            self._truncate(points, now_ms)
+        return agree(self, followed, now_ms)
+
+    patch.setattr(Follower, "_agree", truncate)
+
+
+def nothing_synced(patch: Patch) -> None:
+    """Files count as written before they are on the disk."""
+    patch.setattr(Location, "is_synced", False)
+
+
+def predecessor_check_left_out(patch: Patch) -> None:
+    """A commit counts although clean-up has taken the version before it."""
+    patch.setattr(delta_log, "has_commit", lambda _table, _version: True)
+
+
+def unclean_start_not_noticed(patch: Patch) -> None:
+    """A broker keeps its place in the ISR whatever its last process or the machine's end took."""
+    patch.setattr(registration, "_doubts", lambda *_: _Doubts())
+
+
+FAULTS: Mapping[str, Callable[[Patch], None]] = {
+    fault.__name__: fault
+    for fault in (
+        fence_check_left_out,
+        answered_before_the_log_commit,
+        lost_answers_not_read_back,
+        lost_answers_not_derived,
+        requests_taken_before_the_log_commit,
+        high_watermark_ahead_of_the_log,
+        epoch_entry_not_written,
+        epoch_taken_from_memory,
+        reported_before_the_commit,
+        truncation_to_the_high_watermark,
+        nothing_synced,
+        predecessor_check_left_out,
+        unclean_start_not_noticed,
+    )
+}

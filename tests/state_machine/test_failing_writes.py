@@ -1,0 +1,164 @@
+"""Every write of every role fails in a living process, or takes effect though its answer is lost.
+
+The process goes on, or ends in the call and is restarted; the promises hold, and in the end all
+replicas are equal and all requests are answered (rules 9 and 10.6).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import structlog
+
+from tests.faulty_files import Failure
+from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
+
+FAILURES: tuple[Failure, ...] = ("refused", "unsynced", "landed", "repeated", "unknown", "died")
+
+
+class Write(NamedTuple):
+    """A write: what comes before it, which role of which broker makes it, and to which folder.
+
+    `prepare` returns the broker. `skip` counts the writes to the folder before this one.
+    """
+
+    prepare: Callable[[CheckedCluster], int]
+    role: str
+    folder: str
+    failures: tuple[Failure, ...] = FAILURES
+    skip: int = 0
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def leader_with_a_request(cluster: CheckedCluster) -> int:
+    leader = cluster.leader(0)
+    cluster.produce(0, 1, acks=1, producer=0)
+    return leader
+
+
+def new_leader(cluster: CheckedCluster) -> int:
+    old = cluster.leader(0)
+    cluster.pause(old)
+    cluster.fence(old)
+    cluster.resume(old)
+    return cluster.leader(0)
+
+
+def leader_of_a_silent_follower(cluster: CheckedCluster) -> int:
+    leader = cluster.leader(0)
+    cluster.pause(1 - leader)
+    cluster.produce(0, 1)
+    cluster.leader_tick(leader)
+    cluster.advance(LAG_MS + 1)
+    return leader
+
+
+def follower_of_a_longer_log(cluster: CheckedCluster) -> int:
+    leader = cluster.leader(0)
+    cluster.produce(0, 1)
+    cluster.leader_tick(leader)
+    return 1 - leader
+
+
+def follower_with_a_foreign_tail(cluster: CheckedCluster) -> int:
+    old = cluster.leader(0)
+    cluster.produce(0, 1, acks=1)
+    cluster.leader_tick(old)
+    cluster.pause(old)
+    cluster.fence(old)
+    cluster.leader_tick(1 - old)
+    cluster.produce(0, 1)
+    cluster.leader_tick(1 - old)
+    cluster.resume(old)
+    return old
+
+
+def broker_with_small_batches(cluster: CheckedCluster) -> int:
+    for producer in (0, 1):
+        cluster.produce(0, 1, producer=producer)
+        cluster.tick_until_idle()
+    return cluster.leader(0)
+
+
+def controller(cluster: CheckedCluster) -> int:
+    return cluster.controller()
+
+
+def controller_of_a_silent_broker(cluster: CheckedCluster) -> int:
+    holder = cluster.controller()
+    cluster.pause(1 - holder)
+    cluster.advance(SESSION_MS + 1)
+    return holder
+
+
+def watcher_of_a_silent_controller(cluster: CheckedCluster) -> int:
+    holder = cluster.controller()
+    cluster.pause(holder)
+    cluster.advance(SESSION_MS + 1)
+    return 1 - holder
+
+
+WRITES = {
+    "append": Write(leader_with_a_request, "leader_tick", "log/_delta_log"),
+    "append without space": Write(
+        leader_with_a_request, "leader_tick", "log/_delta_log", ("full", "torn", "dies")
+    ),
+    "answer": Write(leader_with_a_request, "leader_tick", "produce_responses/_delta_log"),
+    "removal of a request": Write(
+        leader_with_a_request, "leader_tick", "produce_requests/_delta_log"
+    ),
+    "leader's checkpoint": Write(
+        leader_with_a_request, "leader_tick", "high_watermark_checkpoint/_delta_log"
+    ),
+    "reading of a request": Write(
+        leader_with_a_request, "leader_tick", "produce_requests", ("unread",)
+    ),
+    "epoch entry": Write(new_leader, "leader_tick", "leader_epoch_checkpoint/_delta_log"),
+    "ISR shrink": Write(leader_of_a_silent_follower, "leader_tick", "partition_state/_delta_log"),
+    "copy of a file": Write(follower_of_a_longer_log, "follower_tick", "log", ("full", "torn")),
+    "commit of copies": Write(follower_of_a_longer_log, "follower_tick", "log/_delta_log"),
+    "report": Write(
+        follower_of_a_longer_log, "follower_tick", "high_watermark_checkpoint/_delta_log"
+    ),
+    "truncation": Write(follower_with_a_foreign_tail, "follower_tick", "log/_delta_log"),
+    "commit of copies after a truncation": Write(
+        follower_with_a_foreign_tail, "follower_tick", "log/_delta_log", skip=1
+    ),
+    "merge": Write(broker_with_small_batches, "merge", "log/_delta_log"),
+    "producer state": Write(broker_with_small_batches, "merge", "producer_state/_delta_log"),
+    "heartbeat": Write(controller, "heartbeat", "brokers/_delta_log"),
+    "renewal of the lease": Write(controller, "heartbeat", "controller/_delta_log"),
+    "take-over of the lease": Write(
+        watcher_of_a_silent_controller, "controller_tick", "controller/_delta_log"
+    ),
+    "fencing": Write(controller_of_a_silent_broker, "controller_tick", "brokers/_delta_log"),
+    "election": Write(
+        watcher_of_a_silent_controller, "controller_tick", "partition_state/_delta_log"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_fails_in_every_way(name: str) -> None:
+    write = WRITES[name]
+    cluster = CheckedCluster(2, 1, 1)
+    cluster.produce(0, 2)
+    cluster.tick_until_idle()
+    for failure in write.failures:
+        broker = write.prepare(cluster)
+        before = cluster.failures
+        skip = write.skip * 2 if failure == "unsynced" else write.skip
+        cluster.faulty_tick(write.role, broker, write.folder, failure, skip)
+        assert cluster.failures > before, f"no write failed: {failure}"
+        cluster.bring_back()
+    cluster.come_to_rest()
+    cluster.close()
