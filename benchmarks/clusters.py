@@ -104,18 +104,30 @@ def embedded(
     folder: Path, spark: SparkSession | None = None, *, is_synced: bool = True, **settings: Any
 ) -> Iterator[EmbeddedCluster]:
     """Run a cluster in this process, over `spark` or copying by itself."""
-    logging.getLogger(LOGGER).setLevel(logging.ERROR)
     given = configuration(folder, is_synced=is_synced, **settings)
     config = parse(ClusterConfig, given, "the benchmark")
-    application = Application(config, spark)
-    application.start()
-    thread = threading.Thread(target=application.run, name="brokers")
-    thread.start()
+    with _errors_only():
+        application = Application(config, spark)
+        application.start()
+        thread = threading.Thread(target=application.run, name="brokers")
+        thread.start()
+        try:
+            yield EmbeddedCluster(config.cluster_root, application)
+        finally:
+            application.stop()
+            thread.join()
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Log no warning meanwhile; the level that was set before is set again."""
+    logger = logging.getLogger(LOGGER)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        yield EmbeddedCluster(config.cluster_root, application)
+        yield
     finally:
-        application.stop()
-        thread.join()
+        logger.setLevel(level)
 
 
 @contextmanager

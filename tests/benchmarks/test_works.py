@@ -11,16 +11,29 @@ import pytest
 from benchmarks import results
 from benchmarks.__main__ import measure
 from benchmarks.bench import Bench
+from benchmarks.clusters import embedded
 from benchmarks.figures import Figures
 from benchmarks.report import rendered
 from benchmarks.rows import SIZES
 from benchmarks.s3_server import kind
 from benchmarks.works import WORKS, idle_tick, partitions, produce, read
+from sparklog.logger import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Measure = Callable[[str], Figures]
+
+
+def test_a_cluster_of_this_process_leaves_the_log_level_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A benchmark once silenced every test after it that looked for a warning."""
+    logger = get_logger("sparklog.test")
+    with embedded(tmp_path):
+        logger.warning("not wanted")
+    logger.warning("wanted")
+    assert [one.message for one in caplog.records] == ["wanted"]
 
 
 @pytest.fixture
