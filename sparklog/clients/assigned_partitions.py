@@ -166,4 +166,14 @@ class Positions:
         if not is_earliest and not visible.is_latest_known:
             return
         offset = visible.log_start_offset if is_earliest else visible.high_watermark
-        one.seek(offset, self._logs.epoch_before(visible, offset))
+        one.seek(offset, self._epoch_before(visible, offset))
+
+    def _epoch_before(self, visible: Visible, offset: int) -> int:
+        """Return the leader epoch of the record before `offset`, -1 if it is unknown."""
+        try:
+            return self._logs.epoch_before(visible, offset)
+        except ProtocolError as error:
+            if error.code.name != "KAFKA_STORAGE_ERROR":
+                raise
+            # The log is damaged there. The position does not depend on it.
+            return -1

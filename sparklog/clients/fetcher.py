@@ -165,10 +165,27 @@ class Fetcher:
         return found
 
     def _find(self, one: AssignedPartition, visible: Visible) -> None:
-        if one.position is not None and one.position < visible.high_watermark:
-            before = max(one.position - 1, 0)
-            visible = self._sound.with_sound_log(visible, before, one.position)
+        """Find or check a position.
+
+        A position is compared with another in-sync replica's log where the leader's is damaged.
+        The leader's log is read only for that: a consumer may fetch from a follower.
+        """
+        position = one.position
+        if (
+            position is not None
+            and self._is_compared(one, position, visible)
+            and visible.state.key in self._logs.log(visible).damaged
+        ):
+            if position > visible.high_watermark:
+                # The end of the log is unknown until it is repaired.
+                return
+            sound = self._sound.with_sound_log(visible, position - 1, position)
+            visible = visible._replace(location=sound.location, log_version=sound.log_version)
         self._positions.find(one, visible)
+
+    def _is_compared(self, one: AssignedPartition, position: int, visible: Visible) -> bool:
+        is_new_leader = one.leader_epoch != visible.state.leader_epoch
+        return position > visible.high_watermark or (is_new_leader and one.offset_epoch >= 0)
 
     def _fetch(self, ready: list[_Ready], now_ms: int) -> None:
         """Name the batches to be read next: in bytes what is allowed, one at least."""

@@ -243,13 +243,37 @@ class TestNearestReplica:
 
     @pytest.mark.parametrize(("rack", "broker"), [("a", 0), ("b", 1), ("c", 2), ("d", 0), ("", 0)])
     def test_is_the_one_in_the_consumers_rack_and_else_the_leader(
-        self, racks: LocalCluster, tmp_path: Path, rack: str, broker: int
+        self,
+        racks: LocalCluster,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        rack: str,
+        broker: int,
     ) -> None:
         assert racks.replica(1, "t", 0).high_watermark == 2
         consumer = consumer_of(Connection(str(tmp_path / "cluster")), client_rack=rack)
-        for other in {0, 1, 2} - {broker}:
-            shutil.rmtree(tmp_path / f"broker-{other}" / "log" / "_inbox")
+        read_from = set()
+        read = consumer._logs.read
+
+        def noting(location: Location, batch: Batch) -> pa.Table:
+            read_from.add(location.uri)
+            return read(location, batch)
+
+        monkeypatch.setattr(consumer._logs, "read", noting)
         assert values(consumer.poll(1_000)) == [b"a", b"b"]
+        assert read_from == {str(tmp_path / f"broker-{broker}")}
+
+    def test_reads_of_the_leader_its_checkpoint_and_not_its_log(
+        self, racks: LocalCluster, tmp_path: Path
+    ) -> None:
+        """A leader in another region is asked for offsets only (KIP-392)."""
+        near = consumer_of(Connection(str(tmp_path / "cluster")), client_rack="b")
+        assert values(near.poll(1_000)) == [b"a", b"b"]
+        log = near._logs.log_at(Location.of(str(tmp_path / "broker-0")))
+        before = log.version
+        produced(racks, [b"c"])
+        assert values(near.poll(1_000)) == [b"c"]
+        assert log.version == before
 
     def test_shows_nothing_above_its_own_high_watermark(
         self, racks: LocalCluster, tmp_path: Path

@@ -130,6 +130,32 @@ class TestDamagedLog:
         assert {error.code.name for error in errors} == {"KAFKA_STORAGE_ERROR"}
         assert "broker-0/log" in str(errors[0])
 
+    @pytest.mark.parametrize(
+        ("reset", "offset", "found"), [("earliest", 0, VALUES), ("latest", 3, [])]
+    )
+    def test_a_position_is_found_at_the_damage(
+        self, cluster: LocalCluster, reset: str, offset: int, found: list[bytes]
+    ) -> None:
+        change_header(cluster, 0, offset, "base_offset", 9)
+        consumer = Consumer(Connection(str(cluster._root / "cluster")), auto_offset_reset=reset)
+        consumer.assign([TopicPartition("t", 0)])
+        assert read(consumer).get("t", []) == found
+        assert consumer.position(("t", 0)) == 4
+
+    def test_a_committed_offset_behind_the_damage_is_not_taken_for_a_truncation(
+        self, cluster: LocalCluster
+    ) -> None:
+        connection = Connection(str(cluster._root / "cluster"))
+        with Consumer(connection, "g", auto_offset_reset="earliest") as first:
+            first.assign([("t", 0)])
+            assert read(first)["t"] == VALUES
+            first.commit()
+        change_header(cluster, 0, 1, "base_offset", 9)
+        with Consumer(connection, "g", auto_offset_reset="none") as second:
+            second.assign([("t", 0)])
+            assert read(second) == {}
+            assert second.position(("t", 0)) == 4
+
     def test_other_partitions_are_read_meanwhile(self, cluster: LocalCluster) -> None:
         for broker in range(3):
             change_header(cluster, broker, 0, "base_offset", 9)
