@@ -135,6 +135,8 @@ class PendingProduce:
             if response is not None:
                 self._answered[key] = response
                 del self._waiting[key]
+                if responses not in self._waiting.values():
+                    responses.forget(self.request_id)
         return dict(self._answered)
 
     def forget(self) -> None:
@@ -207,8 +209,8 @@ class ProduceClient:
         appends: list[Callable[[], None]] = []
         for of, (location, members) in by_leader.items():
             responses = self._responses_of(location, of)
-            responses.expect(request_id)
             if number != 0:
+                responses.expect(request_id)
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
             appends.append(self._prepare_append(location, of, PRODUCE_REQUESTS.rows(rows)))

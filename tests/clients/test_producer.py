@@ -89,6 +89,20 @@ class TestDelivery:
         assert error is None
         assert (where.partition, where.offset) == (0, 2)
 
+    def test_requests_that_are_answered_are_forgotten(
+        self, running_cluster: RunningCluster
+    ) -> None:
+        """Each poll looks for the answers of all requests that are remembered."""
+        running_cluster.create_topic("forgotten", partitions=3)
+        for acks in ("all", 1, 0):
+            with Producer(running_cluster.connection, acks=acks) as producer:
+                for _ in range(3):
+                    sent = [producer.send("forgotten", b"", partition=one) for one in range(3)]
+                    for one in sent:
+                        one.result(30)
+                client = producer._sender._client
+                assert [one._expected for one in client._responses.values()] == [set()] * 3
+
     def test_without_acks_nothing_is_awaited(self, running_cluster: RunningCluster) -> None:
         running_cluster.create_topic("unasked")
         with Producer(running_cluster.connection, acks=0) as producer:
