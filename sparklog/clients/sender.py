@@ -142,18 +142,22 @@ class Sender:
     # --- the thread's side ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        steps = self._gather, self._send_due, self._take_answers, self._expire
         while self._wait_for_work():
-            try:
-                self._gather()
-                self._send_due()
-                self._take_answers()
-                self._expire()
-            except Exception as error:  # noqa: BLE001 - what fails now may work the next time
-                _log.error("producer failed", error=str(error), exc_info=error)
+            # Each by itself: while nothing can be sent, answers are taken and batches expire.
+            if [step for step in steps if not self._attempt(step)]:
                 time.sleep(self._config.retry_backoff_ms / 1000)
         self._gather()
         for batch in (*self._accumulator.on_their_way(), *self._accumulator.waiting()):
             self._fail(batch, "REQUEST_TIMED_OUT", "the producer was closed before its answer came")
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - what fails now may work the next time
+            _log.error("producer failed", error=str(error), exc_info=error)
+            return False
+        return True
 
     def _wait_for_work(self) -> bool:
         """Wait for a record, an answer or a deadline; return whether to go on."""
@@ -194,9 +198,6 @@ class Sender:
 
     def _send_due(self) -> None:
         """Write the batches that are due, and name all of them in one request a leader."""
-        self._renew_transactional_id()
-        if self._is_fenced:
-            return
         batches = self._accumulator.due(self._clock.monotonic_ms(), self._flushing > 0)
         if not batches:
             return
@@ -204,6 +205,11 @@ class Sender:
         sent: dict[TopicIdPartition, tuple[ProducerBatch, int]] = {}
         refused: list[tuple[ProducerBatch, str]] = []
         try:
+            self._renew_transactional_id()
+            if self._is_fenced:
+                for batch in batches:
+                    self._fail(batch, "INVALID_PRODUCER_EPOCH")
+                return
             metadata = self._connection.metadata()
             for batch in batches:
                 state = metadata.partitions.get(batch.key)

@@ -16,7 +16,7 @@ from sparklog.clients.accumulator import RecordMetadata
 from sparklog.clients.connection import Connection
 from sparklog.clients.partitioner import DefaultPartitioner
 from sparklog.clients.producer import Producer
-from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.errors import ConfigError, ProtocolError, SparklogError, StorageError
 from sparklog.testing import LocalCluster
 from tests.clients.conftest import RunningCluster
 
@@ -266,6 +266,30 @@ class TestWhatIsRefused:
                 with pytest.raises(ProtocolError, match="INVALID_PRODUCER_EPOCH"):
                     older.send("slept", b"late").result(30)
         assert values(running_cluster.committed("slept")[0]) == [b"a", b"b", b"c"]
+
+    def test_nothing_is_held_up_where_a_transactional_id_cannot_be_renewed(
+        self, running_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Answers arrive, and delivery.timeout.ms passes, while the cluster root is away."""
+        running_cluster.create_topic("renewed")
+
+        def fail(*_: object) -> None:
+            raise StorageError("the cluster root is away")
+
+        timeouts: dict[str, Any] = {
+            "delivery_timeout_ms": 600,
+            "request_timeout_ms": 500,
+            "linger_ms": 0,
+        }
+        connection = running_cluster.connection
+        with Producer(connection, transactional_id="job-3", **timeouts) as producer:
+            producer.send("renewed", b"a").result(30)
+            monkeypatch.setattr(producer._sender._ids, "renew", fail)
+            producer._sender._renew_at_ms = 0
+            with pytest.raises(ProtocolError, match=r"REQUEST_TIMED_OUT: .*delivery\.timeout\.ms"):
+                producer.send("renewed", b"b").result(10)
+            monkeypatch.undo()
+            assert producer.send("renewed", b"c").result(30).offset == 1
 
     @staticmethod
     def forget_transactional_ids(connection: Connection) -> None:
