@@ -235,11 +235,14 @@ class PendingSend:
         return {key.partition: response for key, response in self._answers().items()}
 
     def begin(self, send: Callable[[], None]) -> None:
-        """Send the files for the first time; a failure that may pass is left to `result`."""
+        """Send the files for the first time; a failure that may pass is left to `result`.
+
+        With acks=0, where `result` waits for nothing and retries nothing, each failure is raised.
+        """
         try:
             send()
         except ProtocolError as error:
-            if not _is_retriable(error):
+            if not _is_retriable(error) or acks_number(self._acks) == 0:
                 raise
             _log.info("files not sent yet", error=str(error))
 

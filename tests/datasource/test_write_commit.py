@@ -21,7 +21,7 @@ from sparklog.clients.stream_writes import MicroBatch, StreamWrites
 from sparklog.datasource.write_commit import commit_write
 from sparklog.datasource.write_options import WriteOptions, parse_write_options
 from sparklog.datasource.write_task import WrittenFile, write_task
-from sparklog.errors import SparklogError
+from sparklog.errors import ProtocolError, SparklogError, StorageError
 from tests.clients.conftest import RunningCluster
 
 ONCE = MicroBatch("query", 0)
@@ -152,6 +152,20 @@ def test_rows_of_which_nothing_was_stored_are_those_of_the_next_run(
     lose_broker(running, 0)
     commit_write(given, tasks(given, [{"value": b"b"}], [{"value": b"a"}]), ONCE)
     assert stored(running, "t") == [b"a", b"b"]
+
+
+def test_without_acks_a_request_that_cannot_be_written_is_an_error(
+    running: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the leader's root is away")
+
+    running.create_topic("t")
+    given = options(running, topic="t", acks="0")
+    written = tasks(given, [{"value": b"a"}])
+    monkeypatch.setattr(ProduceClient, "send", fail)
+    with pytest.raises(ProtocolError, match="KAFKA_STORAGE_ERROR: a leader's root is away"):
+        commit_write(given, written)
 
 
 class TestAKillBetweenTwoTopics:
