@@ -24,6 +24,7 @@ from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import CONSUMER_OFFSETS, TopicIdPartition, TopicPartition
 from sparklog.storage.control_table import ControlTable
 
+MAX_OFFSET = (1 << 63) - 1
 MAX_METADATA_BYTES = 4096
 """Kafka's offset.metadata.max.bytes."""
 
@@ -255,7 +256,7 @@ def names_of(
 def _check(offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) -> None:
     for key, (topic, committed) in offsets.items():
         where = f"{topic}-{key.partition}"
-        if committed.offset < 0:
+        if not 0 <= committed.offset <= MAX_OFFSET:
             raise ProtocolError(
                 "OFFSET_OUT_OF_RANGE", f"{committed.offset} is no offset to commit for {where}"
             )

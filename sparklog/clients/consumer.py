@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sparklog.clients.arguments import (
     by_partition,
@@ -401,6 +401,14 @@ class Consumer:
 
 
 def _committable(given: object) -> OffsetAndMetadata:
-    if isinstance(given, OffsetAndMetadata):
-        return given
-    return OffsetAndMetadata(whole_number(given, "an offset to commit"))
+    if not isinstance(given, OffsetAndMetadata):
+        return OffsetAndMetadata(whole_number(given, "an offset to commit"))
+    # Kafka's clients have `None` for what is not given.
+    offset, metadata, leader_epoch = cast("tuple[object, ...]", given)
+    if metadata is not None and not isinstance(metadata, str):
+        raise SparklogError(f"metadata to commit is text, not {metadata!r}")
+    return OffsetAndMetadata(
+        whole_number(offset, "an offset to commit"),
+        metadata or "",
+        -1 if leader_epoch is None else whole_number(leader_epoch, "a leader epoch to commit"),
+    )

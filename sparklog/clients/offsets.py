@@ -64,13 +64,13 @@ class Offsets:
         for partition, time_ms in times_ms.items():
             if time_ms < 0:
                 raise SparklogError(
-                    f"the time {time_ms!r} of {partition.topic}-{partition.partition} is none: "
-                    "give ms since 1970"
+                    f"timestamp {time_ms!r} for {partition.topic}-{partition.partition} is "
+                    "negative: give ms since 1970"
                 )
         found = self._for_times(self._fetchable(times_ms), times_ms)
         # No record below the high watermark is young enough; one above it may be (KIP-207).
         missing = [partition for partition, one in found.items() if one is None]
-        return found | self._for_times(self.visible(missing), times_ms)
+        return found | self._for_times(self.visible(missing), times_ms) if missing else found
 
     def visible(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Visible]:
         """Return the offsets of each partition up to the latest.

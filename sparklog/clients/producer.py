@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -76,7 +77,7 @@ class Producer:
         what is no record.
         """
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
-        stamp = wall_ms if timestamp_ms is None else timestamp_ms
+        stamp = wall_ms if timestamp_ms is None else whole_number(timestamp_ms, "a timestamp")
         value, key, pairs = _plain(value), _plain(key), _pairs(headers)
         _check_types(value, key, pairs, stamp)
         callback(on_delivery, "on_delivery")
@@ -142,7 +143,9 @@ class Producer:
 
 
 def _seconds(timeout_ms: int | None) -> float | None:
-    return None if timeout_ms is None else milliseconds(timeout_ms, "timeout_ms") / 1000
+    if timeout_ms is None:
+        return None
+    return min(milliseconds(timeout_ms, "timeout_ms") / 1000, threading.TIMEOUT_MAX)
 
 
 def _plain(given: Bytes | None) -> bytes | None:
@@ -166,8 +169,19 @@ def _pairs(headers: object) -> list[tuple[str, bytes | None]] | None:
     return [(name, _plain(value)) for name, value in pairs]
 
 
+def _is_utf_8(text: str) -> bool:
+    """Return whether UTF-8 can store a text, which it cannot with half a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check_types(
-    value: object, key: object, headers: Iterable[tuple[object, object]] | None, stamp: object
+    value: object, key: object, headers: Iterable[tuple[object, object]] | None, stamp: int
 ) -> None:
     """Refuse what no record can hold, here and not in the thread that would meet it later."""
     wrong = [
@@ -178,10 +192,11 @@ def _check_types(
     for name, one in headers or ():
         if not isinstance(name, str) or not (one is None or isinstance(one, bytes)):
             wrong.append(f"its header {name!r} is {type(one).__name__}")
+        elif not _is_utf_8(name):
+            wrong.append(f"the name of its header {name!r} is not Unicode text")
     if wrong:
         raise SparklogError(f"a record is made of bytes or None, but {wrong[0]}: serialize it")
-    is_number = isinstance(stamp, int) and not isinstance(stamp, bool)
-    if not is_number or not MIN_TIMESTAMP_MS <= stamp <= MAX_TIMESTAMP_MS:  # type: ignore[operator]
+    if not MIN_TIMESTAMP_MS <= stamp <= MAX_TIMESTAMP_MS:
         raise SparklogError(
             f"the timestamp {stamp!r} is out of range: give ms since 1970, of the years 1 to 9999"
         )

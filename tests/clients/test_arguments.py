@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sparklog.clients.admin import Admin
+from sparklog.clients.committed_offsets import OffsetAndMetadata
 from sparklog.clients.connection import Connection
 from sparklog.clients.consumer import Consumer
 from sparklog.clients.producer import Producer
@@ -58,7 +59,7 @@ REFUSED: list[tuple[_Call, str]] = [
     (lambda of: of.producer.send(["t"], b"v"), "a topic's name is text"),
     (lambda of: of.producer.send("t", b"v", partition="0"), "is a whole number, not '0'"),
     (lambda of: of.producer.send("t", b"v", partition=0.0), "is a whole number, not 0.0"),
-    (lambda of: of.producer.send("t", b"v", timestamp_ms=True), "the timestamp True is out of"),
+    (lambda of: of.producer.send("t", b"v", timestamp_ms=True), "a timestamp is a whole number"),
     (lambda of: of.producer.send("t", b"v", on_delivery="x"), "on_delivery is a function"),
     (lambda of: of.producer.flush("x"), "timeout_ms is a number of milliseconds"),
     (lambda _: _made(Producer, None), "a cluster is named by its root"),
@@ -84,6 +85,19 @@ REFUSED: list[tuple[_Call, str]] = [
     (lambda of: of.consumer.poll(0, max_records=-1), "max_records is 1 or more, not -1"),
     (lambda of: of.consumer.commit([T0]), "offsets to commit are given by partition"),
     (lambda of: of.consumer.commit({T0: "5"}), "an offset to commit is a whole number"),
+    (lambda of: of.consumer.commit({T0: 1 << 63}), "OFFSET_OUT_OF_RANGE"),
+    (
+        lambda of: of.consumer.commit({T0: _made(OffsetAndMetadata, "5")}),
+        "an offset to commit is a whole",
+    ),
+    (
+        lambda of: of.consumer.commit({T0: _made(OffsetAndMetadata, 5, b"m")}),
+        "metadata to commit is text",
+    ),
+    (
+        lambda of: of.consumer.commit({T0: _made(OffsetAndMetadata, 5, "", "0")}),
+        "a leader epoch to commit",
+    ),
     (lambda of: of.consumer.commit({"t": 5}), r"a partition is \(topic, number\)"),
     (lambda of: of.consumer.lag([T0]), "one is wanted here"),
     (lambda of: of.consumer.beginning_offsets(T0), "partitions are given as a list"),
@@ -125,6 +139,8 @@ def test_partitions_are_taken_as_kafkas_clients_name_them(clients: Clients) -> N
     assert consumer.committed(name) is None
     consumer.commit({name: np.int64(0)})
     assert consumer.committed(T0) == (0, "", -1)
+    consumer.commit({name: _made(OffsetAndMetadata, 1, None, None)})
+    assert consumer.committed(T0) == (1, "", -1)
 
 
 def test_headers_keys_and_values_are_taken_as_kafkas_clients_take_them(
@@ -136,7 +152,13 @@ def test_headers_keys_and_values_are_taken_as_kafkas_clients_take_them(
     with Producer(Path(running_cluster.connection.cluster)) as producer:
         producer.send("taken", value, memoryview(b"key"), headers={"a": b"x", "b": None})
         value[:] = b"other"
-        producer.send("taken", None, headers=(one for one in [("a", bytearray(b"y"))]))
+        producer.flush(1 << 62)
+        producer.send(
+            "taken",
+            None,
+            timestamp_ms=np.int64(7),
+            headers=(one for one in [("a", bytearray(b"y"))]),
+        )
     [first, second] = running_cluster.committed("taken")[0]
     assert (first["key"], first["value"]) == (b"key", b"value")
     assert first["headers"] == [{"key": "a", "value": b"x"}, {"key": "b", "value": None}]

@@ -162,6 +162,7 @@ class TestWhatIsRefused:
             ({"value": "text"}, "its value is str: serialize it"),
             ({"value": b"", "key": 7}, "its key is int"),
             ({"value": b"", "headers": [("h", "text")]}, "its header 'h' is str"),
+            ({"value": b"", "headers": [("\ud800", b"")]}, "the name of its header .* is not"),
             (
                 {"value": b"", "timestamp_ms": 1 << 60},
                 "the timestamp 1152921504606846976 is out of",
