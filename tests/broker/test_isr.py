@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from sparklog.broker.isr import leave_isr
 from sparklog.model import PARTITION_STATE, TopicIdPartition
@@ -35,6 +38,29 @@ def test_a_follower_leaves_the_isr_and_joins_by_a_later_report_only(start: Start
     cluster.leader_tick(0)
     assert cluster.partition("t", 0).isr == [0, 2]
     check_at_rest(cluster, "a")
+
+
+def test_a_follower_leaves_the_isr_before_it_truncates_below_its_high_watermark(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(0, 1, 2)
+    for value in (b"a", b"b"):
+        cluster.produce("t", 0, [value])
+        cluster.tick_until_idle()
+    [follower] = cluster._brokers[1]._followers
+    commit, isr_at_commits = follower._root.log.commit, []
+
+    def noting(*arguments: Any) -> None:
+        isr_at_commits.append(cluster.partition("t", 0).isr)
+        commit(*arguments)
+
+    monkeypatch.setattr(follower._root.log, "commit", noting)
+    follower._truncate({key(cluster): 1}, cluster.clock.now_ms())
+    assert isr_at_commits == [[0, 2]]
+    monkeypatch.undo()
+    cluster.tick_until_idle()
+    assert cluster.partition("t", 0).isr == [0, 1, 2]
+    check_at_rest(cluster, "a", "b")
 
 
 def test_a_leader_leaves_and_the_controller_elects_another(start: Start) -> None:
