@@ -54,9 +54,9 @@ _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
 
 
 class _Trouble(NamedTuple):
-    """What makes a broker's tick fail, since when on the monotonic clock, and how often.
+    """The failures in a row of one action of a broker; times are ms of the monotonic clock.
 
-    A tick that failed is tried again at `again_ms`.
+    `error` is the newest, `since_ms` the time of the first. The next attempt is at `again_ms`.
     """
 
     error: Exception

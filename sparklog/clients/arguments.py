@@ -65,15 +65,15 @@ def milliseconds(given: object, name: str) -> float:
 
 
 def callback(given: object, name: str) -> None:
-    """Refuse what cannot be called; `name` is the argument's."""
+    """Raise `SparklogError` unless this is a function or None; `name` is the argument's."""
     if given is not None and not callable(given):
         raise SparklogError(f"{name} is a function or None, not {given!r}")
 
 
 def check_session(given: object) -> None:
-    """Refuse what is no Spark session, as a session that was not started."""
+    """Raise `SparklogError` unless this is a Spark session."""
     if not hasattr(given, "createDataFrame"):
-        raise SparklogError(f"a SparkSession is wanted, such as spark_session(), not {given!r}")
+        raise SparklogError(f"a SparkSession is needed, such as spark_session(), not {given!r}")
 
 
 def numbers_list(given: object, what: str) -> list[int]:

@@ -200,8 +200,8 @@ def commit_as_no_member(
         if group.members:
             raise ProtocolError(
                 "UNKNOWN_MEMBER_ID",
-                f"group {group_id} has members that share its topics, and this consumer is none: "
-                "subscribe, or use another group",
+                f"group {group_id} has members that share its topics, and this consumer is not one "
+                "of them: subscribe, or use another group",
             )
 
     commit_as(groups, committed, group_id, check, offsets)

@@ -59,7 +59,7 @@ class Offsets:
         """Return the first committed record of each partition that is not older than its time.
 
         `times_ms` are ms since 1970; the answer is `None` where all records are older. Raises
-        UNKNOWN_TOPIC_OR_PARTITION, and `SparklogError` for what is no time.
+        UNKNOWN_TOPIC_OR_PARTITION, and `SparklogError` for a negative time.
         """
         for partition, time_ms in times_ms.items():
             if time_ms < 0:

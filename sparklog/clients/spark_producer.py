@@ -136,7 +136,7 @@ class SparkProducer:
 
 
 def _record_columns(df: DataFrame) -> DataFrame:
-    """Return the columns that a record has, in their types; `SparklogError` for what is none."""
+    """Return a record's columns in their types; `SparklogError` for other columns or types."""
     fields = getattr(getattr(df, "schema", None), "fields", None)
     if fields is None:
         raise SparklogError(f"a DataFrame is sent, not {df!r}")

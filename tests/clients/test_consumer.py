@@ -615,7 +615,7 @@ class TestOffsetsByTime:
         local.tick_until_idle()
         [later] = offsets_for_times(connection, {T0: stamp + 1}).values()
         assert later == (1, stamp + 10, 0)
-        with pytest.raises(SparklogError, match="the time -1 of t-0 is none"):
+        with pytest.raises(SparklogError, match="timestamp -1 for t-0 is negative"):
             offsets_for_times(connection, {T0: -1})
 
 

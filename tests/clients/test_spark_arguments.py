@@ -53,8 +53,8 @@ def _send(query: str, **given: Any) -> _Call:
 
 REFUSED: list[tuple[_Call, str]] = [
     (lambda of: _made(SparkProducer, None, of.spark), "a cluster is named by its root"),
-    (lambda of: _made(SparkProducer, of.root, None), "a SparkSession is wanted"),
-    (lambda of: _made(SparkConsumer, of.root, None), "a SparkSession is wanted"),
+    (lambda of: _made(SparkProducer, of.root, None), "a SparkSession is needed"),
+    (lambda of: _made(SparkConsumer, of.root, None), "a SparkSession is needed"),
     (lambda of: _made(create_views, of.spark, None), "a cluster is named by its root"),
     (lambda of: of.producer.send("x", "t"), "a DataFrame is sent, not 'x'"),
     (_send("select 'v' value", timeout_ms="x"), "timeout_ms is a whole number"),
