@@ -53,6 +53,12 @@ CONTROLLER_EPOCH = "controller_epoch"
 _READER_VERSION, _WRITER_VERSION = 1, 2
 """The versions of Delta's protocol that every table of sparklog has."""
 
+CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+"""The table property with the number of commits between two checkpoints."""
+
+_DEFAULT_CHECKPOINT_INTERVAL = 100
+_LARGEST_CHECKPOINT_INTERVAL = 1_000_000
+
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 
@@ -144,9 +150,8 @@ class DeltaLog:
         protocol = self.snapshot.protocol()
         self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
         self._check_protocol()
-        self._checkpoint_interval = int(
-            metadata.configuration.get("delta.checkpointInterval") or 100
-        )
+        given = metadata.configuration.get(CHECKPOINT_INTERVAL)
+        self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
         self._writes_itself = table.is_local
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
@@ -404,6 +409,14 @@ def _commit_text(
     return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
 
 
+def checkpoint_interval(text: str | None) -> int | None:
+    """Return the value of `CHECKPOINT_INTERVAL`, or `None` where it is not usable."""
+    if text is None or not text.isdecimal() or len(text) > len(str(_LARGEST_CHECKPOINT_INTERVAL)):
+        return None
+    interval = int(text)
+    return interval if 0 < interval <= _LARGEST_CHECKPOINT_INTERVAL else None
+
+
 # One at a time, beside whoever commits: a checkpoint takes as long as a hundred commits.
 _checkpoints = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoints")
 
@@ -587,7 +600,7 @@ def _statistics(text: str | None) -> dict[str, Any]:
     """Read a file's statistics; whoever may append to a table may write there what it likes."""
     try:
         statistics = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return statistics if isinstance(statistics, dict) else {}
 
