@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -171,7 +172,8 @@ class DeltaLog:
         start = self.version
         if self.is_uncertain:
             # The commit may be there without being on the disk.
-            self.location.sync([_commit_path(self.version)])
+            with suppress(FileNotFoundError):
+                self.location.sync([_commit_path(self.version + 1)])
         while to_version is None or self.version < to_version:
             commit = read_commit(self.location, self.version + 1, self._explains)
             if self.version == start:
@@ -275,12 +277,17 @@ class DeltaLog:
             return False
         properties = _properties(commit_id)
         try:
-            write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
-        except SchemaMismatchError:
-            # Somebody has added a column to the table, which must not keep the others out.
-            write_deltalake(
-                self.snapshot, rows, mode=mode, schema_mode="merge", commit_properties=properties
-            )
+            try:
+                write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
+            except SchemaMismatchError:
+                # Somebody has added a column to the table, which must not keep the others out.
+                write_deltalake(
+                    self.snapshot,
+                    rows,
+                    mode=mode,
+                    schema_mode="merge",
+                    commit_properties=properties,
+                )
         except CommitFailedError:
             return False
         return True
