@@ -54,9 +54,9 @@ _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
 
 
 class _Trouble(NamedTuple):
-    """What makes a broker's tick fail, since when on the monotonic clock, and how often.
+    """The failures in a row of a broker's tick: the last error, and how many there were.
 
-    A tick that failed is tried again at `again_ms`.
+    `since_ms`, the first failure, and `again_ms`, the next attempt, are on the monotonic clock.
     """
 
     error: Exception

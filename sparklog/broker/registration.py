@@ -83,8 +83,7 @@ def register(
       another digest than at the last clean stop; also as the last member;
     - a replica that has lost records which other replicas know of; also as the last member;
     - all of a root whose unsynced files may be gone, where another member stays;
-    - all of a root of which a table is damaged that tells of the replicas, where another member
-      stays.
+    - all of a root with a damaged table about its replicas, where another member stays.
 
     Parameters: `damaged`, the names of the damaged tables of each root, by its number: they start
     again empty.
@@ -172,7 +171,7 @@ def _doubts(
     """Compare the logs with the broker's last registration, and with what others know.
 
     Parameters: `before`, the columns of the registration that identify the logs; `rebuilt`, the
-    roots of which a table is damaged that tells of the replicas.
+    roots with a damaged table about their replicas.
     """
     ids, versions = json.loads(before["log_table_id"]), json.loads(before["log_version"])
     digests = json.loads(before["log_digest"]) if before["log_digest"] else None

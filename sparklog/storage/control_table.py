@@ -170,7 +170,7 @@ class ControlTable:
 
     @property
     def state(self) -> tuple[int, int]:
-        """What changes whenever the loaded rows may have: the version, and the log it is one of."""
+        """The number of reopenings and the loaded version; other rows have another state."""
         return self._reopened, self._log.version
 
     @property

@@ -192,7 +192,7 @@ class DeltaLog:
     def stamp(self) -> Stamp | None:
         """Return the stamp of the loaded version's commit file.
 
-        `None` where there is no such file, and on object stores, where a look costs a request.
+        `None` where there is no such file, and on object stores, where reading it costs a request.
         """
         if not self.location.is_local:
             return None
@@ -523,7 +523,7 @@ def check_commits(
 
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a commit that is not as it was written may raise."""
+"""The exceptions that reading a malformed commit may raise."""
 
 
 def _damaged(table: Location, path: str, error: Exception) -> DamagedError:
