@@ -17,7 +17,7 @@ import errno
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -138,13 +138,14 @@ class DeltaLog:
         self.snapshot = open_delta_table(table, version)
         """The table as delta-rs opened it: before the first commit that was followed."""
         self.version = self.snapshot.version()
-        check_commits(table, self.version, explains)
         self.transactions = {
             name: held
             for name in (BROKER_EPOCH, CONTROLLER_EPOCH)
             if (held := self.snapshot.transaction_version(name)) is not None
         }
         """The epochs in the table's app transactions, by name."""
+        # After delta-rs has read them, since clean-up may take them at any time.
+        check_commits(table, self.version, explains)
         metadata = self.snapshot.metadata()
         self.table_id = str(metadata.id)
         """The id that Delta gave the table when it was created."""
@@ -510,16 +511,26 @@ def check_commits(
     names = [name for name in _names(table) if name[:20].isdigit()]
     commits = {int(name[:20]) for name in names if name[20:] == ".json"}
     last = max(commits, default=-1) if version is None else version
-    checkpoints = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
-    first = 1 + max((one for one in checkpoints if one <= last), default=-1)
-    for number in range(first, last + 1):
+    number = 1 + _newest_checkpoint(names, last)
+    while number <= last:
         path = _commit_path(number)
         try:
             if not _matches(table.read_bytes(path)):
                 # Raises, unless what was changed is explained.
                 read_commit(table, number, explains)
         except (*_MALFORMED, OSError) as error:
-            raise _damaged(table, path, error) from error
+            checkpoint = _newest_checkpoint(_names(table), last)
+            if not isinstance(error, FileNotFoundError) or checkpoint < number:
+                raise _damaged(table, path, error) from error
+            # A checkpoint was written meanwhile, and clean-up took the commits before it.
+            number = checkpoint
+        number += 1
+
+
+def _newest_checkpoint(names: Iterable[str], last: int) -> int:
+    """Return the version of the newest checkpoint up to version `last`, -1 where there is none."""
+    found = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
+    return max((one for one in found if one <= last), default=-1)
 
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)

@@ -320,6 +320,25 @@ def _kind(name: str) -> str:
     return endings.get(Path(name).suffix, name)
 
 
+def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(
+    table: ControlTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sequence in range(4):
+        table.compare_and_set(lease(sequence))
+    names = delta_log._names
+
+    def before_clean_up(location: Location) -> list[str]:
+        found = names(location)
+        if commit_file(table, 0).exists():
+            DeltaTable(location.uri).create_checkpoint()
+            for version in range(3):
+                commit_file(table, version).unlink()
+        return found
+
+    monkeypatch.setattr(delta_log, "_names", before_clean_up)
+    assert DeltaLog(table.location).version == 4
+
+
 def test_an_append_that_loses_beside_a_column_of_a_later_release_is_refused(
     table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
