@@ -307,16 +307,19 @@ class Application:
                 _log.error("broker taken over", broker=broker.broker_id, error=str(error))
 
     def _beat(self) -> None:
+        def heartbeat(broker: Broker) -> None:
+            # Else a controller that cannot act would keep the lease; brokers all fail alike
+            # where the controller's table is damaged, and go on replicating.
+            if self._is_stuck(broker, {Broker.controller_tick.__name__}):
+                broker.heartbeat_without_lease()
+            else:
+                broker.heartbeat()
+
         interval = self.config.broker_heartbeat_interval_ms / 1000
         while not self._ended.wait(interval):
             for broker in list(self._brokers.values()):
-                if self._is_stuck(broker, _REPLICA_TICKS):
-                    continue
-                # Else a controller that cannot act would keep the lease; brokers all fail alike
-                # where the controller's table is damaged, and go on replicating.
-                is_controlling = not self._is_stuck(broker, {Broker.controller_tick.__name__})
-                beat = Broker.heartbeat if is_controlling else Broker.heartbeat_without_lease
-                self._attempt(beat, broker)
+                if not self._is_stuck(broker, _REPLICA_TICKS):
+                    self._attempt(heartbeat, broker)
 
     def _merge_beside(self) -> None:
         interval = self.config.log_merger_backoff_ms / 1000

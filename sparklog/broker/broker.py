@@ -308,7 +308,18 @@ class Broker:
         self._beat("stopped", self._clean_stop())
 
     def _clean_stop(self) -> dict[str, Any]:
-        """Return the mark of a clean stop: digests, by which the logs are recognised (7.2)."""
+        """Return the mark of a clean stop: digests, by which the logs are recognised (7.2).
+
+        Without a mark where a commit's outcome is unknown and the log cannot be read now.
+        """
+        try:
+            with self._lock:
+                for root in self._roots.values():
+                    if root.log.is_uncertain:
+                        root.log.refresh()
+        except UNREADABLE as error:
+            _log.warning("no mark of a clean stop", broker=self.broker_id, error=str(error))
+            return {}
         digests = [
             self._roots[number].log.digest() if number in self._roots else None
             for number in range(len(self._directories))

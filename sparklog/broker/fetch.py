@@ -168,7 +168,7 @@ class Fetcher:
                 continue
             for one in members:
                 if one.key in root.log.damaged:
-                    # Copied up to there; the leader verifies its log when it is told.
+                    # Copied up to there; the leader verifies its log when it reads this report.
                     self._replicas.note_leader_fault(one.key, root.log.log_end_offset(one.key))
             ends = {one.key: self._replicas.log_end_offset(one.key) for one in members}
             batches.append(root.log.batch_index(ends))

@@ -20,13 +20,12 @@ from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
-from sparklog.errors import CommitConflictError, FencedError, StorageError, TableReplacedError
+from sparklog.errors import StorageError, TableReplacedError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import rewrite_slice
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import has_commit
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.storage.new_file import discard_file
 
@@ -289,25 +288,26 @@ class Follower:
         kept: list[Batch] = []
         unreadable: set[TopicIdPartition] = set()
         log = self._root.log
-        for key, offset in points.items():
-            batches = log.batches(key, offset)
-            try:
-                kept += [
-                    rewrite_slice(log.location, batch, 0, offset, log.location)
-                    for batch in batches
-                    if batch.base_offset < offset
-                ]
-            except StorageError as error:
-                self._failures.error(
-                    key, "batch not cut", partition=key.partition, fault=str(error)
-                )
-                self._replicas.check_batch(batches[0])
-                unreadable.add(key)
-                continue
-            removed += batches
-            self._announce_truncation(key, offset)
-        if removed:
-            log.commit(kept, removed, now_ms)
+        with log.discarding(kept):
+            for key, offset in points.items():
+                batches = log.batches(key, offset)
+                try:
+                    kept += [
+                        rewrite_slice(log.location, batch, 0, offset, log.location)
+                        for batch in batches
+                        if batch.base_offset < offset
+                    ]
+                except StorageError as error:
+                    self._failures.error(
+                        key, "batch not cut", partition=key.partition, fault=str(error)
+                    )
+                    self._replicas.check_batch(batches[0])
+                    unreadable.add(key)
+                    continue
+                removed += batches
+                self._announce_truncation(key, offset)
+            if removed:
+                log.commit(kept, removed, now_ms)
         cut = {key: offset for key, offset in points.items() if key not in unreadable}
         for key, offset in cut.items():
             replica = self._replicas[key]
@@ -394,16 +394,8 @@ class Follower:
         if not batches:
             return
         in_order = sorted(batches, key=lambda batch: batch.base_offset)
-        version = self._root.log.version + 1
-        try:
+        with self._root.log.discarding(batches):
             self._root.log.commit(in_order, now_ms=now_ms)
-        except (*UNREADABLE, FencedError) as error:
-            location = self._root.log.location
-            is_refused = isinstance(error, (CommitConflictError, FencedError))
-            # A commit that is there may be this one: its answer was lost.
-            if is_refused or (location.is_local and not has_commit(location, version)):
-                self._discard(one for one in batches if not self._root.log.was_committed(one.path))
-            raise
         entries: dict[int, dict[TopicIdPartition, EpochEntry]] = defaultdict(dict)
         for batch in sorted(batches, key=lambda batch: batch.base_offset):
             key = batch.topic_id_partition

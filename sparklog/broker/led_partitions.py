@@ -44,14 +44,16 @@ class Progress(NamedTuple):
 
 @dataclass
 class Leadership:
-    """One partition that this broker leads, in one leader epoch."""
+    """One partition that this broker leads, in one leader epoch.
+
+    `proposed_isr` is the ISR of the newest proposal while its outcome is unknown, else empty.
+    """
 
     state: PartitionState
     epoch_start_offset: int
     progress: dict[int, Progress] = field(default_factory=dict)
     seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     proposed_isr: frozenset[int] = frozenset()
-    proposed_at_version: int = -1
 
 
 class FollowerReports(NamedTuple):
@@ -118,14 +120,14 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     def take_state(self, state: PartitionState) -> bool:
         """Take over the published state of a led partition; return whether it is another.
 
-        A proposed ISR whose outcome is unknown counts until `partition_state` has moved past the
-        version at which it was proposed (rule 2.4).
+        A proposed ISR whose outcome is unknown counts until the partition epoch has moved: after
+        that its commit has landed or never will (rule 2.4).
         """
         leadership = self[state.key]
         is_other = leadership.state != state
-        leadership.state = state
-        if self._cluster.partition_state.version > leadership.proposed_at_version:
+        if leadership.state.partition_epoch != state.partition_epoch:
             leadership.proposed_isr = frozenset()
+        leadership.state = state
         return is_other
 
     def whose_lag_ran_out(self, looked_at_ms: int, now_ms: int) -> Keys:
@@ -274,13 +276,18 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         return moved
 
     def _change_isr(self, rule: str, keys: Keys, metadata: Metadata, now_ms: int) -> Keys:
-        """Let `rule` say who leaves or joins, and write it; return what was changed."""
+        """Let `rule` say who leaves or joins, and write it; return what was changed.
+
+        A partition with a proposal of unknown outcome gets another one, if only its present ISR:
+        that commit decides the outcome. Otherwise nothing might move the partition epoch, and the
+        high watermark would wait for the proposed members.
+        """
         if not keys:
             return set()
         moved = self._rules.run(rule, replicas=self._replica_rows(keys, metadata, now_ms))
-        if not moved:
+        proposed = {key: frozenset(self[key].state.isr) for key in keys if self[key].proposed_isr}
+        if not moved and not proposed:
             return set()
-        proposed: dict[TopicIdPartition, frozenset[int]] = {}
         for row in moved:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             before = proposed.get(key, frozenset(self[key].state.isr))
@@ -288,10 +295,11 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         held = {key: self[key].state for key in proposed}
         for key, isr in proposed.items():
             # Until the outcome is known the high watermark minds the old set and the new (2.4).
-            self[key].proposed_isr = isr
+            self[key].proposed_isr |= isr
         min_isr_of = {key: self.min_isr(metadata, state) for key, state in held.items()}
         changed = change_isr(self._cluster.partition_state, self._rules, held, proposed, min_isr_of)
-        for key in proposed:
+        for key in changed:
+            # Of the others somebody moved the partition epoch: an earlier proposal may have landed.
             self[key].proposed_isr = frozenset()
         self._take_isr({key: proposed[key] for key in changed}, now_ms)
         for key in changed:

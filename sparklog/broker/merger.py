@@ -30,6 +30,7 @@ from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
 
@@ -125,7 +126,8 @@ class Merger:
         merged = self._intact(merges, results, now_ms)
         with self._lock:
             try:
-                return self._commit(merged, self._clock.now_ms(), effects)
+                with self._log.discarding([batch for _, batch in merged]):
+                    return self._commit(merged, self._clock.now_ms(), effects)
             except CommitConflictError as conflict:
                 # The broker's own maintenance was faster.
                 _log.info("not merged", reason=str(conflict))
@@ -276,9 +278,13 @@ class Merger:
     ) -> MergeReport:
         """Put what was merged in the place of its batches, where they still are, at once."""
         self._replicas.settle()
-        if not self._replicas.is_written:
-            return MergeReport()
-        standing = [(merge, batch) for merge, batch in merged if self._stands(merge)]
+        is_written = self._replicas.is_written
+        standing = []
+        for merge, batch in merged:
+            if is_written and self._stands(merge):
+                standing.append((merge, batch))
+            else:
+                discard_file(self._log.location, batch.path)
         if not standing:
             return MergeReport()
         added = [batch for _, batch in standing]

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -82,8 +83,7 @@ def register(
       another digest than at the last clean stop; also as the last member;
     - a replica that has lost records which other replicas know of; also as the last member;
     - all of a root whose unsynced files may be gone, where another member stays;
-    - all of a root of which a table is damaged that tells of the replicas, where another member
-      stays.
+    - all of a root with a damaged table about its replicas, where another member stays.
 
     Parameters: `damaged`, the names of the damaged tables of each root, by its number: they start
     again empty.
@@ -105,10 +105,16 @@ def register(
         "boot_id": boot_id(),
     }
 
+    @cache
+    def doubts_since(*registered: str | None) -> _Doubts:
+        # Once for all attempts: others' heartbeats would outrun a comparison in each.
+        before = dict(zip(identity, registered, strict=True))
+        return _doubts(broker_id, before, own, roots, reader, rebuilt)
+
     def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, _Doubts]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
-        doubts = _doubts(mine, own, roots, reader, rebuilt) if mine is not None else _Doubts()
+        doubts = doubts_since(*(mine[name] for name in identity)) if mine else _Doubts()
         if (
             mine is not None
             and not any(doubts)
@@ -155,7 +161,8 @@ class _Doubts(NamedTuple):
 
 
 def _doubts(
-    before: Row,
+    broker_id: int,
+    before: Mapping[str, Any],
     own: Mapping[int, OwnLog],
     roots: Mapping[int, Location],
     reader: MetadataReader,
@@ -163,7 +170,8 @@ def _doubts(
 ) -> _Doubts:
     """Compare the logs with the broker's last registration, and with what others know.
 
-    `rebuilt` are the roots of which a table is damaged that tells of the replicas.
+    Parameters: `before`, the columns of the registration that identify the logs; `rebuilt`, the
+    roots with a damaged table about their replicas.
     """
     ids, versions = json.loads(before["log_table_id"]), json.loads(before["log_version"])
     digests = json.loads(before["log_digest"]) if before["log_digest"] else None
@@ -182,7 +190,7 @@ def _doubts(
             unclean.add(index)
     if digests is not None and not lost:
         return _Doubts(unclean=rebuilt)
-    return _Doubts(lost, shortened_replicas(before["broker_id"], own, reader), unclean | rebuilt)
+    return _Doubts(lost, shortened_replicas(broker_id, own, reader), unclean | rebuilt)
 
 
 def _leave(

@@ -54,7 +54,7 @@ def may_have_lost_files(registered_boot_id: str | None, root: Location) -> bool:
 class OwnLog:
     """One log of the broker that starts, as its tables are before anything is written.
 
-    `damaged` are the names of tables that cannot be read; they tell nothing.
+    `damaged` are the names of tables that cannot be read; they count as empty.
     """
 
     def __init__(self, root: Location, damaged: Collection[str] = ()) -> None:

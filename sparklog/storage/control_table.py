@@ -170,7 +170,7 @@ class ControlTable:
 
     @property
     def state(self) -> tuple[int, int]:
-        """What changes whenever the loaded rows may have: the version, and the log it is one of."""
+        """The number of reopenings and the loaded version; other rows have another state."""
         return self._reopened, self._log.version
 
     @property
@@ -585,14 +585,20 @@ class ControlTable:
                 check_fence(self._log, fence)
                 now_ms = time.time_ns() // 1_000_000
                 gone = [RemovedFile(path, now_ms) for path in paths if path in self._files]
-                if not self._log.commit("WRITE", [written], gone):
+                with self._discarding(written):
+                    is_mine = self._log.commit("WRITE", [written], gone)
+                if not is_mine:
                     raise _moved(self._log)
                 for file in gone:
                     del self._files[file.path]
                 self._files[written.path] = self.version, 0
                 self.commits += 1
 
-        _until_it_lands(self.location, attempt)
+        try:
+            _until_it_lands(self.location, attempt)
+        except (CommitConflictError, FencedError):
+            discard_file(self.location, written.path)
+            raise
         return written.path
 
 

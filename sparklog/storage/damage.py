@@ -57,7 +57,7 @@ _REMEDIES = {
 }
 
 REBUILT_FROM_LOG = (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, PRODUCER_STATE)
-"""Tables of a broker root about the replicas; the log does not tell everything that was in them."""
+"""Tables of a broker root about the replicas; the log does not have everything that was in them."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")

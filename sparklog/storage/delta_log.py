@@ -17,8 +17,9 @@ import errno
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,12 @@ CONTROLLER_EPOCH = "controller_epoch"
 
 _READER_VERSION, _WRITER_VERSION = 1, 2
 """The versions of Delta's protocol that every table of sparklog has."""
+
+CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+"""The table property with the number of commits between two checkpoints."""
+
+_DEFAULT_CHECKPOINT_INTERVAL = 100
+_LARGEST_CHECKPOINT_INTERVAL = 1_000_000
 
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
@@ -131,22 +138,22 @@ class DeltaLog:
         self.snapshot = open_delta_table(table, version)
         """The table as delta-rs opened it: before the first commit that was followed."""
         self.version = self.snapshot.version()
-        check_commits(table, self.version, explains)
         self.transactions = {
             name: held
             for name in (BROKER_EPOCH, CONTROLLER_EPOCH)
             if (held := self.snapshot.transaction_version(name)) is not None
         }
         """The epochs in the table's app transactions, by name."""
+        # After delta-rs has read them, since clean-up may take them at any time.
+        check_commits(table, self.version, explains)
         metadata = self.snapshot.metadata()
         self.table_id = str(metadata.id)
         """The id that Delta gave the table when it was created."""
         protocol = self.snapshot.protocol()
         self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
         self._check_protocol()
-        self._checkpoint_interval = int(
-            metadata.configuration.get("delta.checkpointInterval") or 100
-        )
+        given = metadata.configuration.get(CHECKPOINT_INTERVAL)
+        self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
         self._writes_itself = table.is_local
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
@@ -166,7 +173,8 @@ class DeltaLog:
         start = self.version
         if self.is_uncertain:
             # The commit may be there without being on the disk.
-            self.location.sync([_commit_path(self.version)])
+            with suppress(FileNotFoundError):
+                self.location.sync([_commit_path(self.version + 1)])
         while to_version is None or self.version < to_version:
             commit = read_commit(self.location, self.version + 1, self._explains)
             if self.version == start:
@@ -185,7 +193,7 @@ class DeltaLog:
     def stamp(self) -> Stamp | None:
         """Return the stamp of the loaded version's commit file.
 
-        `None` where there is no such file, and on object stores, where a look costs a request.
+        `None` where there is no such file, and on object stores, where reading it costs a request.
         """
         if not self.location.is_local:
             return None
@@ -270,12 +278,17 @@ class DeltaLog:
             return False
         properties = _properties(commit_id)
         try:
-            write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
-        except SchemaMismatchError:
-            # Somebody has added a column to the table, which must not keep the others out.
-            write_deltalake(
-                self.snapshot, rows, mode=mode, schema_mode="merge", commit_properties=properties
-            )
+            try:
+                write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
+            except SchemaMismatchError:
+                # Somebody has added a column to the table, which must not keep the others out.
+                write_deltalake(
+                    self.snapshot,
+                    rows,
+                    mode=mode,
+                    schema_mode="merge",
+                    commit_properties=properties,
+                )
         except CommitFailedError:
             return False
         return True
@@ -404,6 +417,14 @@ def _commit_text(
     return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
 
 
+def checkpoint_interval(text: str | None) -> int | None:
+    """Return the value of `CHECKPOINT_INTERVAL`, or `None` where it is not usable."""
+    if text is None or not text.isdecimal() or len(text) > len(str(_LARGEST_CHECKPOINT_INTERVAL)):
+        return None
+    interval = int(text)
+    return interval if 0 < interval <= _LARGEST_CHECKPOINT_INTERVAL else None
+
+
 # One at a time, beside whoever commits: a checkpoint takes as long as a hundred commits.
 _checkpoints = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoints")
 
@@ -490,20 +511,30 @@ def check_commits(
     names = [name for name in _names(table) if name[:20].isdigit()]
     commits = {int(name[:20]) for name in names if name[20:] == ".json"}
     last = max(commits, default=-1) if version is None else version
-    checkpoints = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
-    first = 1 + max((one for one in checkpoints if one <= last), default=-1)
-    for number in range(first, last + 1):
+    number = 1 + _newest_checkpoint(names, last)
+    while number <= last:
         path = _commit_path(number)
         try:
             if not _matches(table.read_bytes(path)):
                 # Raises, unless what was changed is explained.
                 read_commit(table, number, explains)
         except (*_MALFORMED, OSError) as error:
-            raise _damaged(table, path, error) from error
+            checkpoint = _newest_checkpoint(_names(table), last)
+            if not isinstance(error, FileNotFoundError) or checkpoint < number:
+                raise _damaged(table, path, error) from error
+            # A checkpoint was written meanwhile, and clean-up took the commits before it.
+            number = checkpoint
+        number += 1
+
+
+def _newest_checkpoint(names: Iterable[str], last: int) -> int:
+    """Return the version of the newest checkpoint up to version `last`, -1 where there is none."""
+    found = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
+    return max((one for one in found if one <= last), default=-1)
 
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a commit that is not as it was written may raise."""
+"""The exceptions that reading a malformed commit may raise."""
 
 
 def _damaged(table: Location, path: str, error: Exception) -> DamagedError:
@@ -587,7 +618,7 @@ def _statistics(text: str | None) -> dict[str, Any]:
     """Read a file's statistics; whoever may append to a table may write there what it likes."""
     try:
         statistics = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return statistics if isinstance(statistics, dict) else {}
 

@@ -39,4 +39,4 @@ class LocalFiles:
 
 
 FILES = LocalFiles()
-"""What writes to local file systems in this process; look it up at each call."""
+"""The writer to local file systems in this process. Read this name at each call."""

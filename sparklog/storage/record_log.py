@@ -10,14 +10,16 @@ from __future__ import annotations
 import bisect
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from operator import attrgetter
 
 import pyarrow as pa
 import xxhash
+from deltalake.exceptions import DeltaError
 
-from sparklog.errors import CommitConflictError, DamagedError, StorageError
+from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
 from sparklog.storage.batch_actions import (
     added_file,
@@ -30,6 +32,7 @@ from sparklog.storage.batch_actions import (
 from sparklog.storage.control_table import Fence, check_fence, take_fence
 from sparklog.storage.delta_log import DeltaLog, has_commit
 from sparklog.storage.location import Location
+from sparklog.storage.new_file import discard_file
 from sparklog.storage.soundness import first_fault
 
 REMEMBERED_BATCHES = 5
@@ -214,8 +217,7 @@ class RecordLog:
         Raises `FencedError` where another process has taken the broker over, and
         `CommitConflictError` where the table moved; nothing is written then. Raises `OSError` or
         `DeltaError` where the commit failed or its outcome is unknown (`is_uncertain`). delta-rs
-        would
-        take a path twice, drop an unknown one, leave a gap or write a number that nobody can
+        would take a path twice, drop an unknown one, leave a gap or write a number that nobody can
         read again, without a word; so all of that is checked here: it would be a programmer's
         fault.
         """
@@ -235,6 +237,24 @@ class RecordLog:
             self._forget(batch.path)
         for batch in added:
             self._remember(batch, now_ms)
+
+    @contextmanager
+    def discarding(self, batches: Collection[Batch]) -> Iterator[None]:
+        """Remove the files of new batches where the block fails, so that attempts fill no disk.
+
+        `batches` are those that the block commits. They stay where the commit may have landed.
+        """
+        version = self.version + 1
+        try:
+            yield
+        except (StorageError, DeltaError, OSError, FencedError) as error:
+            is_refused = isinstance(error, (CommitConflictError, FencedError))
+            # A commit that is there may be this one: its answer was lost.
+            if is_refused or (self.location.is_local and not has_commit(self.location, version)):
+                for batch in batches:
+                    if not self.was_committed(batch.path):
+                        discard_file(self.location, batch.path)
+            raise
 
     def _check(self, added: Sequence[Batch], removed: Sequence[Batch]) -> None:
         assert self.fence is not None, "only the broker that owns a log commits to it"

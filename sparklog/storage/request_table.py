@@ -33,11 +33,13 @@ from sparklog.model import PRODUCE_REQUESTS
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.damage import is_in_place, set_aside
 from sparklog.storage.delta_log import (
+    CHECKPOINT_INTERVAL,
     COMMIT_ID,
     AddedFile,
     Commit,
     DeltaLog,
     check_commit_text,
+    checkpoint_interval,
     has_commit,
 )
 from sparklog.storage.location import Location, one_line
@@ -49,8 +51,6 @@ _MOST_COMMIT_BYTES = 64 << 20
 
 _LARGEST = (1 << 53) - 1
 """The largest number that every reader of JSON keeps exactly."""
-
-_CLEAN_INTERVALS = range(1, 1_000_001)
 
 _Action = dict[str, Any]
 
@@ -366,11 +366,16 @@ def _is_valid_metadata(value: _Action) -> bool:
         return False
     return (
         isinstance(value.get("id"), str)
-        and isinstance(value.get("format"), dict)
+        and value.get("format") in _FORMATS
+        and all(_or_none(_is_text)(value.get(name)) for name in ("name", "description"))
+        and _or_none(_is_number)(value.get("createdTime"))
         and value.get("partitionColumns") == []
         and _are_valid_columns(schema)
         and _is_valid_configuration(value.get("configuration"))
     )
+
+
+_FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
 
 
 def _metadata_fault(log: DeltaLog) -> str | None:
@@ -399,8 +404,10 @@ def _are_valid_columns(schema: Schema) -> bool:
 def _is_valid_configuration(configuration: object) -> bool:
     if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
         return False
-    interval = configuration.get("delta.checkpointInterval", "100")
-    return isinstance(interval, str) and interval.isdecimal() and int(interval) in _CLEAN_INTERVALS
+    interval = configuration.get(CHECKPOINT_INTERVAL)
+    if interval is None:
+        return True
+    return isinstance(interval, str) and checkpoint_interval(interval) is not None
 
 
 _PROPERTIES = PRODUCE_REQUESTS.properties

@@ -31,7 +31,7 @@ from sparklog.storage.request_table import RequestTable
 
 
 def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[ControlTable]:
-    """Return a table of a cluster root at which most of those who open the root never look.
+    """Return a table of a cluster root that is opened at its first use; most clients need few.
 
     A root that is older than the table gets it then.
     """

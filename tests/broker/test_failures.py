@@ -6,14 +6,16 @@ The store is away for one call, or another process was faster. Nobody restarts a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from sparklog.broker.purgatory import WRITTEN_AFTER_MS
-from sparklog.model import TopicIdPartition
+from sparklog.errors import CommitConflictError
+from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.testing import LocalCluster
-from tests.broker.states import check_at_rest, error, high_watermark, log, report, values
+from tests.broker.states import check_at_rest, error, high_watermark, log, report, table, values
 
 Start = Callable[..., LocalCluster]
 FailOnce = Callable[[str, str], None]
@@ -181,6 +183,60 @@ def test_an_in_sync_set_that_could_not_be_written_is_tried_again(
     cluster.leader_tick(0)
     assert cluster.partition("t", 0).isr == [0]
     assert error(waits) == "NONE"
+
+
+class TestAnInSyncSetOfUnknownOutcome:
+    """The commit that adds broker 1 may land later: an object store may execute it after a timeout.
+
+    Until then broker 1 counts for the high watermark (rule 2.4), although it is fenced by now.
+    """
+
+    @pytest.fixture
+    def cluster(self, start: Start, fail_once: FailOnce) -> LocalCluster:
+        cluster = start(0, 1, replica_lag_time_max_ms=5000)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        cluster.produce("t", 0, [b"a"], acks=1)
+        cluster.leader_tick(0)
+        cluster.restart(1)
+        cluster.follower_tick(1)
+        fail_once("write", "cluster/partition_state")
+        with pytest.raises(OSError, match="is away"):
+            cluster.leader_tick(0)
+        cluster.crash(1)
+        cluster.fence(1)
+        assert cluster.partition("t", 0).isr == [0]
+        return cluster
+
+    @staticmethod
+    def late_commit(cluster: LocalCluster) -> Callable[[], None]:
+        """Return what makes the commit land, if nobody else has taken its version."""
+        behind = table(cluster, None, PARTITION_STATE)
+        rows = behind.rows().to_pylist()
+        for row in rows:
+            row |= {"in_isr": True, "in_elr": False, "partition_epoch": row["partition_epoch"] + 1}
+        return partial(behind.compare_and_set, PARTITION_STATE.rows(rows))
+
+    def test_is_settled_before_anything_is_committed_without_the_new_member(
+        self, cluster: LocalCluster
+    ) -> None:
+        land = self.late_commit(cluster)
+        waits = cluster.produce("t", 0, [b"b"])
+        cluster.leader_tick(0)
+        assert error(waits) == "NONE"
+        with pytest.raises(CommitConflictError):
+            land()
+
+    def test_that_lands_within_a_tick_keeps_the_high_watermark_back(
+        self, cluster: LocalCluster, before_rule: Callable[[str, Callable[[], object]], None]
+    ) -> None:
+        before_rule("isr_shrink", self.late_commit(cluster))
+        waits = cluster.produce("t", 0, [b"b"])
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+        assert high_watermark(cluster, 0) == 1
+        assert error(waits) is None
 
 
 def test_an_election_that_could_not_be_written_is_tried_again(

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,51 @@ def test_copies_whose_commit_fails_are_removed(
     assert log(cluster, 1) == ["a"]
 
 
+def test_merged_batches_whose_commit_fails_are_removed(
+    start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(0, log_merger_min_lag_ms=0, log_merger_min_batches=2)
+    for value in (b"a", b"b"):
+        cluster.produce("t", 0, [value])
+        cluster.tick_until_idle()
+    before = {one for one in files(cluster, 0) if "_inbox" in one.parts}
+    commit = DeltaLog.commit
+
+    def full(self: DeltaLog, *args: Any, **options: Any) -> bool:
+        if self.location.uri.endswith("/log"):
+            raise OSError(28, "No space left on device")
+        return commit(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "commit", full)
+        with pytest.raises(OSError, match="No space left"):
+            cluster.merge(0)
+    assert {one for one in files(cluster, 0) if "_inbox" in one.parts} == before
+    cluster.tick_until_idle()
+    assert cluster.merge(0) == (2, 1)
+
+
+def test_slices_of_a_truncation_whose_commit_fails_are_removed(
+    start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that straddles the point is cut, and the rest of it written anew."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a", b"b"], acks=1)
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    follower = cluster._brokers[1]._followers[0]
+    key = cluster._connection.metadata().partition("t", 0).key
+    before = {one for one in files(cluster, 1) if "_inbox" in one.parts}
+
+    def full(self: DeltaLog, *_: object, **__: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DeltaLog, "commit", full)
+    with pytest.raises(OSError, match="No space left"):
+        follower._truncate({key: 1}, 0)
+    assert {one for one in files(cluster, 1) if "_inbox" in one.parts} == before
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> ControlTable:
     root = Location.of(str(tmp_path / "root"))
@@ -122,7 +168,7 @@ def test_a_control_tables_file_that_does_not_fit_is_removed(
     assert table.rows().num_rows == 1
 
 
-@pytest.mark.parametrize("write", ["append", "compare_and_set"])
+@pytest.mark.parametrize("write", ["append", "compare_and_set", "replace_files"])
 def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
     table: ControlTable, write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +176,9 @@ def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(DeltaLog, "commit", full)
+    paths: list[list[str]] = [[]] if write == "replace_files" else []
     with pytest.raises(OSError, match="No space left"):
-        getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(9)))
+        getattr(table, write)(*paths, PRODUCE_RESPONSES.rows(rows_of(9)))
     assert list(Path(table.location.uri).glob("*.parquet")) == []
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from sparklog.model import PRODUCE_REQUESTS
 from sparklog.testing import LocalCluster
@@ -36,6 +36,7 @@ METADATA: dict[str, Any] = {
     "partitionColumns": [],
     "configuration": {},
 }
+OWN_METADATA = METADATA | {"schemaString": Schema.from_arrow(PRODUCE_REQUESTS.columns).to_json()}
 
 
 def line(action: str, value: object) -> bytes:
@@ -89,6 +90,15 @@ COMMITS: dict[str, bytes] = {
     "a checkpoint after every zero commits": line(
         "metaData", METADATA | {"configuration": {"delta.checkpointInterval": "0"}}
     ),
+    "a checkpoint interval that is text": line(
+        "metaData", OWN_METADATA | {"configuration": {"delta.checkpointInterval": "often"}}
+    ),
+    "a checkpoint interval of 5000 digits": line(
+        "metaData", OWN_METADATA | {"configuration": {"delta.checkpointInterval": "9" * 5000}}
+    ),
+    "a creation time that is text": line("metaData", OWN_METADATA | {"createdTime": "x"}),
+    "a format that is a number": line("metaData", OWN_METADATA | {"format": {"provider": 5}}),
+    "statistics nested without an end": line("add", ADD | {"stats": "[" * 100_000}),
     "an unknown action": line("mergeAll", {"at": 1}),
     "a domain": line("domainMetadata", {"domain": 5, "configuration": "", "removed": False}),
     "commit information that is none": line("commitInfo", {"timestamp": "yesterday"}),

@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import DeltaError
 
+from sparklog.broker.broker import Broker
 from sparklog.errors import StorageError
+from sparklog.model import BROKERS
 from sparklog.storage import local_files
 from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster
-from tests.broker.states import values
+from tests.broker.states import rows, values
 
 
 class LosingAnswers(local_files.LocalFiles):
@@ -158,3 +161,47 @@ def test_no_commit_of_any_role_loses_or_repeats_a_record(
         cluster.close()
         number += step
     assert of_story > 5
+
+
+@pytest.mark.parametrize("stop", [Broker.park, Broker.stop])
+def test_a_clean_stop_after_a_lost_answer_marks_the_log_as_it_is(
+    tmp_path: Path, lose: Lose, stop: Callable[[Broker], None]
+) -> None:
+    """The mark left the commit out, and the last in-sync replica counted as restored."""
+    cluster = LocalCluster(tmp_path, brokers=[0])
+    cluster.create_topic("t", assignment={0: [0]})
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a"])
+    lose(("log",), 0, "unread")
+    with pytest.raises(OSError, match="not readable now"):
+        cluster.leader_tick(0)
+    stop(cluster._brokers[0])
+    cluster.crash(0)
+    cluster.restart(0)
+    assert cluster.partition("t", 0).isr == [0]
+    cluster.tick_until_idle()
+    assert values(cluster.consume("t", 0)) == ["a"]
+
+
+def test_a_stop_without_an_answer_about_the_log_leaves_no_mark(
+    tmp_path: Path, lose: Lose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalCluster(tmp_path, brokers=[0])
+    cluster.create_topic("t", assignment={0: [0]})
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a"])
+    lose(("log",), 0, "unread")
+    with pytest.raises(OSError, match="not readable now"):
+        cluster.leader_tick(0)
+
+    def unreadable(*_: object) -> None:
+        raise OSError(errno.EIO, "not readable now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordLog, "refresh", unreadable)
+        cluster._brokers[0].park()
+    [row] = rows(cluster, None, BROKERS)
+    assert (row["state"], row["log_digest"]) == ("parked", None)
+    cluster.crash(0)
+    cluster.restart(0)
+    assert cluster.partition("t", 0).isr == [0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,25 @@ def test_a_replica_whose_newest_commits_are_gone_leaves_and_loses_nothing(
     cluster.tick_until_idle()
     assert values(cluster.consume("t", 0)) == ["m0", "m1"]
     assert values(cluster.log(0, "t", 0)) == ["m0", "m1"]
+
+
+def test_heartbeats_of_others_do_not_keep_a_broker_from_registering(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing checkpoints takes seconds on an object store, and others write to `brokers`."""
+    compared = []
+    checkpoint = unclean_start._checkpoint
+
+    def beside_a_heartbeat(*of: Any) -> Any:
+        compared.append(of)
+        cluster._brokers[1].heartbeat()
+        return checkpoint(*of)
+
+    monkeypatch.setattr(unclean_start, "_checkpoint", beside_a_heartbeat)
+    cluster.crash(0)
+    cluster.restart(0)
+    assert len(compared) == 2
+    assert cluster.partition("t", 0).isr == [0, 1, 2]
 
 
 @pytest.mark.parametrize("left", ["", "half"])

@@ -376,6 +376,48 @@ def test_heartbeats_and_rounds_never_get_into_each_others_way(
     assert min(row["heartbeat"] for row in rows(tmp_path).values()) > 20
 
 
+class Once:
+    """Ends a loop after its first round, as `Application._ended` does at the end."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def wait(self, _seconds: float) -> bool:
+        self._rounds += 1
+        return self._rounds > 1
+
+
+def test_a_heartbeat_without_lease_that_failed_is_over_with_the_next_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another method: its failure stayed, and rounds waited for tick.interval.ms for ever."""
+    clock = ManualClock()
+    application = Application(config(tmp_path), clock=clock)
+    application.start_broker(0)
+
+    def beat() -> None:
+        application._ended = Once()  # type: ignore[assignment]
+        application._beat()
+
+    def controller_tick(_: Broker) -> None:
+        raise OSError("the cluster root is away")
+
+    def heartbeat_without_lease(_: Broker) -> None:
+        raise OSError("the cluster root is away")
+
+    with monkeypatch.context() as patch:
+        for failing in (controller_tick, heartbeat_without_lease):
+            patch.setattr(Broker, failing.__name__, failing)
+        application.round()
+        clock.advance(application.config.broker_session_timeout_ms + 1)
+        beat()
+    assert len(application._troubles) == 2
+    application.round()
+    beat()
+    assert application._troubles == {}
+    application._pool.shutdown()
+
+
 def test_heartbeats_go_on_until_the_last_round_has_ended(tmp_path: Path) -> None:
     """A round may copy for longer than a session, also the one in which the end is asked for."""
     application = Application(config(tmp_path, tick_interval_ms=0))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import CONTROLLER
-from sparklog.storage import local_files
+from sparklog.storage import delta_log, local_files
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log import (
     AddedFile,
@@ -198,6 +198,16 @@ class TestBehindCleanUp:
         suspended.refresh()
         assert suspended.rows() == lease(5)
 
+    def test_a_handle_with_a_commit_of_unknown_outcome_goes_on(
+        self, root: Location, behind: DeltaLog
+    ) -> None:
+        """It synced the loaded version's commit first, which is gone."""
+        reader = ControlTable(root, CONTROLLER)
+        reader._log = behind
+        behind.is_uncertain = True
+        assert reader.refresh()
+        assert (reader.version, reader.rows()) == (5, lease(5))
+
 
 class TestLostAnswers:
     @pytest.mark.parametrize("error", [OSError(errno.EIO, "lost"), FileExistsError("repeated")])
@@ -308,6 +318,38 @@ class TestDurability:
 def _kind(name: str) -> str:
     endings = {".parquet": "data file", ".tmp": "temporary file", ".json": "commit"}
     return endings.get(Path(name).suffix, name)
+
+
+def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(
+    table: ControlTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sequence in range(4):
+        table.compare_and_set(lease(sequence))
+    names = delta_log._names
+
+    def before_clean_up(location: Location) -> list[str]:
+        found = names(location)
+        if commit_file(table, 0).exists():
+            DeltaTable(location.uri).create_checkpoint()
+            for version in range(3):
+                commit_file(table, version).unlink()
+        return found
+
+    monkeypatch.setattr(delta_log, "_names", before_clean_up)
+    assert DeltaLog(table.location).version == 4
+
+
+def test_an_append_that_loses_beside_a_column_of_a_later_release_is_refused(
+    table: ControlTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store's tables are written by delta-rs; the error was not taken for a conflict."""
+    errors = [SchemaMismatchError("another column"), CommitFailedError("version 1 exists")]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(delta_log, "write_deltalake", refuse)
+    assert not DeltaLog(table.location).write(lease(1), "append")
 
 
 def test_a_protocol_that_was_raised_and_lowered_again_is_supported(
