@@ -66,7 +66,7 @@ class BrokerAdmin:
     def fence(self, broker_id: int) -> None:
         """Fence a broker that does not run: others lead what it led, as after its session."""
         row = self._silent_row(broker_id)
-        self._end(row, "fenced", int(row["broker_epoch"]))
+        self._end(row, "fenced")
         self._elect(broker_id, "fenced", gives_up=False)
 
     def unregister(self, broker_id: int, *, force: bool) -> int:
@@ -89,8 +89,7 @@ class BrokerAdmin:
                 "and wait until another has caught up, or give up the records that it alone has "
                 "with --force",
             )
-        epoch = max(one.broker_epoch for one in metadata.brokers.values()) + 1
-        self._end(row, "unregistered", epoch)
+        self._end(row, "unregistered")
         self._elect(broker_id, "unregistered", gives_up=force)
         return sum(one["broker_id"] == broker_id for one in after.to_pylist())
 
@@ -131,11 +130,15 @@ class BrokerAdmin:
     def _is_other(row: dict[str, Any], first: dict[str, Any]) -> bool:
         return any(row[name] != first[name] for name in ("broker_epoch", "heartbeat"))
 
-    def _end(self, silent: dict[str, Any], state: BrokerState, broker_epoch: int) -> None:
-        """Set the state of a broker, whose row must still be `silent`."""
+    def _end(self, silent: dict[str, Any], state: BrokerState) -> None:
+        """Set the state of a broker, whose row must still be `silent`.
+
+        An unregistered broker gets a new broker epoch, which no other broker has.
+        """
 
         def change(table: pa.Table) -> tuple[pa.Table, None]:
             rows: _Rows = table.to_pylist()
+            next_epoch = max(row["broker_epoch"] for row in rows) + 1
             for row in rows:
                 if row["broker_id"] == silent["broker_id"]:
                     if self._is_other(row, silent):
@@ -143,7 +146,9 @@ class BrokerAdmin:
                             "INVALID_REQUEST",
                             f"broker {row['broker_id']} was started: stop it first, then try again",
                         )
-                    row |= {"state": state, "broker_epoch": broker_epoch}
+                    row["state"] = state
+                    if state == "unregistered":
+                        row["broker_epoch"] = next_epoch
             return BROKERS.rows(rows), None
 
         self._connection.root.brokers.update(change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,18 @@ _LOOK_MS = 3
 _Ready = tuple[AssignedPartition, Visible]
 
 
+class _Failure(NamedTuple):
+    """The error of a partition that cannot be read, and the position at which it occurred."""
+
+    partition: AssignedPartition
+    position: int | None
+    error: ProtocolError
+
+    def is_current(self, read: Iterable[AssignedPartition]) -> bool:
+        """Return whether the partition is among those to be read, and still at this position."""
+        return any(one is self.partition and one.position == self.position for one in read)
+
+
 class Fetcher:
     """Fetches for one consumer; it keeps no position, those are in the `AssignedPartition`s."""
 
@@ -60,8 +73,9 @@ class Fetcher:
         self._waiting_since_ms: int | None = None
         self._last_served: AssignedPartition | None = None
         self._sound = SoundReplicas(logs)
-        # Of a partition that cannot be read; it is raised when no records are to be returned.
-        self._failure: ProtocolError | None = None
+        # The partition that cannot be read, its position and the error, which is raised when there
+        # are no records to return and the partition is still to be read there.
+        self._failure: _Failure | None = None
         self._has_failed = False
 
     def look(self, assigned: Iterable[AssignedPartition], *, is_assigned_by_user: bool) -> None:
@@ -99,12 +113,15 @@ class Fetcher:
         Raises CORRUPT_MESSAGE or KAFKA_STORAGE_ERROR where a partition is damaged in every in-sync
         replica. The call after that serves the other partitions first.
         """
+        read = [one for one in assigned if not one.is_paused]
         failure, self._failure = self._failure, None
+        if failure is not None and not failure.is_current(read):
+            failure = None
         may_fail, self._has_failed = not self._has_failed, False
         if failure is not None and may_fail:
             self._has_failed = True
-            raise failure
-        partitions = [one for one in assigned if not one.is_paused and one.has_records]
+            raise failure.error
+        partitions = [one for one in read if one.has_records]
         if self._last_served in partitions:
             first = partitions.index(self._last_served)
             partitions = partitions[first:] + partitions[:first]
@@ -115,7 +132,7 @@ class Fetcher:
                     try:
                         self._decode(one)
                     except ProtocolError as error:
-                        failure = error
+                        failure = _Failure(one, one.position, error)
                         if may_fail and not taken:
                             break
                     continue
@@ -130,7 +147,7 @@ class Fetcher:
                 break
         if failure is not None and not taken:
             self._has_failed = True
-            raise failure
+            raise failure.error
         self._failure = failure
         return taken
 
@@ -158,7 +175,7 @@ class Fetcher:
             except ProtocolError as error:
                 if error.code.name != "KAFKA_STORAGE_ERROR":
                     raise
-                self._failure = error
+                self._failure = _Failure(one, one.position, error)
             else:
                 if one.position is not None:
                     found.append((one, visible))
@@ -197,7 +214,7 @@ class Fetcher:
             try:
                 members, size = self._members(one, source, left)
             except ProtocolError as error:
-                self._failure = error
+                self._failure = _Failure(one, one.position, error)
                 continue
             except UNREADABLE as error:
                 self._not_readable(one, source.location, error)

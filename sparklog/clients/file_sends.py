@@ -224,8 +224,13 @@ class PendingSend:
 
     @property
     def is_done(self) -> bool:
-        """Whether every answer has arrived, errors included; with acks=0 none is awaited."""
-        return not self._files or (self._pending is not None and self._pending.is_done)
+        """Whether every answer has arrived, errors included; with acks=0 none is awaited.
+
+        True also after a first attempt that failed: `result` and `retry` send the files again.
+        """
+        if self._pending is None:
+            return self._results.keys() >= self._files.keys()
+        return self._pending.is_done
 
     def responses(self) -> dict[int, ProduceResponse]:
         """Return the answers that have arrived, by partition; errors are not retried here.
@@ -245,6 +250,8 @@ class PendingSend:
             if not _is_retriable(error) or acks_number(self._acks) == 0:
                 raise
             _log.info("files not sent yet", error=str(error))
+            failed = ProduceResponse(error.code.name, -1, -1)
+            self._results = dict.fromkeys(self._files, failed)
 
     def submit(self, files: Files, states: States) -> None:
         """Name files to the leaders in whose inboxes they lie."""

@@ -108,7 +108,8 @@ def sound_replica(logs: CommittedLogs, seen: Visible, start: int, end: int) -> V
     sound log up to `end`.
     """
     key = seen.state.key
-    if key not in logs.log(seen).damaged or start >= end:
+    damage = logs.log(seen).damaged.get(key)
+    if damage is None or start >= end:
         return seen
     for one in (seen, *SoundReplicas(logs).in_sync(key, end)):
         try:
@@ -119,5 +120,5 @@ def sound_replica(logs: CommittedLogs, seen: Visible, start: int, end: int) -> V
     raise ProtocolError(
         "KAFKA_STORAGE_ERROR",
         f"offsets {start} to {end - 1} of {seen.state.topic}-{seen.state.partition} cannot be "
-        f"read: {logs.log(seen).damaged[key]}",
+        f"read: {damage}",
     )

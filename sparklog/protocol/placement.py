@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from sparklog.errors import ProtocolError
 
 
+MOST_PARTITIONS = 100_000
+"""Partitions that a topic may be created with; a cluster with more is not tested."""
+
+
 def place_replicas(
     racks: Mapping[int, str | None],
     partitions: int,
@@ -30,6 +34,11 @@ def place_replicas(
     if partitions < 1:
         raise ProtocolError(
             "INVALID_PARTITIONS", f"a topic needs 1 partition or more, not {partitions}"
+        )
+    if partitions > MOST_PARTITIONS:
+        raise ProtocolError(
+            "INVALID_PARTITIONS",
+            f"a topic has {MOST_PARTITIONS:,} partitions at most, not {partitions:,}: lower it",
         )
     if not 1 <= replication_factor <= len(racks):
         raise ProtocolError(

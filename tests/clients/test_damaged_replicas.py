@@ -114,6 +114,23 @@ class TestDamagedFile:
         assert errors
         assert found == [b"a"]
 
+    def test_an_error_is_not_raised_any_more_after_a_seek_or_a_pause(
+        self, cluster: LocalCluster, damage: Damage
+    ) -> None:
+        for broker in range(3):
+            damage(batch_file(cluster, broker, 1))
+        consumer = consumer_of(cluster)
+        errors, _ = errors_of(consumer, 3)
+        assert errors
+        read_on = consumer_of(cluster)
+        assert read(read_on, 1)["t"] == [b"a"]
+        read_on.seek(TopicPartition("t", 0), 2)
+        assert read(read_on)["t"] == [b"c", b"d"]
+        paused = consumer_of(cluster)
+        assert read(paused, 1)["t"] == [b"a"]
+        paused.pause(TopicPartition("t", 0))
+        assert read(paused) == {}
+
 
 class TestDamagedLog:
     def test_its_records_come_from_another_replica_in_sync(self, cluster: LocalCluster) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import ProtocolError
-from sparklog.protocol.placement import place_replicas
+from sparklog.protocol.placement import MOST_PARTITIONS, place_replicas
 
 RACKS = {0: "r1", 1: "r3", 2: "r3", 3: "r2", 4: "r2", 5: "r1"}
 
@@ -152,8 +152,8 @@ def test_a_partition_has_one_replica_at_least(factor: int) -> None:
         place_replicas(unracked(2), 1, factor)
 
 
-@pytest.mark.parametrize("partitions", [0, -1])
-def test_a_topic_has_one_partition_at_least(partitions: int) -> None:
-    """Kafka's InvalidPartitionsException."""
+@pytest.mark.parametrize("partitions", [0, -1, MOST_PARTITIONS + 1, 1 << 40])
+def test_a_topic_has_one_partition_at_least_and_a_bounded_number(partitions: int) -> None:
+    """Kafka's InvalidPartitionsException; placing 2^40 partitions would not end."""
     with pytest.raises(ProtocolError, match="INVALID_PARTITIONS"):
         place_replicas(unracked(2), partitions, 1)
