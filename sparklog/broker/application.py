@@ -154,7 +154,9 @@ class Application:
 
     def drop_broker(self, broker_id: int) -> Broker:
         """Let go of a broker at once, as if its process had died."""
-        return self._brokers.pop(broker_id)
+        broker = self._brokers.pop(broker_id)
+        self._forget_troubles(broker_id)
+        return broker
 
     def round(self) -> TickReport:
         """Tick every broker once: controllers, then all leaders, then all followers."""
@@ -303,8 +305,14 @@ class Application:
             # The application may have started the broker anew: that one is not meant.
             if self._brokers.get(broker.broker_id) is broker:
                 del self._brokers[broker.broker_id]
+                self._forget_troubles(broker.broker_id)
                 self._fenced.append(error)
                 _log.error("broker taken over", broker=broker.broker_id, error=str(error))
+
+    def _forget_troubles(self, broker_id: int) -> None:
+        """Forget the failures of a broker that is gone: the others do not wait for it."""
+        for of in [one for one in self._troubles if one[0] == broker_id]:
+            self._troubles.pop(of, None)
 
     def _beat(self) -> None:
         def heartbeat(broker: Broker) -> None:

@@ -11,6 +11,10 @@ each step durable before the next:
 4. The replica follows, copies what it lacks from its leader, and joins the ISR again.
 
 A crash between two of them is found again: by loading the log, or by the report.
+
+Where a commit of the log table is damaged, no other process can open the table: the broker leaves
+every ISR in which another member stays, leads nothing from this root and removes nothing, until the
+commit is restored.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ from collections.abc import Iterable
 from sparklog.broker.isr import leave_isr
 from sparklog.broker.led_partitions import FollowerReports
 from sparklog.broker.producer_state import ProducerState
-from sparklog.broker.replicas import Damage, Replicas
+from sparklog.broker.replicas import VERIFY_INTERVAL_MS, Damage, Replicas
 from sparklog.broker.tick import Effects
 from sparklog.config import Settings
+from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.storage.metadata import Metadata, PartitionState
@@ -64,6 +69,9 @@ class Repairs:
         # elected uncleanly.
         self._out_since: dict[TopicIdPartition, int] = {}
         self._was_damaged = bool(replicas.damaged)
+        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        # The damage that keeps other processes from opening the log table.
+        self._table_damage: DamagedError | None = None
         self._refuted: dict[TopicIdPartition, tuple[int, int]] = {}
         self._told: set[tuple[TopicIdPartition, str]] = set()
 
@@ -75,6 +83,7 @@ class Repairs:
         The metadata are to be loaded again then.
         """
         self._find_in_log()
+        self._find_in_table(now_ms)
         self._find_reported(metadata, reports, now_ms)
         self._scrub(now_ms)
         damaged = self._replicas.damaged
@@ -101,6 +110,8 @@ class Repairs:
             effects.done("damage_isr")
             return True
         cut = unclean | {key for key, state in states.items() if self._may_cut(state, metadata)}
+        if self._table_damage is not None:
+            cut = set()
         for key, state in states.items():
             if self._broker_id not in _counted_on(state):
                 self._out_since.setdefault(key, state.leader_epoch)
@@ -115,6 +126,27 @@ class Repairs:
             self._replicas.note_damage(
                 key, Damage(self._log.log_end_offset(key), error, in_log=True)
             )
+
+    def _find_in_table(self, now_ms: int) -> None:
+        """Verify the commits of the log table, which this process has in memory.
+
+        Only in local folders, every `VERIFY_INTERVAL_MS`.
+        """
+        if now_ms < self._verify_at_ms:
+            return
+        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        before, self._table_damage = self._table_damage, None
+        try:
+            self._log.verify_commits()
+        except DamagedError as error:
+            self._table_damage = error
+        for key, damage in list(self._replicas.damaged.items()):
+            if damage.error is before:
+                del self._replicas.damaged[key]
+        if self._table_damage is not None:
+            for key in self._replicas.partitions():
+                end = self._replicas.log_end_offset(key)
+                self._replicas.note_damage(key, Damage(end, self._table_damage, in_log=True))
 
     def _find_reported(self, metadata: Metadata, reports: FollowerReports, now_ms: int) -> None:
         """Verify what followers say they cannot copy; their word alone counts for nothing."""
@@ -177,24 +209,29 @@ class Repairs:
     def _must_leave(self, key: TopicIdPartition, state: PartitionState, metadata: Metadata) -> bool:
         """Whether the broker counts on paper where it must not.
 
-        A fault in the log takes the last member, too: its log end offset is wrong. A file that is
-        damaged does not: the other records can still be read.
+        A fault in the log takes the last member, too: its log end offset is wrong. A damaged file
+        does not: the other records can still be read. Nor does a damaged commit: it can be
+        restored.
         """
         if self._broker_id not in _counted_on(state):
             return False
-        if self._replicas.damaged[key].in_log:
+        if self._has_wrong_end(key):
             return True
         return any(
             one.in_isr and one.broker_id != self._broker_id and _is_alive(metadata, one.broker_id)
             for one in state.replicas
         )
 
+    def _has_wrong_end(self, key: TopicIdPartition) -> bool:
+        damage = self._replicas.damaged[key]
+        return damage.in_log and damage.error is not self._table_damage
+
     def _leave(self, keys: _Keys, states: dict[TopicIdPartition, PartitionState]) -> None:
         self._replicas.withdraw(
             key for key in keys if key in self._replicas and self._replicas[key].role == "follower"
         )
         self._replicas.write_checkpoint()
-        in_log = {key for key in keys if self._replicas.damaged[key].in_log}
+        in_log = {key for key in keys if self._has_wrong_end(key)}
         table = self._cluster.partition_state
         left = leave_isr(table, self._broker_id, in_log)
         left |= leave_isr(table, self._broker_id, keys - in_log, keep_last=True)

@@ -55,7 +55,7 @@ class Leader:
         self._answers: list[Answer] = []
         self._seen_versions: object = None
         self._surroundings: object = None
-        self._roles_of: object = None
+        self._roles_of: tuple[object, Keys] | None = None
         self._looked_at_ms = now_ms
 
     def tick(
@@ -129,7 +129,11 @@ class Leader:
 
         Returns the partitions of which anything is new.
         """
-        if metadata.partitions is self._roles_of:
+        faulty = {key for key, damage in self._replicas.damaged.items() if damage.in_log}
+        roles_of = metadata.partitions, faulty
+        if self._roles_of is not None and (
+            self._roles_of[0] is metadata.partitions and self._roles_of[1] == faulty
+        ):
             return set()
         self._roles_of = None
         mine = {
@@ -138,7 +142,7 @@ class Leader:
             if state.leader == self._broker_id
             and state.leader_broker_epoch == self._root.fence.epoch
             and self._replicas.root_index == _root_of(state, self._broker_id)
-            and not self._has_faulty_log(key)
+            and key not in faulty
         }
         touched = self._led.keys() - mine.keys()
         for key in touched:
@@ -152,7 +156,7 @@ class Leader:
             else:
                 new[key] = state
         if not new:
-            self._roles_of = metadata.partitions
+            self._roles_of = roles_of
             return touched
         ends = {key: self._replicas.log_end_offset(key) for key in new}
         for key, state in new.items():
@@ -181,12 +185,8 @@ class Leader:
                 leader_epoch=state.leader_epoch,
                 start_offset=start,
             )
-        self._roles_of = metadata.partitions
+        self._roles_of = roles_of
         return touched | new.keys()
-
-    def _has_faulty_log(self, key: TopicIdPartition) -> bool:
-        damage = self._replicas.damaged.get(key)
-        return damage is not None and damage.in_log
 
     def _standing(self, metadata: Metadata) -> Standing:
         return Standing(

@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 VERIFY_INTERVAL_MS = 10_000
-"""How often a broker reads its checkpoints again, which the others depend on, to find damage."""
+"""How often a broker verifies its tables that other processes depend on, to find damage."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,10 @@ class Replicas:
 
     def __getitem__(self, key: TopicIdPartition) -> Replica:
         return self._replicas[key]
+
+    def partitions(self) -> Collection[TopicIdPartition]:
+        """Return the partitions of which this root has a replica."""
+        return self._replicas.keys()
 
     def last_report_ms(self) -> int:
         """Return when this root's checkpoint was last written, on the broker's own clock."""
@@ -214,9 +218,11 @@ class Replicas:
         """Read the tables again that others read, where that is due; say whether one is damaged.
 
         Damaged checkpoints are written again by `write_epochs` and `write_checkpoint`. A table of
-        answers whose log is damaged starts again empty.
+        answers whose log is damaged starts again empty. Only in local folders: an object store
+        verifies its objects itself, and reads cost requests.
         """
-        if now_ms < self._verified_at_ms + VERIFY_INTERVAL_MS:
+        is_due = now_ms >= self._verified_at_ms + VERIFY_INTERVAL_MS
+        if not is_due or not self.root.location.is_local:
             return False
         self._verified_at_ms = now_ms
         is_damaged = False

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from sparklog.errors import ProtocolError
 
-
 MOST_PARTITIONS = 100_000
 """Partitions that a topic may be created with; a cluster with more is not tested."""
 

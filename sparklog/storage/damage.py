@@ -30,6 +30,7 @@ from sparklog.model import (
     PRODUCER_STATE,
     TOPICS,
 )
+from sparklog.storage.delta_log import commit_path
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
 
@@ -138,9 +139,9 @@ def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
             return damaged_file(table, path, content_fault(content, error))
     expected = newest + 1
     for version in sorted(one for one in commits if one > newest):
-        path = f"_delta_log/{version:020}.json"
+        path = commit_path(version)
         if version != expected:
-            missing = f"_delta_log/{expected:020}.json"
+            missing = commit_path(expected)
             return damaged_file(table, missing, f"it is missing, and version {version} is there")
         expected += 1
         if fault := _commit_fault(table.read_bytes(path)):

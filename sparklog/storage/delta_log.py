@@ -174,7 +174,7 @@ class DeltaLog:
         if self.is_uncertain:
             # The commit may be there without being on the disk.
             with suppress(FileNotFoundError):
-                self.location.sync([_commit_path(self.version + 1)])
+                self.location.sync([commit_path(self.version + 1)])
         while to_version is None or self.version < to_version:
             commit = read_commit(self.location, self.version + 1, self._explains)
             if self.version == start:
@@ -198,7 +198,7 @@ class DeltaLog:
         if not self.location.is_local:
             return None
         try:
-            found = Path(self.location.uri, _commit_path(self.version)).stat()
+            found = Path(self.location.uri, commit_path(self.version)).stat()
         except OSError:
             return None
         return Stamp(self.version, found.st_mtime_ns, found.st_size)
@@ -257,11 +257,11 @@ class DeltaLog:
             if not self._is_by(commit_id):
                 raise
             # Whatever failed, the commit counts only once it is on the disk.
-            self.location.sync([_commit_path(self.version + 1)])
+            self.location.sync([commit_path(self.version + 1)])
             is_mine = True
         if is_mine and not has_commit(self.location, self.version):
             # Clean-up has taken the predecessor, and with it the commits that really followed.
-            self.location.remove(_commit_path(self.version + 1))
+            self.location.remove(commit_path(self.version + 1))
             is_mine = False
         self.is_uncertain = False
         return is_mine
@@ -321,7 +321,7 @@ class DeltaLog:
             if self.location.is_synced:
                 files.sync(unfinished)
             # Whole or not at all, and never over another's: that is the compare-and-set.
-            files.link(unfinished, f"{self.location.uri}/{_commit_path(self.version + 1)}")
+            files.link(unfinished, f"{self.location.uri}/{commit_path(self.version + 1)}")
             if self.location.is_synced:
                 files.sync(folder)
         except FileExistsError:
@@ -375,7 +375,7 @@ class DeltaLog:
             )
         except CommitFailedError:
             return False
-        self.location.sync([_commit_path(self.version + 1)])
+        self.location.sync([commit_path(self.version + 1)])
         return True
 
     def _check_protocol(self) -> None:
@@ -480,7 +480,7 @@ def read_commit(
     Raises `DamagedError` where it is empty, cut or changed, unless all of its lines are whole and
     `explains` returns True: the actions themselves show then what was changed.
     """
-    path = _commit_path(version)
+    path = commit_path(version)
     try:
         text = table.read_bytes(path)
     except FileNotFoundError:
@@ -513,7 +513,7 @@ def check_commits(
     last = max(commits, default=-1) if version is None else version
     number = 1 + _newest_checkpoint(names, last)
     while number <= last:
-        path = _commit_path(number)
+        path = commit_path(number)
         try:
             if not _matches(table.read_bytes(path)):
                 # Raises, unless what was changed is explained.
@@ -625,13 +625,13 @@ def _statistics(text: str | None) -> dict[str, Any]:
 
 def has_commit(table: Location, version: int) -> bool:
     """Say whether commit `version` is there; clean-up takes old ones, a lost root all of them."""
-    return table.exists(_commit_path(version))
+    return table.exists(commit_path(version))
 
 
 def first_commit(table: Location) -> bytes | None:
     """Return a table's first commit, in which its id is, or `None` where it is not there."""
     try:
-        return table.read_bytes(_commit_path(0))
+        return table.read_bytes(commit_path(0))
     except FileNotFoundError:
         return None
 
@@ -642,5 +642,6 @@ def table_identity(table: Location) -> tuple[str, int]:
     return str(opened.metadata().id), opened.version()
 
 
-def _commit_path(version: int) -> str:
+def commit_path(version: int) -> str:
+    """Return the path of a commit in its table."""
     return f"_delta_log/{version:020}.json"

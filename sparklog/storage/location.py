@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -197,6 +198,17 @@ class Location:
         side_by_side(local_files.FILES.sync, files, len(files) * _SYNC_BYTES, is_local=True)
         for folder in sorted({os.path.dirname(file) for file in files}):
             local_files.FILES.sync(folder)
+
+    def sync_folders(self) -> None:
+        """Return after the folders that lead to this one are on the disk, its own name included.
+
+        Folders that this process may not read are left out.
+        """
+        if not self.is_synced:
+            return
+        for folder in (Path(self.uri), *Path(self.uri).parents):
+            with suppress(PermissionError):
+                local_files.FILES.sync(str(folder))
 
 
 class _ObjectWriter(io.RawIOBase):

@@ -30,7 +30,7 @@ from sparklog.storage.batch_actions import (
     removed_file,
 )
 from sparklog.storage.control_table import Fence, check_fence, take_fence
-from sparklog.storage.delta_log import DeltaLog, has_commit
+from sparklog.storage.delta_log import DeltaLog, check_commits, has_commit
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.soundness import first_fault
@@ -87,10 +87,17 @@ class RecordLog:
         return self._log.table_id
 
     def digest(self) -> str:
-        """Return a digest of the live batches: their headers, statistics and files."""
+        """Return a digest of the live batches: files, partitions, offsets and epochs.
+
+        Invariant: it stays the same over releases, since a stopped broker of an earlier one is
+        recognised by it.
+        """
         digest = xxhash.xxh3_64()
         for path in sorted(self._live):
-            digest.update(repr(self._live[path]).encode())
+            one = self._live[path]
+            offsets = one.base_offset, one.next_offset
+            held = path, one.checksum, one.topic_id, one.partition, one.leader_epoch, *offsets
+            digest.update("\n".join(map(str, held)).encode() + b"\0")
         return digest.hexdigest()
 
     def refresh(self, to_version: int | None = None) -> None:
@@ -144,6 +151,13 @@ class RecordLog:
     def is_in_place(self) -> bool:
         """Return whether the loaded version's commit exists: the root is neither gone nor empty."""
         return has_commit(self.location, self.version)
+
+    def verify_commits(self) -> None:
+        """Raise `DamagedError` where a commit is damaged that opening the table now reads.
+
+        Only in local folders; see `check_commits`.
+        """
+        check_commits(self.location, self.version, has_damaged_header)
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas that have at least one batch here."""

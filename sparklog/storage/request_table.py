@@ -40,6 +40,7 @@ from sparklog.storage.delta_log import (
     DeltaLog,
     check_commit_text,
     checkpoint_interval,
+    commit_path,
     has_commit,
 )
 from sparklog.storage.location import Location, one_line
@@ -142,7 +143,7 @@ class _RequestLog(DeltaLog):
 
 def _read_commit(table: Location, version: int) -> Commit | None:
     """Return the files of a commit, which is mended where it has to be; `None` without one."""
-    path = f"_delta_log/{version:020}.json"
+    path = commit_path(version)
     content, fault = _limited_bytes(table, path)
     if content is None and fault is None:
         return None

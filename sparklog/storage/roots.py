@@ -24,7 +24,7 @@ from sparklog import model
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.damage import set_aside
-from sparklog.storage.delta_log import first_commit, has_commit
+from sparklog.storage.delta_log import commit_path, first_commit, has_commit
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
@@ -316,9 +316,10 @@ def _create(
                 f"it is missing, and {schema.name} beside it has been written to",
                 "restore the root from a copy, or name an empty folder",
             )
-    for schema in tables:
+    for schema in (*tables, model.FORMAT):
         create_table(location, schema)
-    create_table(location, model.FORMAT)
+        location.child(schema.name).sync([commit_path(0), "_delta_log"])
+    location.sync_folders()
     row = {
         "schema_version": model.SCHEMA_VERSION,
         "cluster_id": cluster_id,

@@ -361,3 +361,59 @@ class TestSafety:
         assert log(cluster, 0) == list(VALUES)
         with pytest.raises(ProtocolError):
             cluster.produce("u", 0, [b"x"])
+
+
+def newest_commit(cluster: LocalCluster, broker: int) -> Path:
+    commits = (log_folder(cluster, broker) / "_delta_log").glob("*.json")
+    return max(commits)
+
+
+class TestDamagedCommit:
+    """A commit of the log table is cut while its broker runs: the broker has it in memory."""
+
+    @pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: path.write_bytes(b"")])
+    def test_another_leads_and_the_broker_comes_back_with_the_restored_commit(
+        self, start: Start, damage: Callable[[Path], object]
+    ) -> None:
+        cluster = with_four_records(start, min_isr=2)
+        commit = newest_commit(cluster, 0)
+        content = commit.read_bytes()
+        damage(commit)
+        cluster.clock.advance(10_000)
+        cluster.tick_until_idle()
+        state = cluster.partition("t", 0)
+        assert (state.leader, state.isr) == (1, [1, 2])
+        # The others go on, also one that is started now.
+        cluster.crash(2)
+        cluster.restart(2)
+        produce(cluster, "e")
+        assert log(cluster, 2) == [*VALUES, "e"]
+        commit.write_bytes(content)
+        cluster.clock.advance(10_000)
+        cluster.tick_until_idle()
+        assert cluster.partition("t", 0).isr == [0, 1, 2]
+        assert log(cluster, 0) == [*VALUES, "e"]
+
+    def test_the_last_member_stays_a_member_and_leads_again_with_the_restored_commit(
+        self, start: Start
+    ) -> None:
+        cluster = with_four_records(start)
+        for broker in (1, 2):
+            cluster.crash(broker)
+            cluster.fence(broker)
+        produce(cluster, "e")
+        commit = newest_commit(cluster, 0)
+        content = commit.read_bytes()
+        cut(commit)
+        cluster.clock.advance(10_000)
+        cluster.leader_tick(0)
+        pending = cluster.produce("t", 0, [b"f"], timeout_ms=1_000)
+        cluster.leader_tick(0)
+        assert pending.response is not None
+        assert pending.response.error == "NOT_LEADER_OR_FOLLOWER"
+        assert cluster.partition("t", 0).isr == [0]
+        commit.write_bytes(content)
+        cluster.clock.advance(10_000)
+        cluster.tick_until_idle()
+        produce(cluster, "g")
+        assert log(cluster, 0) == [*VALUES, "e", "g"]

@@ -23,8 +23,10 @@ from sparklog.model import (
     PRODUCE_RESPONSES,
     TableSchema,
 )
+from sparklog.storage import local_files
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
+from sparklog.storage.local_files import LocalFiles
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
 from tests.storage import racing
@@ -378,3 +380,36 @@ class TestReleases:
         with pytest.raises(DamagedError, match="format is damaged: it is missing"):
             kind.create(root)
         assert files(Path(root.uri)) == before
+
+
+class TestDurability:
+    def test_a_new_roots_tables_and_the_folders_that_lead_to_it_are_synced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a power loss could take a root with all that was synced in it later."""
+        synced: set[str] = set()
+
+        class Recorded(LocalFiles):
+            def sync(self, path: str) -> None:
+                super().sync(path)
+                synced.add(path)
+
+        monkeypatch.setattr(local_files, "FILES", Recorded())
+        root = tmp_path / "new" / "root"
+        ClusterRoot.create(Location.of(str(root)))
+        assert {str(root), *map(str, root.parents)} <= synced
+        for schema in (*CLUSTER_TABLES, FORMAT):
+            table = root / schema.name
+            log = table / "_delta_log"
+            assert {str(table), str(log), str(log / f"{0:020}.json")} <= synced
+
+    def test_nothing_is_synced_where_that_is_turned_off(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class NoSync(LocalFiles):
+            def sync(self, path: str) -> None:
+                raise AssertionError(path)
+
+        monkeypatch.setattr(local_files, "FILES", NoSync())
+        folder = str(tmp_path / "root")
+        ClusterRoot.create(Location.of(folder, {folder: {"sync": "false"}}))
