@@ -200,13 +200,13 @@ class ControlTable:
             self._raise_damage(error)
         if self._log.is_lost:
             self._reopen()
-        self._stamp = self._log.stamp()
         return self._log
 
     def _follow(self, to_version: int | None) -> None:
         loaded, stamp = self._stamp, self._log.stamp()
         if loaded and stamp and loaded.version == stamp.version and loaded != stamp:
             self._reopen(is_other_log=True)
+        self._stamp = stamp
         for commit in self._log.follow(to_version):
             if any(path not in self._files for path in commit.removed):
                 # It follows another commit than the one that was loaded, which was lost.
@@ -216,6 +216,8 @@ class ControlTable:
                 self._files.pop(path, None)
             for position, file in enumerate(commit.added):
                 self._files[file.path] = commit.version, position
+        if stamp is None or self._log.version != stamp.version:
+            self._stamp = self._log.stamp()
 
     def _open_log(self) -> DeltaLog:
         """Open the table's log; `DamagedError` names the file that does not let it be opened."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,7 +199,8 @@ class DeltaLog:
         if not self.location.is_local:
             return None
         try:
-            found = Path(self.location.uri, commit_path(self.version)).stat()
+            # Called for every table in every tick: a Path takes four times as long.
+            found = os.stat(f"{self.location.uri}/{commit_path(self.version)}")  # noqa: PTH116
         except OSError:
             return None
         return Stamp(self.version, found.st_mtime_ns, found.st_size)
