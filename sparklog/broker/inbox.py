@@ -7,7 +7,6 @@ is believed: what cannot be a request is marked so, and refused like any other.
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -237,11 +236,10 @@ def _read(location: Location, path: str) -> list[Request]:
     """
     if location.is_local and not stat.S_ISREG(Path(location.uri, path).lstat().st_mode):
         raise ValueError("it is a link or something else that is no file")
-    with location.open(path) as stream:
-        size_bytes = stream.seek(0, os.SEEK_END)
+    stream, size_bytes = location.open_with_size(path)
+    with stream:
         if size_bytes > _MOST_BYTES:
             raise ValueError(f"it has {size_bytes} bytes")
-        stream.seek(0)
         content = stream.read(size_bytes)
     try:
         return _rows(content)

@@ -158,7 +158,7 @@ def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
     where = f"{log.uri}/{file.path}"
     try:
         if not log.is_local and file.size_bytes > _IN_ONE_REQUEST_BYTES:
-            return pq.ParquetFile(log.open(file.path), pre_buffer=False)
+            return pq.ParquetFile(log.open_at_random(file.path), pre_buffer=False)
         if log.is_local:
             with pa.memory_map(where) as mapped:
                 content = mapped.read_buffer()

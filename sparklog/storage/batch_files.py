@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -127,6 +126,9 @@ class BatchFileWriter:
         try:
             self._parquet.close()
             self._target.close()
+        except FileExistsError:
+            # On an object store it is another's file, which is found when this one is put.
+            raise
         except BaseException:
             self.discard()
             raise
@@ -214,12 +216,11 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
     try:
         if log.is_local and not stat.S_ISREG(Path(log.uri, file.path).lstat().st_mode):
             return "its path is a link or something else that is no file"
-        with log.open(file.path) as stream:
+        stream, size_bytes = log.open_with_size(file.path)
+        with stream:
             # Before it is loaded: it may be anything, and of any size.
-            size_bytes = stream.seek(0, os.SEEK_END)
             if size_bytes != file.size_bytes:
                 return f"it has {size_bytes} bytes, not {file.size_bytes}"
-            stream.seek(0)
             content = stream.read(size_bytes)
         if xxhash.xxh3_64_hexdigest(content) != file.checksum:
             return "its bytes do not match the checksum"

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -363,8 +363,6 @@ class ControlTable:
         return with_unknown_columns(rows, files, declared, self.schema)
 
     def _overwrite(self, rows: pa.Table) -> bool:
-        if not self.location.is_local:
-            return self._hand_over(rows, "overwrite")
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
         with self._discarding(file):
@@ -388,13 +386,6 @@ class ControlTable:
                 discard_file(self.location, file.path)
             self._raise_damage(error)
             raise
-
-    def _hand_over(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
-        committed = self._log.write(rows, mode)
-        if committed:
-            # Not further: what others wrote after it is not what the caller has seen.
-            self._load(self.version + 1)
-        return committed
 
     def _write(self, rows: pa.Table) -> AddedFile:
         """Write `rows` as a file that is no part of the table yet."""
@@ -453,49 +444,35 @@ class ControlTable:
 
         Raises `FencedError` as `compare_and_set` does.
         """
-        self._commit_append(self._as_stored(rows), [], fence)
+        self._commit_append(self._write(self._as_stored(rows)), fence)
 
     def prepare_append(self, rows: pa.Table) -> Callable[[], None]:
         """Write `rows` where they are to be, and return what appends them, as `append` does.
 
-        So appends to several tables can follow each other closely. An object store is written to
-        when they are appended.
+        So appends to several tables can follow each other closely.
         """
-        rows = self._as_stored(rows)
-        written = [self._write(rows)] if self.location.is_local else []
-        return partial(self._commit_append, rows, written, None)
+        return partial(self._commit_append, self._write(self._as_stored(rows)), None)
 
     def _as_stored(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.schema.columns.names).cast(self.schema.columns)
 
-    def _commit_append(self, rows: pa.Table, written: list[AddedFile], fence: Fence | None) -> None:
+    def _commit_append(self, written: AddedFile, fence: Fence | None) -> None:
         def attempt() -> None:
             with self._lock:
                 self._load()
                 check_fence(self._log, fence)
-                if not self._append(rows, written):
+                with self._discarding(written):
+                    is_mine = self._log.commit("WRITE", [written])
+                if not is_mine:
                     raise _moved(self._log)
+                self._files[written.path] = self.version, 0
                 self.commits += 1
 
         try:
             _until_it_lands(self.location, attempt)
         except (CommitConflictError, FencedError):
-            for file in written:
-                discard_file(self.location, file.path)
+            discard_file(self.location, written.path)
             raise
-
-    def _append(self, rows: pa.Table, written: list[AddedFile]) -> bool:
-        """Commit `rows`; `written` keeps their file from one attempt to the next."""
-        if not self.location.is_local:
-            return self._hand_over(rows, "append")
-        if not written:
-            written.append(self._write(rows))
-        with self._discarding(written[0]):
-            is_mine = self._log.commit("WRITE", written)
-        if not is_mine:
-            return False
-        self._files[written[0].path] = self.version, 0
-        return True
 
     def new_files(self, since: int) -> list[str]:
         """Return the paths of the live files that were added after version `since`, in order.

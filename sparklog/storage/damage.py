@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.fs as pa_fs
 
 from sparklog.errors import DamagedError
 from sparklog.model import (
@@ -86,7 +85,7 @@ def find_damage(root: Location, name: str) -> DamagedError | None:
     """
     table = root.child(name)
     try:
-        found = _log_files(table)
+        found = table.names("_delta_log")
         if not found:
             missing = DamagedError(table.uri, "the table is missing", remedy(name))
             return missing if is_in_place(root, name) else None
@@ -101,27 +100,16 @@ def is_in_place(root: Location, without: str) -> bool:
     A root that has none is lost, or its file system is not mounted.
     """
     others = {FORMAT.name, LOG.name, TOPICS.name} - {without}
-    return any(_log_files(root.child(other)) for other in others)
+    return any(root.child(other).names("_delta_log") for other in others)
 
 
 def set_aside(table: Location) -> None:
     """Rename a table's folder; on an object store, where nothing is renamed, delete its log."""
     if not table.is_local:
-        for path in _log_files(table):
-            table.filesystem().delete_file(f"_delta_log/{path}")
+        for name in table.names("_delta_log"):
+            table.remove(f"_delta_log/{name}")
     elif os.path.lexists(table.uri):
         Path(table.uri).rename(f"{table.uri}.damaged-{time.time_ns()}")
-
-
-def _log_files(table: Location) -> list[str]:
-    selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-    if table.is_local:
-        # Else Arrow takes a missing folder for an error.
-        try:
-            return sorted(one.base_name for one in table.filesystem().get_file_info(selector))
-        except FileNotFoundError:
-            return []
-    return sorted(one.base_name for one in table.filesystem().get_file_info(selector))
 
 
 def _log_damage(table: Location, names: list[str]) -> DamagedError | None:

@@ -22,18 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-import pyarrow as pa
 import xxhash
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import (
     CommitFailedError,
     DeltaError,
-    SchemaMismatchError,
     TableNotFoundError,
 )
 from deltalake.transaction import AddAction, RemoveAction, Transaction
@@ -41,7 +38,6 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 import sparklog
 from sparklog.errors import DamagedError, StorageError
 from sparklog.logger import get_logger
-from sparklog.storage import local_files
 from sparklog.storage.location import Location, one_line
 
 _log = get_logger(__name__)
@@ -155,7 +151,7 @@ class DeltaLog:
         self._check_protocol()
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
-        self._writes_itself = table.is_local
+        self._looked_at = _clocks()
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
         self.is_lost = False
@@ -177,11 +173,13 @@ class DeltaLog:
             with suppress(FileNotFoundError):
                 self.location.sync([commit_path(self.version + 1)])
         while to_version is None or self.version < to_version:
+            began = _clocks()
             commit = read_commit(self.location, self.version + 1, self._explains)
             if self.version == start:
                 # A commit that follows a removed one was made by a writer that had fallen behind
                 # clean-up: it is not part of the table (protocol rule 10.7).
-                self.is_lost = not has_commit(self.location, start)
+                self.is_lost = self._is_predecessor_lost()
+                self._looked_at = began
             if commit is None or self.is_lost:
                 break
             self.version = commit.version
@@ -224,78 +222,48 @@ class DeltaLog:
         (`is_uncertain`): follow the log then before deciding anything.
         """
         transactions = transactions or {}
-        if self._writes_itself:
-            put = partial(self._write, operation, added, removed, transactions)
-        else:
-            put = partial(self._hand_over, added, removed, transactions)
-        is_mine = self._attempt(put)
-        if is_mine:
-            self.version += 1
-            self.transactions |= transactions
-            if self._writes_itself and self.version % self._checkpoint_interval == 0:
-                _checkpoints.submit(_write_checkpoint, self.location)
-        return is_mine
-
-    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> bool:
-        """Have delta-rs write `rows` and commit them as the version after this one.
-
-        On an object store that takes fewer requests than writing a file and committing it. Returns
-        whether the version was free; follow the log to apply the commit. Raises as `commit` does.
-        """
-        return self._attempt(partial(self._write_rows, rows, mode))
-
-    def _attempt(self, put: Callable[[str], bool]) -> bool:
-        """Commit by `put`, which takes the commit's id; return whether the commit is in the log.
-
-        An error, and a refusal, are believed only after the version was read back: a conditional
-        PUT that is repeated after its answer was lost is refused because of itself.
-        """
         self._check_protocol()
         commit_id = uuid.uuid4().hex
         self.is_uncertain = True
+        # An error, and a refusal, are believed only after the version was read back: a conditional
+        # PUT that is repeated after its answer was lost is refused because of itself.
         try:
-            is_mine = put(commit_id) or self._is_by(commit_id)
+            put = self._put(operation, added, removed, transactions, commit_id)
+            is_mine = put or self._is_by(commit_id)
         except (DeltaError, OSError):
             if not self._is_by(commit_id):
                 raise
             # Whatever failed, the commit counts only once it is on the disk.
             self.location.sync([commit_path(self.version + 1)])
             is_mine = True
-        if is_mine and not has_commit(self.location, self.version):
+        if is_mine and self._is_predecessor_lost():
             # Clean-up has taken the predecessor, and with it the commits that really followed.
             self.location.remove(commit_path(self.version + 1))
             is_mine = False
         self.is_uncertain = False
+        if is_mine:
+            self.version += 1
+            self.transactions |= transactions
+            self._looked_at = _clocks()
+            if self.version % self._checkpoint_interval == 0:
+                _checkpoints.submit(_write_checkpoint, self.location)
         return is_mine
+
+    def _is_predecessor_lost(self) -> bool:
+        """Return whether the loaded version's commit is gone.
+
+        On object stores, where it takes a request, only where the log was not looked at for long:
+        clean-up keeps commits for at least ten minutes.
+        """
+        if not self.location.is_local and not _is_long_ago(self._looked_at):
+            return False
+        return not has_commit(self.location, self.version)
 
     def _is_by(self, commit_id: str) -> bool:
         commit = read_commit(self.location, self.version + 1)
         return commit is not None and commit.commit_id == commit_id
 
-    def _write_rows(
-        self, rows: pa.Table, mode: Literal["append", "overwrite"], commit_id: str
-    ) -> bool:
-        self._load_snapshot()
-        if self.snapshot.version() != self.version:
-            return False
-        properties = _properties(commit_id)
-        try:
-            try:
-                write_deltalake(self.snapshot, rows, mode=mode, commit_properties=properties)
-            except SchemaMismatchError:
-                # Somebody has added a column to the table, which must not keep the others out.
-                write_deltalake(
-                    self.snapshot,
-                    rows,
-                    mode=mode,
-                    schema_mode="merge",
-                    commit_properties=properties,
-                )
-        except CommitFailedError:
-            return False
-        return True
-
-    def _write(
+    def _put(
         self,
         operation: str,
         added: Sequence[AddedFile],
@@ -314,28 +282,15 @@ class DeltaLog:
         ]
         text = _commit_text(actions, operation, now_ms, commit_id)
         self.location.sync(file.path for file in added)
-        files = local_files.FILES
-        folder = f"{self.location.uri}/_delta_log"
-        unfinished = f"{folder}/.{commit_id}.tmp"
         try:
-            with files.create(unfinished) as target:
-                target.write(text)
-            if self.location.is_synced:
-                files.sync(unfinished)
-            # Whole or not at all, and never over another's: that is the compare-and-set.
-            files.link(unfinished, f"{self.location.uri}/{commit_path(self.version + 1)}")
-            if self.location.is_synced:
-                files.sync(folder)
+            self.location.put_new(commit_path(self.version + 1), text)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno not in _WITHOUT_HARD_LINKS:
                 raise
             # delta-rs knows other ways to put a file that must not exist.
-            self._writes_itself = False
             return self._hand_over(added, removed, transactions, commit_id)
-        finally:
-            files.remove(unfinished)
         return True
 
     def _hand_over(
@@ -345,7 +300,7 @@ class DeltaLog:
         transactions: Mapping[str, int],
         commit_id: str,
     ) -> bool:
-        """Have delta-rs commit: it knows how each store puts a file that must not exist."""
+        """Have delta-rs commit, to a folder whose file system has no hard links."""
         self._load_snapshot()
         if self.snapshot.version() != self.version:
             return False
@@ -642,6 +597,20 @@ def table_identity(table: Location) -> tuple[str, int]:
     """Return the id that Delta gave a table when it was created, and its newest version."""
     opened = open_delta_table(table)
     return str(opened.metadata().id), opened.version()
+
+
+_LONG_AGO_S = 60
+"""Seconds after which a log's newest version may have been cleaned up; it is ten minutes at least.
+"""
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the system's time and that since its start, in s; each may miss a suspension."""
+    return time.time(), time.monotonic()
+
+
+def _is_long_ago(clocks: tuple[float, float]) -> bool:
+    return any(now - then > _LONG_AGO_S for now, then in zip(_clocks(), clocks, strict=True))
 
 
 def commit_path(version: int) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 from urllib.parse import unquote, urlsplit
-
-import pyarrow as pa
-import pyarrow.fs as pa_fs
-from deltalake.fs import DeltaStorageHandler
 
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
+from sparklog.storage.object_store import ObjectStore, object_store
 from sparklog.storage.side_by_side import side_by_side
 
 StorageOptions = Mapping[str, Mapping[str, str]]
@@ -31,10 +27,8 @@ _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
 SYNC = "sync"
 """The option of a local folder that says whether its files are synced to the disk: true, false."""
 
-_PART_BYTES = 1 << 20
-
 _STORE_CHUNK_BYTES = 4 << 20
-"""What is read of an object at once: each time is a request."""
+"""What is read or written of an object at once."""
 
 _CHUNK_BYTES = 256 << 10
 """What is read or written of a file at once, which stays in a processor's cache.
@@ -113,78 +107,121 @@ class Location:
         """Return the location called `name` below this one."""
         return Location(f"{self.uri.rstrip('/')}/{name}", self.options)
 
-    def filesystem(self) -> pa_fs.FileSystem:
-        """Return an Arrow file system whose paths are relative to this location.
-
-        The store's client is the one that delta-rs itself uses, with the same options.
-        """
-        if self.is_local:
-            return pa_fs.SubTreeFileSystem(self.uri, pa_fs.LocalFileSystem())
-        return _object_store(self.uri, tuple(sorted(self.options.items())))
+    def _object(self, path: str) -> tuple[ObjectStore, str]:
+        """Return the client of the store, and the key of what is at `path`."""
+        parts = urlsplit(self.uri)
+        bucket = f"{parts.scheme}://{parts.netloc}"
+        store = object_store(bucket, tuple(sorted(self.options.items())))
+        return store, "/".join(part for part in (parts.path.strip("/"), path) if part)
 
     def exists(self, path: str) -> bool:
         """Say whether there is a file at `path`, relative to this location."""
         if self.is_local:
             return os.path.exists(f"{self.uri}/{path}")
+        store, key = self._object(path)
         try:
-            # One look at the object; to ask what kind of entry it is would list the prefix, too.
-            self.filesystem().open_input_file(path).close()
+            store.size_bytes(key)
         except FileNotFoundError:
             return False
         return True
+
+    def names(self, path: str = "") -> list[str]:
+        """Return the names of the files and folders that are directly in a folder, sorted.
+
+        Empty where there is no such folder.
+        """
+        if not self.is_local:
+            store, key = self._object(path)
+            return store.names(key)
+        try:
+            return sorted(os.listdir(f"{self.uri}/{path}"))
+        except FileNotFoundError:
+            return []
 
     def read_bytes(self, path: str) -> bytes:
         """Return a file's bytes; `FileNotFoundError` where there is none."""
         if self.is_local:
             with open(f"{self.uri}/{path}", "rb") as local:
                 return local.read()
-        with self.filesystem().open_input_file(path) as file:
-            # Arrow would read to an unknown end in very small pieces, each a request.
-            return bytes(file.read(file.size()))
+        store, key = self._object(path)
+        return store.get(key)
 
     def open(self, path: str) -> IO[bytes]:
-        """Open a file for reading; `FileNotFoundError` where there is none."""
+        """Open a file for reading from front to back; `FileNotFoundError` where there is none."""
         if self.is_local:
             return open(f"{self.uri}/{path}", "rb")
-        stream: IO[bytes] = self.filesystem().open_input_file(path)
-        return stream
+        return self.open_with_size(path)[0]
+
+    def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
+        """Open a file as `open` does; return it with its size in bytes, before it is read."""
+        if self.is_local:
+            local = open(f"{self.uri}/{path}", "rb")  # noqa: SIM115 - the caller closes it
+            return local, os.fstat(local.fileno()).st_size
+        store, key = self._object(path)
+        return store.open_with_size(key)
+
+    def open_at_random(self, path: str) -> IO[bytes]:
+        """Open a file of which parts are read; `FileNotFoundError` where there is none."""
+        if self.is_local:
+            return open(f"{self.uri}/{path}", "rb")
+        store, key = self._object(path)
+        return store.open_at_random(key)
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file for writing; `FileExistsError` where there is one (rule 3.7)."""
-        if self.is_local:
-            target = f"{self.uri}/{path}"
-            try:
-                return local_files.FILES.create(target)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                if self.is_synced:
-                    local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))
-                return local_files.FILES.create(target)
-        # Names are unique, so that nobody else's file is met; this is against one's own mistakes.
-        if self.exists(path):
-            raise FileExistsError(f"{self.uri}/{path} exists already")
-        return self._open_object(path)
+        """Open a new file for writing; `FileExistsError` where there is one (rule 3.7).
+
+        An object is there, or that error raised, when the file is closed.
+        """
+        if not self.is_local:
+            store, key = self._object(path)
+            return store.create(key)
+        target = f"{self.uri}/{path}"
+        try:
+            return local_files.FILES.create(target)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if self.is_synced:
+                local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))
+            return local_files.FILES.create(target)
+
+    def put_new(self, path: str, content: bytes) -> None:
+        """Put a file where there is none: whole or not at all, and on the disk.
+
+        That is a compare-and-set. `FileExistsError` where there is a file of this name, which may
+        be this one: what was asked is repeated by some stores and file systems when its answer was
+        lost.
+        """
+        if not self.is_local:
+            store, key = self._object(path)
+            store.put_new(key, content)
+            return
+        files = local_files.FILES
+        target = f"{self.uri}/{path}"
+        folder = os.path.dirname(target)
+        unfinished = f"{folder}/.{uuid.uuid4().hex}.tmp"
+        try:
+            with files.create(unfinished) as file:
+                file.write(content)
+            if self.is_synced:
+                files.sync(unfinished)
+            files.link(unfinished, target)
+            if self.is_synced:
+                files.sync(folder)
+        finally:
+            files.remove(unfinished)
 
     def overwrite_object(self, path: str, content: bytes) -> None:
         """Put `content` in the place of what an object store has at `path`."""
-        with self._open_object(path) as target:
-            target.write(content)
-
-    def _open_object(self, path: str) -> IO[bytes]:
-        stream = self.filesystem().open_output_stream(
-            path, compression=None, buffer_size=2 * _PART_BYTES
-        )
-        return cast(IO[bytes], _ObjectWriter(stream))
+        store, key = self._object(path)
+        store.put(key, content)
 
     def remove(self, path: str) -> None:
         """Remove a file; nothing happens where there is none."""
         if self.is_local:
             local_files.FILES.remove(f"{self.uri}/{path}")
             return
-        try:
-            self.filesystem().delete_file(path)
-        except FileNotFoundError:
-            return
+        store, key = self._object(path)
+        store.remove(key)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Return after these files and the folders that name them are on the disk.
@@ -209,37 +246,6 @@ class Location:
         for folder in (Path(self.uri), *Path(self.uri).parents):
             with suppress(PermissionError):
                 local_files.FILES.sync(str(folder))
-
-
-class _ObjectWriter(io.RawIOBase):
-    """An object that is written front to back.
-
-    delta-rs's stream takes nothing but `bytes`, and Arrow hands on whatever is as large as its
-    buffer as it is: so no piece may be that large.
-    """
-
-    def __init__(self, stream: pa.NativeFile) -> None:
-        self._stream = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _PART_BYTES):
-            self._stream.write(view[start : start + _PART_BYTES])
-        return len(view)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
-
-
-@lru_cache(maxsize=256)
-def _object_store(uri: str, options: tuple[tuple[str, str], ...]) -> pa_fs.FileSystem:
-    """Return the file system of a store; it is kept, for each has its own connections."""
-    return pa_fs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
 
 
 def one_line(error: Exception) -> str:

@@ -13,12 +13,15 @@ from sparklog.storage.location import Location
 def new_file(location: Location, path: str) -> Iterator[IO[bytes]]:
     """Create a file and give its stream; remove the file where the block, or closing it, fails.
 
-    Raises `FileExistsError` where there is a file of this name, which stays as it is.
+    Raises `FileExistsError` where there is a file of this name, which stays as it is: at once in a
+    folder, when it is closed on an object store.
     """
     target = location.create(path)
     try:
         with target:
             yield target
+    except FileExistsError:
+        raise
     except BaseException:
         discard_file(location, path)
         raise

@@ -15,7 +15,6 @@ that are fenced and that clients cannot write to.
 from __future__ import annotations
 
 import json
-import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow.fs as pa_fs
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
@@ -156,7 +154,7 @@ def _read_commit(table: Location, version: int) -> Commit | None:
 def _mend_commits(table: Location, is_valid: Callable[[_Action], _Action | None]) -> bool:
     """Replace every commit of a table that is not sound; say whether there was one."""
     is_mended = False
-    for path in _paths(table):
+    for path in table.names("_delta_log"):
         if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
             continue
         content, fault = _limited_bytes(table, f"_delta_log/{path}")
@@ -167,15 +165,6 @@ def _mend_commits(table: Location, is_valid: Callable[[_Action], _Action | None]
     return is_mended
 
 
-def _paths(table: Location) -> list[str]:
-    """Return the names of what is in the table's log folder, sorted."""
-    selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-    try:
-        return sorted(one.base_name for one in table.filesystem().get_file_info(selector))
-    except FileNotFoundError:
-        return []
-
-
 def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
     """Return a commit's bytes and what is wrong with the file; neither where there is none."""
     try:
@@ -184,11 +173,10 @@ def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None
             status = Path(table.uri, path).lstat()
             if not stat.S_ISREG(status.st_mode):
                 return None, "it is not a regular file"
-        with table.open(path) as stream:
-            size_bytes = stream.seek(0, os.SEEK_END)
+        stream, size_bytes = table.open_with_size(path)
+        with stream:
             if size_bytes > _MOST_COMMIT_BYTES:
                 return None, f"it has {size_bytes} bytes"
-            stream.seek(0)
             return stream.read(size_bytes), None
     except FileNotFoundError:
         return None, None

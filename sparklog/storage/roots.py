@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pa_fs
 from deltalake.exceptions import DeltaError
 
 import sparklog
@@ -262,7 +261,7 @@ def check_usable(
         raise StorageError(f"{location.uri} is a file: name a folder")
     known = {schema.name for schema in (*tables, model.FORMAT)}
     try:
-        found = _entries(location)
+        found = location.names()
     except (DeltaError, OSError) as error:
         raise _unreachable(location, error) from error
     foreign = [name for name in found if name not in known]
@@ -279,17 +278,12 @@ def _format(location: Location) -> dict[str, Any] | None:
     try:
         if not has_commit(table, 0):
             # A store says of a bucket that is not there what it says of a file.
-            _entries(location)
+            location.names()
             return None
     except (DeltaError, OSError) as error:
         raise _unreachable(location, error) from error
     # The row is written last, so it says that the root is whole.
     return next(iter(ControlTable(location, model.FORMAT).rows().to_pylist()), None)
-
-
-def _entries(location: Location) -> list[str]:
-    selector = pa_fs.FileSelector("", allow_not_found=True)
-    return sorted(entry.base_name for entry in location.filesystem().get_file_info(selector))
 
 
 def _unreachable(location: Location, error: Exception) -> StorageError:
@@ -337,8 +331,7 @@ def _create(
 
 def _has_been_written(table: Location) -> bool:
     """Return True if a table has commits after the one that created it."""
-    commits = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-    names = [entry.base_name for entry in table.filesystem().get_file_info(commits)]
+    names = table.names("_delta_log")
     return any(_COMMIT.match(name) is not None and int(name[:20]) > 0 for name in names)
 
 
@@ -383,7 +376,7 @@ def _add_tables(location: Location, tables: Sequence[model.TableSchema]) -> None
 def _check_present(
     location: Location, tables: Sequence[model.TableSchema], found: Mapping[str, Any]
 ) -> None:
-    present = _entries(location)
+    present = location.names()
     for schema in tables:
         if schema.name not in present:
             raise DamagedError(

@@ -31,9 +31,12 @@ class LosingProxy:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def lose_next(self, way: Way) -> None:
-        """Lose the answer of the next commit, a conditional PUT, after it was carried out."""
-        urlopen(Request(f"{self.url}{_LOSE}{way}", method="POST")).close()
+    def lose_next(self, way: Way, what: str = "_delta_log") -> None:
+        """Lose the answer of the next conditional PUT below a folder `what`, which is carried out.
+
+        By default that is the next commit.
+        """
+        urlopen(Request(f"{self.url}{_LOSE}{way}/{what}", method="POST")).close()
 
     @property
     def lost(self) -> int:
@@ -64,6 +67,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(target).netloc
         self.way: str | None = None
+        self.what = ""
         self.lost = 0
 
 
@@ -83,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, method: str) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.path.startswith(_LOSE):
-            self.server.way = self.path.removeprefix(_LOSE)
+            self.server.way, self.server.what = self.path.removeprefix(_LOSE).split("/")
             self._answer(200, {}, b"")
         elif self.path == _LOST:
             self._answer(200, {}, str(self.server.lost).encode())
@@ -98,8 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = answer.read()
         connection.close()
         kept = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-        is_commit = method == "PUT" and "if-none-match" in self.headers
-        if is_commit and answer.status == 200 and self.server.way is not None:
+        is_conditional = method == "PUT" and "if-none-match" in self.headers
+        is_meant = is_conditional and f"/{self.server.what}/" in self.path
+        if is_meant and answer.status == 200 and self.server.way is not None:
             way, self.server.way = self.server.way, None
             self.server.lost += 1
             if way == "reset":

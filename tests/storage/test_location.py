@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import pyarrow.fs as pa_fs
 import pytest
 
 from sparklog.errors import StorageError
@@ -138,8 +137,10 @@ class TestFiles:
             root.open("a")
         assert not Path(root.uri).exists()
 
-    def test_the_file_systems_paths_are_relative(self, root: Location) -> None:
-        with root.create("a/b"):
-            pass
-        [found] = root.filesystem().get_file_info(pa_fs.FileSelector("a"))
-        assert (found.path, found.size) == ("a/b", 0)
+    def test_the_names_in_a_folder(self, root: Location) -> None:
+        for path in ("a/b", "a/c/d", "e"):
+            with root.create(path):
+                pass
+        assert root.names() == ["a", "e"]
+        assert root.names("a") == ["b", "c"]
+        assert root.names("f") == []

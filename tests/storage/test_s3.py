@@ -30,6 +30,7 @@ from sparklog.storage.batch_files import (
     file_fault,
     files_faults,
     read_records,
+    records_table,
     rewrite_slice,
 )
 from sparklog.storage.control_table import ControlTable, Fence, create_table
@@ -121,11 +122,13 @@ def at(store: Store) -> Callable[[str], Location]:
 At = Callable[[str], Location]
 
 
-def names(location: Location) -> list[str]:
-    from pyarrow.fs import FileSelector
-
-    selector = FileSelector("", recursive=True, allow_not_found=True)
-    return sorted(found.path for found in location.filesystem().get_file_info(selector))
+def names(location: Location, folder: str = "") -> list[str]:
+    """Return the paths of all objects below a location."""
+    found = []
+    for name in location.names(folder):
+        path = f"{folder}/{name}".lstrip("/")
+        found += names(location, path) or [path]
+    return sorted(found)
 
 
 def lease(sequence: int) -> object:
@@ -145,9 +148,8 @@ class TestRoots:
         assert versions == {0}
 
         # A creation that was interrupted is completed.
-        files = at("a cluster").filesystem()
-        files.delete_file(f"format/_delta_log/{1:020}.json")
-        files.delete_file(f"topics/_delta_log/{0:020}.json")
+        at("a cluster").remove(f"format/_delta_log/{1:020}.json")
+        at("a cluster").remove(f"topics/_delta_log/{0:020}.json")
         again = ClusterRoot.create(at("a cluster"))
         assert again.cluster_id != cluster.cluster_id
         assert names(at("a cluster").child("topics")) == [
@@ -248,8 +250,11 @@ class TestBatches:
         file = write_file(log, [b"a", None], [None, b"k"])
         assert file_fault(log, file) is None
         assert file_checksum(log, file.path) == file.checksum
+        other = BatchFileWriter(log, file.path)
+        other.write(records_table([b"other"], None, 0))
         with pytest.raises(FileExistsError):
-            BatchFileWriter(log, file.path)
+            other.close()
+        assert file_fault(log, file) is None
         lies = [
             file,
             file._replace(path=new_batch_path()),
@@ -283,8 +288,7 @@ class TestBatches:
     def test_a_damaged_or_missing_source_is_reported(self, at: At) -> None:
         remote, other = at("a").child(LOG.name), at("b").child(LOG.name)
         good, damaged = write_file(remote, [b"v"]), write_file(remote, [b"w"])
-        with remote.filesystem().open_output_stream(damaged.path, buffer_size=1 << 20) as stream:
-            stream.write(b"damaged")
+        remote.overwrite_object(damaged.path, b"damaged")
         missing = new_batch_path()
         found = ProcessCopier().copy(
             [
@@ -392,3 +396,17 @@ class TestLostAnswers:
         log.commit([second])
         assert list(log.batches(P0)) == list(RecordLog(root).batches(P0)) == [first, second]
         assert not log.take_moved()
+
+    def test_a_file_that_is_put_twice_is_there_once(
+        self, losing: tuple[LosingProxy, Location], way: Way
+    ) -> None:
+        proxy, root = losing
+        log = root.child(LOG.name)
+        proxy.lose_next(way, "_inbox")
+        if root.options["max_retries"] == "0":
+            with pytest.raises(OSError, match="PUT"):
+                write_file(log, [b"a"])
+            assert log.names("_inbox") == []
+        else:
+            assert file_fault(log, write_file(log, [b"a"])) is None
+        assert proxy.lost == 1

@@ -1,0 +1,343 @@
+"""Objects of a store (S3, GCS, Azure), one request a call, by obstore.
+
+Every error that a store answers with, or that keeps it from answering, is an `OSError` here; what
+is not there is a `FileNotFoundError`. Texts of errors bear no credentials.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PreconditionError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from sparklog.errors import StorageError
+
+PART_BYTES = 8 << 20
+"""Bytes of an object that are written in one request; a larger one is put in parts of this size."""
+
+_READ_BYTES = 4 << 20
+"""Bytes of an object that are read at a time; all of them come by one request."""
+
+_STORES: Mapping[str, type[S3Store | GCSStore | AzureStore]] = {
+    "s3": S3Store,
+    "s3a": S3Store,
+    "gs": GCSStore,
+    "az": AzureStore,
+    "adl": AzureStore,
+    "azure": AzureStore,
+    "abfs": AzureStore,
+    "abfss": AzureStore,
+}
+
+_DURATION = re.compile(r"(\d+)(ms|s|m)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+class ObjectStore:
+    """The client of one bucket or container.
+
+    Parameters: `uri` within it; `options`, in delta-rs's keys. Raises `StorageError` where an
+    option is not known, or the URI's scheme is not.
+    """
+
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(uri)
+        kind = _STORES.get(parts.scheme)
+        if kind is None:
+            raise StorageError(
+                f"{uri} is not in a known store: use one of {', '.join(f'{s}://' for s in _STORES)}"
+            )
+        root = f"{parts.scheme}://{parts.netloc}"
+        given = _given(options, root)
+        try:
+            if kind is AzureStore and parts.scheme in ("abfs", "abfss"):
+                # container@account.host
+                self._store = AzureStore.from_url(root, **given)
+            else:
+                self._store = kind(parts.netloc, **given)
+        except UnknownConfigurationKeyError as error:
+            raise StorageError(
+                f"a storage option of {root} is not supported ({_first_line(error)}): remove it; "
+                "sparklog commits by conditional PUT, without locks"
+            ) from None
+        except (BaseError, ValueError) as error:
+            raise StorageError(
+                f"the storage options of {root} are not usable: {_first_line(error)}"
+            ) from None
+
+    def get(self, path: str) -> bytes:
+        """Return an object's bytes."""
+        with _as_os_error(path):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def get_range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes of an object from `start` to before `end`."""
+        with _as_os_error(path):
+            return bytes(obstore.get_range(self._store, path, start=start, end=end))
+
+    def size_bytes(self, path: str) -> int:
+        """Return an object's size: a HEAD request."""
+        with _as_os_error(path):
+            return obstore.head(self._store, path)["size"]
+
+    def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
+        """Open an object for reading from front to back, by one request; return its size, too."""
+        with _as_os_error(path):
+            result = obstore.get(self._store, path)
+        reader = io.BufferedReader(_Reader(path, result), buffer_size=_READ_BYTES)
+        return reader, result.meta["size"]
+
+    def open_at_random(self, path: str) -> IO[bytes]:
+        """Open an object of which parts are read, each by a request."""
+        return io.BufferedReader(_RangeReader(self, path), buffer_size=_READ_BYTES)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Put an object, over what is there."""
+        with _as_os_error(path):
+            obstore.put(self._store, path, content, use_multipart=False)
+
+    def put_new(self, path: str, content: bytes) -> None:
+        """Put an object where there is none, whole or not at all; else `FileExistsError`.
+
+        That is also raised where the object is this one: the request was repeated after its answer
+        was lost.
+        """
+        with _as_os_error(path):
+            obstore.put(self._store, path, content, mode="create")
+
+    def create(self, path: str) -> IO[bytes]:
+        """Open a new object for writing; it is there when it is closed.
+
+        Raises `FileExistsError`, when closed, where there is one that differs.
+        """
+        return _Writer(self, path)
+
+    def put_parts(self, path: str) -> Any:
+        """Return obstore's writer of a large object."""
+        with _as_os_error(path):
+            return obstore.open_writer(self._store, path, buffer_size=PART_BYTES)
+
+    def remove(self, path: str) -> None:
+        """Remove an object; nothing happens where there is none."""
+        try:
+            with _as_os_error(path):
+                obstore.delete(self._store, path)
+        except FileNotFoundError:
+            return
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of what is directly below `folder`, sorted: objects and folders."""
+        with _as_os_error(folder):
+            found = obstore.list_with_delimiter(self._store, folder or None)
+        paths = [*found["common_prefixes"], *(str(one["path"]) for one in found["objects"])]
+        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+
+
+@lru_cache(maxsize=256)
+def object_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """Return the client of a bucket; it is kept, since it keeps connections."""
+    return ObjectStore(uri, dict(options))
+
+
+class _Reader(io.RawIOBase):
+    """An object that is read front to back."""
+
+    def __init__(self, path: str, result: obstore.GetResult) -> None:
+        self._path = path
+        self._stream = iter(result.stream(min_chunk_size=_READ_BYTES))
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            with _as_os_error(self._path):
+                self._rest = memoryview(next(self._stream, b""))
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+class _RangeReader(io.RawIOBase):
+    """An object of which each read is a request."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        self._store, self._path = store, path
+        self._size_bytes = store.size_bytes(path)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}
+        self._position = max(base[whence] + offset, 0)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        end = min(self._position + len(target), self._size_bytes)
+        if end <= self._position:
+            return 0
+        content = self._store.get_range(self._path, self._position, end)
+        target[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+
+class _Writer(io.RawIOBase):
+    """An object that is written front to back: in one request where it is small."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        self._store, self._path = store, path
+        self._content = bytearray()
+        self._parts: Any = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._parts is None and len(self._content) + len(view) > PART_BYTES:
+            self._parts = self._store.put_parts(self._path)
+            self._write_part(bytes(self._content))
+            self._content.clear()
+        if self._parts is None:
+            self._content += view
+        else:
+            self._write_part(bytes(view))
+        return len(view)
+
+    def _write_part(self, content: bytes) -> None:
+        with _as_os_error(self._path):
+            self._parts.write(content)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._parts is not None:
+            with _as_os_error(self._path):
+                self._parts.close()
+            return
+        content = bytes(self._content)
+        try:
+            self._store.put_new(self._path, content)
+        except FileExistsError:
+            # Its answer may have been lost, and the request repeated.
+            if self._store.get(self._path) != content:
+                raise
+
+
+@contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError) as error:
+        raise FileExistsError(f"{path} exists already") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_first_line(error)) from None
+    except NotSupportedError as error:
+        raise OSError(
+            f"the store cannot put an object only where there is none ({_first_line(error)}): use "
+            "one that can, or set conditional_put"
+        ) from error
+    except BaseError as error:
+        raise OSError(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says, without the queries of its URLs, which may hold signatures."""
+    text = str(error).strip().split("\n", 1)[0]
+    return re.sub(r"\?[^\s)]*", "", text)
+
+
+def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
+    """Return obstore's arguments for options in delta-rs's keys: store, client, retries."""
+    retries: dict[str, Any] = {}
+    backoff: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    for name, value in options.items():
+        key = _PREFIX.sub("", name.lower())
+        try:
+            if key == "max_retries":
+                retries[key] = int(value)
+            elif key == "retry_timeout":
+                retries[key] = _duration(value)
+            elif key in ("init_backoff", "max_backoff"):
+                backoff[key] = _duration(value)
+            elif key == "base":
+                backoff[key] = float(value)
+            elif key in _CLIENT_OPTIONS:
+                client[key] = value
+            else:
+                config[name] = value
+        except ValueError:
+            raise StorageError(
+                f"the storage option {name} of {root} is {value!r}: give a number, or a time as 10s"
+            ) from None
+    if backoff:
+        retries["backoff"] = backoff
+    return {
+        "config": config,
+        "client_options": client or None,
+        "retry_config": retries or None,
+    }
+
+
+_PREFIX = re.compile(r"^(aws_|azure_|google_|backoff_config\.)")
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_max_frame_size",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "timeout",
+        "user_agent",
+    }
+)
+"""The options that are about HTTP, without the prefix that delta-rs lets them have."""
+
+
+def _duration(text: str) -> timedelta:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
