@@ -170,7 +170,8 @@ class Location:
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing; `FileExistsError` where there is one (rule 3.7).
 
-        An object is there, or that error raised, when the file is closed.
+        An object is stored, or that error raised, when the file is closed. Folders are created
+        below this location only: `FileNotFoundError` where a local folder is gone or not mounted.
         """
         if not self.is_local:
             store, key = self._object(path)
@@ -179,6 +180,8 @@ class Location:
         try:
             return local_files.FILES.create(target)
         except FileNotFoundError:
+            if not os.path.isdir(self.uri):
+                raise
             os.makedirs(os.path.dirname(target), exist_ok=True)
             if self.is_synced:
                 local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))
