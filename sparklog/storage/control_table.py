@@ -444,34 +444,41 @@ class ControlTable:
 
         Raises `FencedError` as `compare_and_set` does.
         """
-        self._commit_append(self._write(self._as_stored(rows)), fence)
+        self._commit_append(self._as_stored(rows), [], fence)
 
     def prepare_append(self, rows: pa.Table) -> Callable[[], None]:
         """Write `rows` where they are to be, and return what appends them, as `append` does.
 
         So appends to several tables can follow each other closely.
         """
-        return partial(self._commit_append, self._write(self._as_stored(rows)), None)
+        rows = self._as_stored(rows)
+        return partial(self._commit_append, rows, [self._write(rows)], None)
 
     def _as_stored(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.schema.columns.names).cast(self.schema.columns)
 
-    def _commit_append(self, written: AddedFile, fence: Fence | None) -> None:
+    def _commit_append(self, rows: pa.Table, written: list[AddedFile], fence: Fence | None) -> None:
+        """Commit `rows`; `written` keeps their file from one attempt to the next."""
+
         def attempt() -> None:
             with self._lock:
                 self._load()
                 check_fence(self._log, fence)
-                with self._discarding(written):
-                    is_mine = self._log.commit("WRITE", [written])
+                # Not before the table is known to be there: its folder would be created.
+                if not written:
+                    written.append(self._write(rows))
+                with self._discarding(written[0]):
+                    is_mine = self._log.commit("WRITE", written)
                 if not is_mine:
                     raise _moved(self._log)
-                self._files[written.path] = self.version, 0
+                self._files[written[0].path] = self.version, 0
                 self.commits += 1
 
         try:
             _until_it_lands(self.location, attempt)
         except (CommitConflictError, FencedError):
-            discard_file(self.location, written.path)
+            for file in written:
+                discard_file(self.location, file.path)
             raise
 
     def new_files(self, since: int) -> list[str]:

@@ -170,8 +170,7 @@ class Location:
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing; `FileExistsError` where there is one (rule 3.7).
 
-        An object is stored, or that error raised, when the file is closed. Folders are created
-        below this location only: `FileNotFoundError` where a local folder is gone or not mounted.
+        An object is stored, or that error raised, when the file is closed.
         """
         if not self.is_local:
             store, key = self._object(path)
@@ -180,8 +179,6 @@ class Location:
         try:
             return local_files.FILES.create(target)
         except FileNotFoundError:
-            if not os.path.isdir(self.uri):
-                raise
             os.makedirs(os.path.dirname(target), exist_ok=True)
             if self.is_synced:
                 local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))

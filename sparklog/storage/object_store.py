@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 import obstore
@@ -125,7 +125,7 @@ class ObjectStore:
 
         Raises `FileExistsError`, when closed, where there is one that differs.
         """
-        return _Writer(self, path)
+        return cast(IO[bytes], _Writer(self, path))
 
     def put_parts(self, path: str) -> Any:
         """Return obstore's writer of a large object."""

@@ -255,10 +255,10 @@ def check_usable(
 
     `tables` are those that a root may hold whose creation was interrupted.
     """
-    if _format(location) is not None:
-        return
     if location.is_local and Path(location.uri).is_file():
         raise StorageError(f"{location.uri} is a file: name a folder")
+    if _format(location) is not None:
+        return
     known = {schema.name for schema in (*tables, model.FORMAT)}
     try:
         found = location.names()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
+from deltalake.exceptions import DeltaError
 
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import CONTROLLER
@@ -337,19 +337,6 @@ def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(
 
     monkeypatch.setattr(delta_log, "_names", before_clean_up)
     assert DeltaLog(table.location).version == 4
-
-
-def test_an_append_that_loses_beside_a_column_of_a_later_release_is_refused(
-    table: ControlTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An object store's tables are written by delta-rs; the error was not taken for a conflict."""
-    errors = [SchemaMismatchError("another column"), CommitFailedError("version 1 exists")]
-
-    def refuse(*_: object, **__: object) -> None:
-        raise errors.pop(0)
-
-    monkeypatch.setattr(delta_log, "write_deltalake", refuse)
-    assert not DeltaLog(table.location).write(lease(1), "append")
 
 
 def test_a_protocol_that_was_raised_and_lowered_again_is_supported(
