@@ -477,14 +477,14 @@ class TestARequestFileThatCannotBeRead:
     def disk(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The request files, by a part of their names, whose reading fails with EIO."""
         failing: list[str] = []
-        opened = Location.open
+        opened = Location.open_with_size
 
-        def open_or_fail(location: Location, path: str) -> IO[bytes]:
+        def open_or_fail(location: Location, path: str) -> tuple[IO[bytes], int]:
             if location.uri.endswith("/produce_requests") and any(one in path for one in failing):
                 raise OSError(errno.EIO, "Input/output error", path)
             return opened(location, path)
 
-        monkeypatch.setattr(Location, "open", open_or_fail)
+        monkeypatch.setattr(Location, "open_with_size", open_or_fail)
         return failing
 
     def test_is_read_again_and_answered(
@@ -512,14 +512,14 @@ class TestARequestFileThatCannotBeRead:
         cluster.produce("t", 0, [b"a"], acks=1)
         disk.append("part-")
         reads: list[str] = []
-        failing = Location.open
+        failing = Location.open_with_size
 
-        def noted(location: Location, path: str) -> IO[bytes]:
+        def noted(location: Location, path: str) -> tuple[IO[bytes], int]:
             reads.append(path)
             return failing(location, path)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Location, "open", noted)
+            patch.setattr(Location, "open_with_size", noted)
             for _ in range(130):
                 cluster.leader_tick(0)
                 cluster.clock.advance(5_000)
