@@ -208,12 +208,18 @@ def test_table_schemas_are_declared_in_one_module() -> None:
 def test_only_three_modules_write_to_delta_tables() -> None:
     """Everything else goes through them, so that fencing and compare-and-set cannot be missed."""
     found = calls(
-        ROOT, "DeltaTable.create", "write_deltalake", "create_write_transaction", "DeltaLog"
+        ROOT,
+        "DeltaTable.create",
+        "write_deltalake",
+        "create_write_transaction",
+        "self.location.put_new",
+        "DeltaLog",
     )
     assert found == {
         "DeltaTable.create": {"storage/control_table.py"},
-        "write_deltalake": {"storage/control_table.py", "storage/delta_log.py"},
+        "write_deltalake": {"storage/control_table.py"},
         "create_write_transaction": {"storage/delta_log.py"},
+        "self.location.put_new": {"storage/delta_log.py"},
         "DeltaLog": {"storage/control_table.py", "storage/record_log.py"},
     }
 
