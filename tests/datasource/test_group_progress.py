@@ -11,6 +11,7 @@ import pytest
 from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata, lag
 from sparklog.clients.connection import Connection
 from sparklog.clients.consumer import Consumer
+from tests.available_now import run_to_end
 from tests.datasource.conftest import Readable
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def test_sparks_own_queries_publish_also_after_a_restart_from_the_checkpoint(
             .load()
         )
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        assert query.awaitTermination(120)
+        run_to_end(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start)
 
     run()
     [group_id] = groups(connection)

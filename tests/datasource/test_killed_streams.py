@@ -15,6 +15,7 @@ import pytest
 
 from sparklog.clients.committed_offsets import lag
 from sparklog.clients.producer import Producer
+from tests.available_now import run_to_end
 from tests.clients.conftest import RunningCluster
 from tests.datasource.piping_stream import piping
 from tests.jobs.processes import Process
@@ -111,8 +112,7 @@ def test_a_stream_that_is_killed_at_any_moment_loses_and_doubles_nothing(
     with traffic.flowing():
         in_the_middle = [pipe.be_killed(moments.uniform(0, 2)) for _ in range(KILLS)]
     assert any(in_the_middle), "no kill left a micro-batch to be repeated"
-    query = piping(spark, *pipe.arguments).trigger(availableNow=True).start()
-    assert query.awaitTermination(240)
+    run_to_end(piping(spark, *pipe.arguments).trigger(availableNow=True).start)
     found = [int(row["value"]) for rows in running.committed("target").values() for row in rows]
     assert sorted(found) == list(range(traffic.sent))
     assert {one.lag for one in lag(running.connection, "piping")} == {0}

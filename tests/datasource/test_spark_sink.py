@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from sparklog.clients.partitioner import keyed_partitions
+from tests.available_now import run_to_end
 from tests.clients.conftest import RunningCluster
 
 if TYPE_CHECKING:
@@ -137,13 +139,7 @@ class Pipe:
 
     def run(self, source: str, target: str, **options: str) -> None:
         """Pipe what is available now."""
-        try:
-            assert self._start(source, target, options).awaitTermination(120)
-        except StreamingQueryException as error:
-            # Spark gives a planning worker 10 s to start, which is short on a busy machine.
-            if "failed to connect back" not in str(error):
-                raise
-            assert self._start(source, target, options).awaitTermination(120)
+        run_to_end(partial(self._start, source, target, options))
 
     def _start(self, source: str, target: str, options: Mapping[str, str]) -> StreamingQuery:
         frame = (

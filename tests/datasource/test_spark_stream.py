@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.available_now import run_to_end
 from tests.datasource.conftest import Readable
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ class Streamed:
 
     def run(self, **options: str) -> StreamingQuery:
         """Read what is available now."""
-        query = self._writer(options).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
-        return query
+        return run_to_end(self._writer(options).trigger(availableNow=True).start)
 
     def _writer(self, options: dict[str, str]) -> DataStreamWriter:
         frame = (

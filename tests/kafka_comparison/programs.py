@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.available_now import run_to_end
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -88,15 +90,13 @@ class Session:
             self.batches[batch_id] = sorted(f"{row[0]}-{row[1]}@{row[2]}" for row in rows)
 
         writer = frame.writeStream.foreachBatch(keep).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.folder / name)).start()
-        assert query.awaitTermination(120)
+        run_to_end(writer.option("checkpointLocation", str(self.folder / name)).start)
 
     def pipe(self, frame: DataFrame, **options: str) -> None:
         """Run a stream into the sink over what is available now."""
         writer = frame.writeStream.format(self.side.format).option(*self.side.where)
         writer = writer.options(**options).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.folder / "pipe")).start()
-        assert query.awaitTermination(120)
+        run_to_end(writer.option("checkpointLocation", str(self.folder / "pipe")).start)
 
     def offsets(self, name: str = "query", batch: int = 0) -> Any:
         """Return what a checkpoint holds of a micro-batch's offsets."""
