@@ -77,7 +77,7 @@ class ObjectStore:
             ) from None
         except (BaseError, ValueError) as error:
             raise StorageError(
-                f"the storage options of {root} are not usable: {_first_line(error)}"
+                f"{root} cannot be used: correct it or its storage options ({_first_line(error)})"
             ) from None
 
     def get(self, path: str) -> bytes:

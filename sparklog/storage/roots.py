@@ -255,8 +255,6 @@ def check_usable(
 
     `tables` are those that a root may hold whose creation was interrupted.
     """
-    if location.is_local and Path(location.uri).is_file():
-        raise StorageError(f"{location.uri} is a file: name a folder")
     if _format(location) is not None:
         return
     known = {schema.name for schema in (*tables, model.FORMAT)}
@@ -274,6 +272,8 @@ def check_usable(
 
 def _format(location: Location) -> dict[str, Any] | None:
     """Return what a root says of itself, or `None` where there is none, or an unfinished one."""
+    if location.is_local and Path(location.uri).is_file():
+        raise StorageError(f"{location.uri} is a file: name a folder")
     table = location.child(model.FORMAT.name)
     try:
         if not has_commit(table, 0):

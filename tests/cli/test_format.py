@@ -77,6 +77,6 @@ def test_a_place_that_is_something_else_is_refused_and_left_alone(
 
 def test_a_store_that_cannot_be_reached_is_one_line_without_colours() -> None:
     refusal = run("format", "--cluster", "abfss://container@account/cluster").refusal
-    assert refusal.startswith("abfss://container@account/cluster cannot be reached: ")
+    assert refusal.startswith("abfss://container@account cannot be used: correct it or its storage")
     assert "\x1b" not in refusal
-    assert "Unknown scheme" in run("format", "--cluster", "foo://bar/cluster").refusal
+    assert "foo://bar is not in a known store" in run("format", "--cluster", "foo://bar/c").refusal
