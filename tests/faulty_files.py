@@ -112,25 +112,26 @@ class FaultyFiles(LocalFiles):
     @contextmanager
     def installed(self) -> Iterator[FaultyFiles]:
         """Take the place of the local file system; reads can fail, too."""
-        real, read_bytes, open_ = local_files.FILES, Location.read_bytes, Location.open
+        real = local_files.FILES
+        read_bytes, open_ = Location.read_bytes, Location.open_with_size
 
         def faulty_read_bytes(location: Location, path: str) -> bytes:
             self._read(f"{location.uri}/{path}")
             return read_bytes(location, path)
 
-        def faulty_open(location: Location, path: str) -> IO[bytes]:
+        def faulty_open(location: Location, path: str) -> tuple[IO[bytes], int]:
             self._read(f"{location.uri}/{path}")
             return open_(location, path)
 
         local_files.FILES = self
         Location.read_bytes = faulty_read_bytes  # type: ignore[assignment,method-assign]
-        Location.open = faulty_open  # type: ignore[assignment,method-assign]
+        Location.open_with_size = faulty_open  # type: ignore[assignment,method-assign]
         try:
             yield self
         finally:
             local_files.FILES = real
             Location.read_bytes = read_bytes  # type: ignore[method-assign]
-            Location.open = open_  # type: ignore[method-assign]
+            Location.open_with_size = open_  # type: ignore[method-assign]
 
     # --- faults ---------------------------------------------------------------------------------
 

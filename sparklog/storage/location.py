@@ -148,8 +148,6 @@ class Location:
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for reading from front to back; `FileNotFoundError` where there is none."""
-        if self.is_local:
-            return open(f"{self.uri}/{path}", "rb")
         return self.open_with_size(path)[0]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
