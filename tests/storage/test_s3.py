@@ -24,6 +24,7 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
     new_batch_path,
 )
+from sparklog.storage import delta_log
 from sparklog.storage.batch_files import (
     BatchFileWriter,
     file_checksum,
@@ -349,6 +350,27 @@ class TestBatches:
         assert list(log.batches(P0)) == [batch_of_file(file)]
         protocol = open_delta_table(log.location).protocol()
         assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_a_writer_that_did_not_poll_for_a_minute_commits_into_no_removed_version(
+    at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was suspended until clean-up had taken the commits after its version."""
+    root = at("broker")
+    create_table(root, CONTROLLER)
+    suspended, other = ControlTable(root, CONTROLLER), ControlTable(root, CONTROLLER)
+    other.compare_and_set(lease(1))
+    other.compare_and_set(lease(2))
+    open_delta_table(other.location).create_checkpoint()
+    for version in (0, 1):
+        other.location.remove(f"_delta_log/{version:020}.json")
+    system, monotonic = time.time(), time.monotonic()
+    monkeypatch.setattr(delta_log, "_clocks", lambda: (system + 61, monotonic))
+    with pytest.raises(CommitConflictError):
+        suspended.compare_and_set(lease(7))
+    assert not other.location.exists(f"_delta_log/{1:020}.json")
+    suspended.refresh()
+    assert suspended.rows().equals(lease(2))
 
 
 @pytest.fixture(params=["0", "3"], ids=["no retries", "retries"])
