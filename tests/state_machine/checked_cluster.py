@@ -25,9 +25,11 @@ from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
 from sparklog.model import CLUSTER_TABLES, FORMAT, Batch
 from sparklog.protocol.rules import DuckDBRules
+from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
@@ -473,8 +475,20 @@ class CheckedCluster:
         """Start a broker's process again, on a new root where the old one is lost."""
         self._restart(broker_id)
 
+    def _has_damaged_file(self, broker_id: int) -> bool:
+        """Whether the log of an unsynced root names a batch file that a power loss has damaged."""
+        try:
+            log = RecordLog(Location.of(str(self.root / f"broker-{broker_id}")))
+        except (StorageError, DeltaError):
+            return False
+        batches = (batch for key in log.partitions() for batch in log.batches(key))
+        return any(file_damage(log, batch) is not None for batch in batches)
+
     def _restart(self, broker_id: int) -> None:
         self._boot_id.write_text(str(self._power_losses[broker_id]))
+        if not self.syncs and self._power_losses[broker_id] and self._has_damaged_file(broker_id):
+            # The invariants read every batch, before the scrub has found the damaged ones.
+            self._lose_root(broker_id)
         try:
             self._cluster.restart(broker_id)
         except (StorageError, DeltaError):
