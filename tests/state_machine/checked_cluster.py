@@ -482,7 +482,11 @@ class CheckedCluster:
         except (StorageError, DeltaError):
             return False
         batches = (batch for key in log.partitions() for batch in log.batches(key))
-        return any(file_damage(log, batch) is not None for batch in batches)
+        try:
+            return any(file_damage(log, batch) is not None for batch in batches)
+        except FileNotFoundError:
+            # The power loss took a file, and the marks by which the log is known as well.
+            return True
 
     def _restart(self, broker_id: int) -> None:
         self._boot_id.write_text(str(self._power_losses[broker_id]))
