@@ -20,7 +20,6 @@ from sparklog.clients.connection import Connection
 from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT as LOGGER
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT
 from sparklog.storage.location import StorageOptions
 
 if TYPE_CHECKING:
@@ -65,13 +64,9 @@ class Cluster:
             state = metadata.partition(topic, number)
             for broker in (one.broker_id for one in state.replicas):
                 location = self.connection.replica_location(state, broker)
-                table = self.connection.table(location, HIGH_WATERMARK_CHECKPOINT)
-                found += [
-                    (row["log_end_offset"], row["high_watermark"])
-                    for row in table.rows().to_pylist()
-                    if (row["topic_id"], row["partition"]) == state.key
-                    and row["leader_epoch"] == state.leader_epoch
-                ]
+                row = self.connection.journal(location).rows.get(state.key)
+                if row is not None and row["leader_epoch"] == state.leader_epoch:
+                    found.append((row["log_end_offset"], row["high_watermark"]))
         return found
 
     def await_in_all_logs(self, topic: str, records: int) -> None:

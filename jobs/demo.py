@@ -46,7 +46,6 @@ from sparklog.clients.views import create_views
 from sparklog.config import ClusterConfig, load
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT
 from sparklog.session import spark_session
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -202,8 +201,7 @@ class Demo:
         """Whether all replicas of each partition have the same high watermark."""
         seen: dict[int, set[int]] = {}
         for location in (root for roots in self.roots().values() for root in roots):
-            table = self.connection.table(location, HIGH_WATERMARK_CHECKPOINT)
-            for row in table.rows().to_pylist():
+            for row in self.connection.journal(location).rows.values():
                 seen.setdefault(row["partition"], set()).add(row["high_watermark"])
         return all(len(values) == 1 for values in seen.values())
 

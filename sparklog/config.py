@@ -101,6 +101,12 @@ class Settings(_Keys):
         alias="replica.fetch.wait.max.ms",
         description="How long it waits for them.",
     )
+    replica_high_watermark_checkpoint_interval_ms: int = Field(
+        5_000,
+        gt=0,
+        alias="replica.high.watermark.checkpoint.interval.ms",
+        description="How often a broker writes its checkpoint tables, where replicas have changed.",
+    )
     min_insync_replicas: int = Field(
         1,
         ge=1,

@@ -1,4 +1,4 @@
-"""Taking produce requests: refusing, appending all of a tick in one commit, answering."""
+"""Taking produce requests: refusing, numbering the batches of a tick, answering."""
 
 from __future__ import annotations
 
@@ -34,11 +34,20 @@ class Standing(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of a tick's requests: answers that are due at once, operations that wait."""
+    """What is to become of a tick's requests.
+
+    Answers that are due at once, operations that wait, and the batches to be appended, of each
+    partition in order of their offsets.
+    """
 
     answers: list[Answer]
     delayed: list[Operation]
-    appended: set[TopicIdPartition]
+    batches: list[Batch]
+
+    @property
+    def appended(self) -> set[TopicIdPartition]:
+        """The partitions to which batches are appended."""
+        return {batch.topic_id_partition for batch in self.batches}
 
 
 class Appends:
@@ -68,12 +77,14 @@ class Appends:
             self._told = set()
             self.inbox.drop_waiting(looked_at_ms)
 
-    def append(self, now_ms: int, standing: Standing) -> Taken:
-        """Take every waiting request: refuse, or append with all others in one commit."""
+    def load(self, now_ms: int, standing: Standing) -> Taken:
+        """Decide what becomes of every waiting request: it is refused, or appended.
+
+        The caller commits the batches, all at once, and calls `take` then.
+        """
         rows = self.inbox.load(now_ms, self._told)
         if not rows:
-            self.inbox.take()
-            return Taken([], [], set())
+            return Taken([], [], [])
         queue: dict[str, int] = {}
         for row in rows:
             row["requests_before"] = queue.setdefault(row["request_id"], len(queue))
@@ -89,17 +100,25 @@ class Appends:
             for row in first
             if errors[row["position"]] is None and row["position"] not in duplicates
         ]
-        appended = self._commit(fresh, now_ms, standing)
+        batches = self._numbered(fresh, standing)
+        appended = {
+            row["position"]: Offsets(batch.base_offset, batch.next_offset - 1)
+            for row, batch in zip(fresh, batches, strict=True)
+        }
         appended |= duplicates
-        self.inbox.take()
         for row in rows:
             if row["repeats"] is not None:
                 errors[row["position"]] = errors[row["repeats"]]
                 if row["repeats"] in appended:
                     appended[row["position"]] = appended[row["repeats"]]
         answers, delayed = self._results(rows, errors, appended, now_ms, standing)
-        grown = {TopicIdPartition(row["topic_id"], row["partition"]) for row in fresh}
-        return Taken(answers, delayed, grown)
+        return Taken(answers, delayed, sorted(batches, key=lambda batch: batch.base_offset))
+
+    def take(self, taken: Taken, now_ms: int) -> None:
+        """Note that what was loaded last has been dealt with, and its batches committed."""
+        self.inbox.take()
+        for batch in taken.batches:
+            self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
 
     def respond(self, answers: Sequence[Answer], now_ms: int) -> bool:
         """Append answers to `produce_responses`; say whether there were any."""
@@ -177,18 +196,16 @@ class Appends:
             "file_fault": None,
         }
 
-    def _commit(
-        self, fresh: list[dict[str, Any]], now_ms: int, standing: Standing
-    ) -> dict[int, Offsets]:
-        """Give offsets to what is to be appended and commit all of it at once."""
+    def _numbered(self, fresh: list[dict[str, Any]], standing: Standing) -> list[Batch]:
+        """Give offsets to what is to be appended; return the batches, one a request row."""
         if not fresh:
-            return {}
+            return []
         for row in fresh:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             row["log_end_offset"] = standing.log_end_offset(key)
         numbered = self._rules.run("assigned_offsets", batches=fresh)
         bases = {row["position"]: row["base_offset"] for row in numbered}
-        batches = [
+        return [
             Batch(
                 path=row["path"],
                 size_bytes=row["byte_size"],
@@ -208,14 +225,6 @@ class Appends:
             )
             for row in fresh
         ]
-        in_order = sorted(batches, key=lambda batch: batch.base_offset)
-        self._root.log.commit(in_order, now_ms=now_ms)
-        for batch in batches:
-            self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
-        return {
-            row["position"]: Offsets(batch.base_offset, batch.next_offset - 1)
-            for row, batch in zip(fresh, batches, strict=True)
-        }
 
     def _results(
         self,

@@ -36,10 +36,10 @@ from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, BrokerState, TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader
+from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_distinct
 
 _log = get_logger(__name__)
@@ -116,7 +116,8 @@ class Broker:
                 continue
             opened = BrokerRoot(directory.location, self.broker_epoch, damaged[number])
             self._roots[number] = opened
-            replicas = Replicas(opened, number, rules)
+            interval_ms = settings.replica_high_watermark_checkpoint_interval_ms
+            replicas = Replicas(opened, number, rules, interval_ms)
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
             purgatory = Purgatory(opened, rules)
@@ -150,7 +151,7 @@ class Broker:
                 )
             )
         # By broker, its root, and its process: one that was started anew may have new tables.
-        self._reports: dict[tuple[int, int, int], CheckpointRows] = {}
+        self._reports: dict[tuple[int, int, int], ReplicaRows] = {}
         # What has changed in them since the last leader tick that was completed.
         self._reported: set[TopicIdPartition] = set()
         self._failures = RepeatedFailures(_log)
@@ -371,7 +372,7 @@ class Broker:
         return report
 
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
-        """Read the checkpoints of those that follow what this broker leads, where they changed."""
+        """Follow the journals of those that follow what this broker leads."""
         if self.is_paused:
             # It acts on what it had read, whether or not it has done so before.
             return FollowerReports(self._report_rows(), set().union(*self._reports.values()))
@@ -386,7 +387,7 @@ class Broker:
         for of in sorted(wanted):
             try:
                 if of not in self._reports:
-                    self._reports[of] = CheckpointRows(self._reader.location(of[0], of[1]))
+                    self._reports[of] = ReplicaRows(self._reader.location(of[0], of[1]))
                 self._reported |= self._reports[of].refresh()
                 self._failures.over(of)
             except UNREADABLE as error:
@@ -396,8 +397,8 @@ class Broker:
                 self._reported |= lost.keys() if lost is not None else set()
         return FollowerReports(self._report_rows(), frozenset(self._reported))
 
-    def _report_rows(self) -> dict[int, list[CheckpointRows]]:
-        rows: dict[int, list[CheckpointRows]] = defaultdict(list)
+    def _report_rows(self) -> dict[int, list[ReplicaRows]]:
+        rows: dict[int, list[ReplicaRows]] = defaultdict(list)
         for (broker_id, _, _), read in self._reports.items():
             rows[broker_id].append(read)
         return rows

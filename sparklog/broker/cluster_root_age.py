@@ -7,13 +7,12 @@ older cluster root would give the same epochs out again, to other processes and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from sparklog.errors import DamagedError, StorageError
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LOG, TopicIdPartition
-from sparklog.storage.control_table import ControlTable
+from sparklog.model import LOG, TopicIdPartition
 from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table
+from sparklog.storage.journal import Journal, Row
 from sparklog.storage.location import Location
 from sparklog.storage.roots import ClusterRoot, has_root
 
@@ -38,7 +37,7 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Locati
                 f"the root knows broker epoch {broker_epoch} of broker {broker_id}, and the broker "
                 f"had {held}",
             )
-        for row in _checkpoint(root):
+        for row in _rows(root):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             name = f"{row['topic']}-{row['partition']}"
             if key in leader_epochs and row["leader_epoch"] > leader_epochs[key]:
@@ -57,15 +56,12 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Locati
                 )
 
 
-def _checkpoint(root: Location) -> list[dict[str, Any]]:
-    """Return the rows of a checkpoint; none where it is damaged, since it starts again empty."""
+def _rows(root: Location) -> Iterable[Row]:
+    """Return the rows of the replicas; none where they are damaged: they are derived anew then."""
     try:
-        rows: list[dict[str, Any]] = (
-            ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
-        )
+        return Journal(root).rows.values()
     except DamagedError:
-        return []
-    return rows
+        return ()
 
 
 def _older(cluster: ClusterRoot, root: Location, evidence: str) -> StorageError:

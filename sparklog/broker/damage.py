@@ -70,8 +70,6 @@ class Repairs:
         self._out_since: dict[TopicIdPartition, int] = {}
         self._was_damaged = bool(replicas.damaged)
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
-        # The damage that keeps other processes from opening the log table.
-        self._table_damage: DamagedError | None = None
         self._refuted: dict[TopicIdPartition, tuple[int, int]] = {}
         self._told: set[tuple[TopicIdPartition, str]] = set()
 
@@ -82,6 +80,7 @@ class Repairs:
 
         The metadata are to be loaded again then.
         """
+        self._replicas.settle()
         self._find_in_log()
         self._find_in_table(now_ms)
         self._find_reported(metadata, reports, now_ms)
@@ -91,7 +90,7 @@ class Repairs:
         is_over, self._was_damaged = self._was_damaged and not states, bool(states)
         if not states:
             self._out_since.clear()
-            return is_over and self._replicas.write_checkpoint()
+            return is_over and self._replicas.commit(now_ms)
         for key in states:
             self._tell(key)
         unclean = {
@@ -106,18 +105,18 @@ class Repairs:
             if key not in unclean and self._must_leave(key, state, metadata)
         }
         if leaving:
-            self._leave(leaving, states)
+            self._leave(leaving, states, now_ms)
             effects.done("damage_isr")
             return True
         cut = unclean | {key for key, state in states.items() if self._may_cut(state, metadata)}
-        if self._table_damage is not None:
+        if self._replicas.journal_damage is not None:
             cut = set()
         for key, state in states.items():
             if self._broker_id not in _counted_on(state):
                 self._out_since.setdefault(key, state.leader_epoch)
         if cut:
             self._cut(cut, now_ms, effects)
-        return bool(cut) or self._replicas.write_checkpoint()
+        return bool(cut) or self._replicas.commit(now_ms)
 
     # --- finding --------------------------------------------------------------------------------
 
@@ -135,18 +134,19 @@ class Repairs:
         if now_ms < self._verify_at_ms:
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
-        before, self._table_damage = self._table_damage, None
+        before, found = self._replicas.journal_damage, None
         try:
             self._log.verify_commits()
         except DamagedError as error:
-            self._table_damage = error
+            found = error
+        self._replicas.journal_damage = found
         for key, damage in list(self._replicas.damaged.items()):
             if damage.error is before:
                 del self._replicas.damaged[key]
-        if self._table_damage is not None:
+        if found is not None:
             for key in self._replicas.partitions():
                 end = self._replicas.log_end_offset(key)
-                self._replicas.note_damage(key, Damage(end, self._table_damage, in_log=True))
+                self._replicas.note_damage(key, Damage(end, found, in_log=True))
 
     def _find_reported(self, metadata: Metadata, reports: FollowerReports, now_ms: int) -> None:
         """Verify what followers say they cannot copy; their word alone counts for nothing."""
@@ -224,13 +224,15 @@ class Repairs:
 
     def _has_wrong_end(self, key: TopicIdPartition) -> bool:
         damage = self._replicas.damaged[key]
-        return damage.in_log and damage.error is not self._table_damage
+        return damage.in_log and damage.error is not self._replicas.journal_damage
 
-    def _leave(self, keys: _Keys, states: dict[TopicIdPartition, PartitionState]) -> None:
+    def _leave(
+        self, keys: _Keys, states: dict[TopicIdPartition, PartitionState], now_ms: int
+    ) -> None:
+        followed = {one for one in keys if one in self._replicas}
         self._replicas.withdraw(
-            key for key in keys if key in self._replicas and self._replicas[key].role == "follower"
+            {one for one in followed if self._replicas[one].role == "follower"}, now_ms
         )
-        self._replicas.write_checkpoint()
         in_log = {key for key in keys if self._has_wrong_end(key)}
         table = self._cluster.partition_state
         left = leave_isr(table, self._broker_id, in_log)
@@ -264,9 +266,6 @@ class Repairs:
             # A batch that was merged since begins earlier.
             points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])
             removed += [*batches, *self._log.unsound_batches(key)]
-        if removed:
-            self._log.commit([], removed, now_ms)
-        effects.done("damage_cut")
         for key, offset in points.items():
             replica = self._replicas[key]
             _log.warning(
@@ -282,12 +281,17 @@ class Repairs:
                 log_start_offset=min(replica.log_start_offset, offset),
                 high_watermark=min(replica.high_watermark, offset),
             )
-            del self._replicas.damaged[key]
+        self._replicas.truncate_epochs(points)
+        damages = {key: self._replicas.damaged.pop(key) for key in points}
+        try:
+            self._replicas.commit(now_ms, removed=removed)
+        except BaseException:
+            self._replicas.damaged |= damages
+            raise
+        effects.done("damage_cut")
+        for key in points:
             self._out_since.pop(key, None)
         self._producer_state.truncate(points)
-        self._replicas.truncate_epochs(points)
-        self._replicas.write_epochs()
-        self._replicas.write_checkpoint()
 
     def _tell(self, key: TopicIdPartition) -> None:
         damage = self._replicas.damaged[key]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 
 from sparklog.broker.delayed_fetch import Fetch, delayed_fetches
-from sparklog.broker.leader_roots import UNREADABLE, LeaderRoot, LeaderRoots
+from sparklog.broker.leader_roots import LeaderRoot, LeaderRoots
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import TickReport
@@ -160,12 +160,6 @@ class Fetcher:
         positions: list[dict[str, Any]] = []
         batches: list[pa.Table] = []
         for root, members in behind.items():
-            try:
-                # All rows of a checkpoint name one version.
-                root.log.refresh(members[0].row["log_version"])
-            except UNREADABLE as error:
-                self._roots.let_go(root, error)
-                continue
             for one in members:
                 if one.key in root.log.damaged:
                     # Copied up to there; the leader verifies its log when it reads this report.

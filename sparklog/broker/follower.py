@@ -2,7 +2,8 @@
 
 A tick reads who leads in which epoch, finds where the logs agree and cuts the own one there, joins
 its positions with the leader's batches, copies the files, and commits them if the leader is still
-the same. Effects happen in the order: truncation, copy, log, epoch entries, checkpoint.
+the same, together with their epochs and its report. Effects happen in the order: truncation, copy,
+journal.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.isr import leave_isr
-from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoot, LeaderRoots
+from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoots
 from sparklog.broker.producer_fetch import ProducerFetcher
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.config import Settings
-from sparklog.errors import StorageError, TableReplacedError
+from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
@@ -91,10 +92,15 @@ class Follower:
         effects.done("truncate")
         copied = self._fetcher.fetch(agreed, now_ms, report)
         effects.done("copy")
-        self._commit(copied, agreed, now_ms)
+        batches = self._arrived(copied, agreed, now_ms)
+        with self._root.log.discarding(batches):
+            self._replicas.append(sorted(batches, key=lambda batch: batch.base_offset))
+            self._assign_epochs(batches)
+            reported = self._report(agreed, now_ms)
+            report.changed = self._replicas.commit(now_ms)
+        self._reported |= reported
         effects.done("log_commit")
-        self._report(agreed, now_ms)
-        report.changed = self._replicas.write_checkpoint()
+        self._replicas.keep_checkpoints(now_ms)
         self._purgatory.write(now_ms)
         report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
@@ -118,7 +124,7 @@ class Follower:
                 continue
             self._failures.over(of.broker_id)
             try:
-                root, rows = self._rows(of, root)
+                rows = root.rows()
             except UNREADABLE as error:
                 self._leader_roots.let_go(root, error)
                 continue
@@ -133,17 +139,6 @@ class Follower:
                 ):
                     followed.append(Followed(key, state, root, row))
         return followed
-
-    def _rows(
-        self, of: LeaderProcess, root: LeaderRoot
-    ) -> tuple[LeaderRoot, Mapping[TopicIdPartition, Mapping[str, Any]]]:
-        """Return the rows of a leader's root, opened again where its broker recreated a table."""
-        try:
-            return root, root.rows()
-        except TableReplacedError as error:
-            self._leader_roots.let_go(root, error)
-            root = self._leader_roots.open(of)
-            return root, root.rows()
 
     def _wanted(
         self, metadata: Metadata
@@ -253,26 +248,16 @@ class Follower:
         )
 
     def _histories(self, one: Followed) -> object:
-        leader = one.root.fetch_id, one.state.leader_epoch, one.row["epochs_version"]
-        return leader, tuple(self._replicas.epochs(one.key))
+        leader = one.root.fetch_id, one.state.leader_epoch, one.root.log.epochs.get(one.key)
+        return leader, self._replicas.epochs(one.key)
 
     def _leader_entries(self, followed: Iterable[Followed]) -> list[dict[str, Any]]:
-        """Return the leaders' histories, each as of the version that its row names.
-
-        Where one cannot be read its followers wait, as for an entry that is not there yet.
-        """
-        rows: list[dict[str, Any]] = []
-        versions: dict[tuple[LeaderRoot, int], set[TopicIdPartition]] = defaultdict(set)
-        for one in followed:
-            versions[one.root, one.row["epochs_version"]].add(one.key)
-        for (root, version), keys in versions.items():
-            try:
-                entries = root.entries(version)
-            except UNREADABLE as error:
-                self._leader_roots.let_go(root, error)
-                continue
-            rows += [row for row in entries if (row["topic_id"], row["partition"]) in keys]
-        return rows
+        """Return the leaders' histories, one row an entry."""
+        return [
+            {**one.key._asdict(), **entry._asdict()}
+            for one in followed
+            for entry in one.root.log.epochs.get(one.key, ())
+        ]
 
     def _truncate(self, points: dict[TopicIdPartition, int], now_ms: int) -> set[TopicIdPartition]:
         """Drop what lies at or after each point: records first, the rest follows (6.5).
@@ -282,7 +267,7 @@ class Follower:
         own batch cannot be read, or partition_state moved at the same time.
         """
         below = {key for key, at in points.items() if at < self._replicas[key].high_watermark}
-        staying = below - self._leave_isr(below)
+        staying = below - self._leave_isr(below, now_ms)
         points = {key: offset for key, offset in points.items() if key not in staying}
         removed: list[Batch] = []
         kept: list[Batch] = []
@@ -306,28 +291,26 @@ class Follower:
                     continue
                 removed += batches
                 self._announce_truncation(key, offset)
-            if removed:
-                log.commit(kept, removed, now_ms)
-        cut = {key: offset for key, offset in points.items() if key not in unreadable}
-        for key, offset in cut.items():
-            replica = self._replicas[key]
-            self._replicas.put(
-                key,
-                replica.topic,
-                log_start_offset=min(replica.log_start_offset, offset),
-                high_watermark=min(replica.high_watermark, offset),
-            )
+            cut = {key: offset for key, offset in points.items() if key not in unreadable}
+            for key, offset in cut.items():
+                replica = self._replicas[key]
+                self._replicas.put(
+                    key,
+                    replica.topic,
+                    log_start_offset=min(replica.log_start_offset, offset),
+                    high_watermark=min(replica.high_watermark, offset),
+                )
+            self._replicas.truncate_epochs(cut)
+            self._replicas.commit(now_ms, kept, removed)
         self._producer_state.truncate(cut)
-        self._replicas.truncate_epochs(cut)
-        self._replicas.write_epochs()
         return unreadable | staying
 
-    def _leave_isr(self, keys: set[TopicIdPartition]) -> set[TopicIdPartition]:
+    def _leave_isr(self, keys: set[TopicIdPartition], now_ms: int) -> set[TopicIdPartition]:
         """Leave the ISR and ELR of these partitions; return those in which that is done."""
         if not keys:
             return set()
         # Also where it is no member by now: the leader may be about to add it by its last report.
-        self._replicas.withdraw(keys)
+        self._replicas.withdraw(keys, now_ms)
         return leave_isr(self._partition_state, self._broker_id, keys)
 
     def _restart(
@@ -342,8 +325,6 @@ class Follower:
         unknown = starts.keys() - kept.keys()
         starts = {key: offset for key, offset in starts.items() if key in kept}
         removed = [batch for key in starts for batch in self._root.log.batches(key)]
-        if removed:
-            self._root.log.commit([], removed)
         for key, offset in starts.items():
             _log.warning(
                 "log begun anew where the leader's begins",
@@ -358,9 +339,9 @@ class Follower:
                 log_start_offset=offset,
                 high_watermark=offset,
             )
-        self._producer_state.restart(kept)
         self._replicas.truncate_epochs(dict.fromkeys(starts, 0))
-        self._replicas.write_epochs()
+        self._replicas.commit(now_ms, removed=removed)
+        self._producer_state.restart(kept)
         return set(unknown)
 
     def _announce_truncation(self, key: TopicIdPartition, offset: int) -> None:
@@ -375,27 +356,25 @@ class Follower:
             to_offset=offset,
         )
 
-    def _commit(self, batches: list[Batch], followed: list[Followed], now_ms: int) -> None:
-        """Commit what was copied, unless a leader moved meanwhile; then its new epochs (6.1)."""
-        if not batches:
-            return
+    def _arrived(self, copied: list[Batch], followed: list[Followed], now_ms: int) -> list[Batch]:
+        """Return what may be committed of what was copied: not where a leader moved meanwhile."""
+        if not copied:
+            return []
         partitions = self._reader.load().partitions
         moved = {
             key
-            for key in {batch.topic_id_partition for batch in batches}
+            for key in {batch.topic_id_partition for batch in copied}
             if key not in partitions
             or partitions[key].leader_epoch != self._replicas[key].leader_epoch
         }
-        copied = batches
-        batches = [batch for batch in batches if batch.topic_id_partition not in moved]
+        batches = [batch for batch in copied if batch.topic_id_partition not in moved]
         batches = self._producers.take(batches, followed, now_ms)
         taken = {batch.path for batch in batches}
         self._discard(batch for batch in copied if batch.path not in taken)
-        if not batches:
-            return
-        in_order = sorted(batches, key=lambda batch: batch.base_offset)
-        with self._root.log.discarding(batches):
-            self._root.log.commit(in_order, now_ms=now_ms)
+        return batches
+
+    def _assign_epochs(self, batches: list[Batch]) -> None:
+        """Note where the epochs begin that the log has not had so far (6.1)."""
         entries: dict[int, dict[TopicIdPartition, EpochEntry]] = defaultdict(dict)
         for batch in sorted(batches, key=lambda batch: batch.base_offset):
             key = batch.topic_id_partition
@@ -405,16 +384,25 @@ class Follower:
                 entries[batch.leader_epoch].setdefault(key, entry)
         for epoch in sorted(entries):
             self._replicas.assign_epochs(entries[epoch])
-        if entries:
-            self._replicas.write_epochs()
 
     def _discard(self, batches: Iterable[Batch]) -> None:
         """Remove copies that no commit names, so that attempts do not fill the disk."""
         for batch in batches:
             discard_file(self._root.log.location, batch.path)
 
-    def _report(self, agreed: list[Followed], now_ms: int) -> None:
-        """Bring the own rows up to date: position, high watermark (2.5), and that one lives."""
+    def _report(self, agreed: list[Followed], now_ms: int) -> Mapping[TopicIdPartition, object]:
+        """Bring the own rows up to date: position, high watermark (2.5), and that one lives.
+
+        Returns what is reported of each partition.
+        """
+        positions = {
+            one.key: (
+                self._replicas[one.key].leader_epoch,
+                self._replicas.log_end_offset(one.key),
+                one.row["high_watermark"],
+            )
+            for one in agreed
+        }
         rows = [
             {
                 "topic_id": one.key.topic_id,
@@ -424,10 +412,10 @@ class Follower:
                 "log_end_offset": self._replicas.log_end_offset(one.key),
             }
             for one in agreed
-            if self._has_news_for_leader(one, now_ms)
+            if self._has_news_for_leader(one.key, positions[one.key], now_ms)
         ]
         if not rows:
-            return
+            return positions
         for row in self._rules.run("follower_high_watermark", followed=rows):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             self._replicas.put(
@@ -436,21 +424,18 @@ class Follower:
                 high_watermark=row["high_watermark"],
                 reported_at_ms=now_ms,
             )
+        return positions
 
-    def _has_news_for_leader(self, one: Followed, now_ms: int) -> bool:
+    def _has_news_for_leader(
+        self, key: TopicIdPartition, position: tuple[int, int, int], now_ms: int
+    ) -> bool:
         """Say whether a row is not what was reported, or will soon have to be renewed (5.1)."""
-        replica = self._replicas[one.key]
-        position = (
-            replica.leader_epoch,
-            self._replicas.log_end_offset(one.key),
-            one.row["high_watermark"],
-        )
+        replica = self._replicas[key]
         is_news = (
-            self._reported.get(one.key) != position
+            self._reported.get(key) != position
             # As after a repair that ended where the replica had been.
             or replica.high_watermark < min(position[1:])
         )
-        self._reported[one.key] = position
         # Those that are due soon go along, so that rows are renewed together.
         renewal_ms = self._settings.replica_lag_time_max_ms // 6
         return is_news or now_ms - replica.reported_at_ms >= renewal_ms

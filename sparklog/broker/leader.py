@@ -1,8 +1,9 @@
 """The leader role of one broker root: what a broker does for the partitions that it leads.
 
-A tick takes the waiting requests first and looks at the followers after. Each step loads, lets a
-rule decide, and writes; effects happen in the order: epoch entry, log, in-sync sets, checkpoint,
-responses. Every crash between two of them is survivable.
+A tick takes the waiting requests first and looks at the followers after. Each step loads and lets a
+rule decide; what they decide is one commit of the root's journal. Effects happen in the order:
+becoming leader (epoch entry), journal, in-sync sets and what they commit, responses. Every crash
+between two of them is survivable.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Leader:
         """Do what is to be done at `now_ms`; `reports` are the rows of the followers."""
         before = self._commits()
         self._replicas.settle()
+        version = self._root.log.version
         # A tick that fails is completed by the next one, whatever there is to see then.
         seen_versions, self._seen_versions = self._seen_versions, None
         if seen_versions is None:
@@ -76,33 +78,40 @@ class Leader:
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._looked_at_ms, now_ms)
         self.appends.inbox.look(now_ms)
-        is_damaged = self._replicas.find_damage(now_ms)
-        if is_damaged:
-            self._replicas.write_epochs()
-        if not (
+        self._replicas.find_damage(now_ms)
+        is_idle = not (
             touched
-            or is_damaged
             or reports.changed & self._led.keys()
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions
             or self._purgatory.has_expired("DelayedProduce", now_ms)
             or self._purgatory.is_to_be_written(now_ms)
-        ):
+        )
+        if is_idle:
             self._seen_versions = seen_versions
-            return TickReport()
+            self._replicas.keep_checkpoints(now_ms)
+            return TickReport(commits=self._commits() - before)
         if seen_versions is None or self._surroundings != _surroundings(metadata):
             touched |= self._led.keys() | self._purgatory.watched("DelayedProduce").keys()
         self._surroundings = _surroundings(metadata)
+        taken = self.appends.load(now_ms, self._standing(metadata))
+        self._replicas.append(taken.batches)
+        fired = self._led.take_reports(touched, taken.appended, metadata, reports, now_ms)
+        self._replicas.commit(now_ms)
+        self.appends.take(taken, now_ms)
         standing = partial(self._operation_standing, metadata)
-        taken = self.appends.append(now_ms, self._standing(metadata))
         self._answers += taken.answers
         self._answer(self._purgatory.try_complete_else_watch(taken.delayed, now_ms, standing))
         effects.done("log_commit")
-        fired = self._led.advance(touched, taken.appended, metadata, reports, now_ms, effects)
-        fired[Trigger.LEADERSHIP_CHANGED] = touched
-        changed = self._replicas.write_checkpoint() or bool(fired[Trigger.ISR_CHANGED])
+        keys = touched | taken.appended | fired[Trigger.FOLLOWER_REPORTED]
+        by_isr = self._led.change_in_sync_sets(keys, metadata, now_ms)
+        effects.done("isr_change")
+        self._replicas.commit(now_ms)
+        changed = self._root.log.version != version or bool(by_isr[Trigger.ISR_CHANGED])
+        self._replicas.keep_checkpoints(now_ms)
         effects.done("checkpoint")
-        keys: Keys = set().union(*(fired[trigger] for trigger in _COMPLETING))
+        keys = touched.union(fired[Trigger.FOLLOWER_REPORTED])
+        keys |= fired[Trigger.HIGH_WATERMARK_MOVED] | by_isr[Trigger.HIGH_WATERMARK_MOVED]
         self._answer(self._purgatory.check_and_complete("DelayedProduce", keys, standing))
         self._answer(self._purgatory.expire("DelayedProduce", now_ms))
         changed |= self.appends.respond(self._answers, now_ms)
@@ -117,8 +126,9 @@ class Leader:
 
     def park(self, now_ms: int) -> None:
         """Write down how far behind the followers are, for the next run (5.1)."""
+        self._replicas.settle()
         self._led.note_lags(now_ms)
-        self._replicas.write_checkpoint()
+        self._replicas.commit(now_ms)
 
     def led(self) -> Iterable[PartitionState]:
         """Return the partitions that this root leads, as of the last tick."""
@@ -159,6 +169,7 @@ class Leader:
             self._roles_of = roles_of
             return touched
         ends = {key: self._replicas.log_end_offset(key) for key in new}
+        lags = {key: self._replicas[key].parked_lags for key in new if key in self._replicas}
         for key, state in new.items():
             self._replicas.put(
                 key,
@@ -166,17 +177,19 @@ class Leader:
                 role="leader",
                 leader_epoch=state.leader_epoch,
                 reported_at_ms=now_ms,
+                parked_lags=None,
             )
-        # Before the first append of the epoch, and durably (6.1).
+        # A commit of its own, before the first append of the epoch (6.1): nothing leads in memory
+        # that the journal does not say to lead.
         self._replicas.assign_epochs(
             {key: EpochEntry(state.leader_epoch, ends[key]) for key, state in new.items()}
         )
-        self._replicas.write_epochs()
+        self._replicas.commit(now_ms)
         effects.done("epoch_entry")
         for key, state in new.items():
             entries = dict(self._replicas.epochs(key))
             start = entries[state.leader_epoch]
-            self._led.begin(state, start, now_ms)
+            self._led.begin(state, start, now_ms, lags.get(key))
             _log.info(
                 "became leader",
                 broker=self._broker_id,
@@ -224,14 +237,6 @@ class Leader:
             "min_isr": self._led.min_isr(metadata, leadership.state),
             "replica_count": len(leadership.state.replicas),
         }
-
-
-_COMPLETING = (
-    Trigger.HIGH_WATERMARK_MOVED,
-    Trigger.FOLLOWER_REPORTED,
-    Trigger.LEADERSHIP_CHANGED,
-)
-"""What may complete a produce request that waits (rules 4.3, 4.4)."""
 
 
 def _surroundings(metadata: Metadata) -> object:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.producer_state import producer_batches
 from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import (
-    LEADER_EPOCH_CHECKPOINT,
-    PRODUCER_STATE,
-    ProducerBatch,
-    TopicIdPartition,
-)
-from sparklog.storage.checkpoint_rows import CheckpointRows
+from sparklog.model import PRODUCER_STATE, ProducerBatch, TopicIdPartition
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Journal, Row
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
-from sparklog.storage.record_log import RecordLog
+from sparklog.storage.replica_rows import ReplicaRows
 
 _log = get_logger(__name__)
 
@@ -48,25 +43,18 @@ class LeaderRoot:
     def __init__(self, of: LeaderProcess, location: Location) -> None:
         self.location = location
         self.fetch_id = "/".join(("fetch", *map(str, of)))
-        self.log = RecordLog(location)
-        self._checkpoint = CheckpointRows(location)
-        self._epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+        self.log = Journal(location)
+        self._rows = ReplicaRows(location, self.log)
         self._producer_state: ControlTable | None = None
 
-    def rows(self) -> Mapping[TopicIdPartition, Mapping[str, Any]]:
-        """Return the newest rows of the leader's replicas."""
-        self._checkpoint.refresh()
-        return self._checkpoint
+    def rows(self) -> Mapping[TopicIdPartition, Row]:
+        """Return the newest rows of the leader's replicas; `log` is at their version."""
+        self._rows.refresh()
+        return self._rows
 
     def has_news(self) -> bool:
-        """Say whether the leader has certainly written its rows anew."""
-        return self._checkpoint.has_news()
-
-    def entries(self, version: int) -> list[dict[str, Any]]:
-        """Return the leader-epoch histories as of the version that a row names."""
-        self._epochs.refresh()
-        rows: list[dict[str, Any]] = self._epochs.rows_at(version).to_pylist()
-        return rows
+        """Say whether the leader has certainly committed something."""
+        return self._rows.has_news()
 
     def producer_batches(self) -> list[ProducerBatch]:
         """Return what the leader knows of producers whose batches it has merged (3.6, 8.4)."""

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from sparklog.broker.isr import change_isr, min_isr
 from sparklog.broker.purgatory import Trigger
 from sparklog.broker.replicas import Replicas
-from sparklog.broker.tick import Effects
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.checkpoint_rows import CheckpointRows
 from sparklog.storage.metadata import Metadata, PartitionState
+from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.storage.roots import ClusterRoot
 
 _log = get_logger(__name__)
@@ -57,9 +56,9 @@ class Leadership:
 
 
 class FollowerReports(NamedTuple):
-    """The followers' checkpoints, one or more a broker, and which partitions' rows are new."""
+    """The rows of the followers, one or more roots a broker, and which of them are new."""
 
-    rows: Mapping[int, Sequence[CheckpointRows]]
+    rows: Mapping[int, Sequence[ReplicaRows]]
     changed: AbstractSet[TopicIdPartition]
 
     def row(self, broker_id: int, key: TopicIdPartition) -> Mapping[str, Any]:
@@ -85,13 +84,15 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         self._rules = rules
         self._settings = settings
 
-    def begin(self, state: PartitionState, epoch_start_offset: int, now_ms: int) -> None:
+    def begin(
+        self, state: PartitionState, epoch_start_offset: int, now_ms: int, parked_lags: str | None
+    ) -> None:
         """Lead a partition in a new epoch: members of the in-sync set count as caught up (5.1).
 
-        A leader that resumes after it was parked goes on where its clock stopped (5.1).
+        A leader that resumes after it was parked goes on where its clock stopped (5.1), by what it
+        has noted in `parked_lags` then.
         """
-        replica = self._replicas[state.key]
-        lags = _lags(replica.parked_lags, state.leader_epoch)
+        lags = _lags(parked_lags, state.leader_epoch)
         progress = {
             one.broker_id: Progress(
                 last_caught_up_ms=now_ms - lags.get(one.broker_id, 0) if one.in_isr else None
@@ -99,7 +100,6 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             for one in state.replicas
             if one.broker_id != self._broker_id
         }
-        self._replicas.put(state.key, state.topic, parked_lags=None)
         self[state.key] = Leadership(state, epoch_start_offset, progress)
 
     def note_lags(self, now_ms: int) -> None:
@@ -147,35 +147,41 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             and (progress.log_end_offset is not None or broker_id in leadership.state.isr)
         }
 
-    def advance(
+    def take_reports(
         self,
         touched: Keys,
         appended: Keys,
         metadata: Metadata,
         reports: FollowerReports,
         now_ms: int,
-        effects: Effects,
     ) -> dict[Trigger, Keys]:
-        """Take reports, shrink, advance high watermarks, expand, advance again (rule 5.3).
+        """Take reports and advance high watermarks, which are staged (rule 5.3).
 
-        `appended`: the partitions to which records were appended; `touched`: those to which
+        `appended`: the partitions to which records are appended; `touched`: those to which
         something else has happened. Returns what has happened by this.
         """
         reported = self._take_reports(touched, metadata, reports, now_ms)
         keys = (touched | appended | reported) & self.keys()
-        moved: Keys = set()
+        return {
+            Trigger.FOLLOWER_REPORTED: reported,
+            Trigger.HIGH_WATERMARK_MOVED: self._advance_high_watermarks(keys, metadata, now_ms),
+        }
+
+    def change_in_sync_sets(
+        self, keys: Keys, metadata: Metadata, now_ms: int
+    ) -> dict[Trigger, Keys]:
+        """Shrink and expand in-sync sets, and advance the high watermarks of those (rule 5.3).
+
+        In-sync sets are written at once, high watermarks staged. Returns what has happened by this.
+        """
+        keys = keys & self.keys()
         shrunk = self._change_isr("isr_shrink", keys, metadata, now_ms)
-        moved |= self._advance_high_watermarks(keys, metadata, now_ms)
+        moved = self._advance_high_watermarks(shrunk, metadata, now_ms)
         # Nobody can join where all are in sync.
         short = {key for key in keys if len(self[key].state.isr) < len(self[key].state.replicas)}
         expanded = self._change_isr("isr_expand", short, metadata, now_ms)
-        effects.done("isr_change")
         moved |= self._advance_high_watermarks(expanded, metadata, now_ms)
-        return {
-            Trigger.FOLLOWER_REPORTED: reported,
-            Trigger.ISR_CHANGED: shrunk | expanded,
-            Trigger.HIGH_WATERMARK_MOVED: moved,
-        }
+        return {Trigger.ISR_CHANGED: shrunk | expanded, Trigger.HIGH_WATERMARK_MOVED: moved}
 
     def min_isr(self, metadata: Metadata, state: PartitionState) -> int:
         """Return how many in-sync replicas acks=all needs."""

@@ -3,8 +3,8 @@
 Every broker merges its own replicas, leader or follower, whatever the others do: below the high
 watermark their records are the same, however they are cut into batches. Batches are chosen between
 two ticks, written beside the ticks, and committed between two ticks. Effects happen in the order:
-files, producer state, log, checkpoint; whatever ends it in between leaves a log as it was, or as it
-is to be.
+files, producer state, journal; whatever ends it in between leaves a log as it was, or as it is to
+be.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class Merger:
             batch.path: (max(map(self._appended_at_ms, merge.batches)), now_ms)
             for merge, batch in standing
         }
-        self._log.commit(added, removed, now_ms)
+        self._replicas.commit(now_ms, added, removed)
         effects.done("log_commit")
         self._merged = {
             path: times
@@ -308,8 +308,7 @@ class Merger:
             # By then the log itself says that it is old enough.
             if now_ms - times[1] < self._settings.log_merger_min_lag_ms
         }
-        # So that everybody reads the log as it is now.
-        self._replicas.write_checkpoint()
+        self._replicas.keep_checkpoints(now_ms)
         effects.done("checkpoint")
         report = MergeReport(len(removed), len(added))
         _log.info("batches merged", root=self._replicas.root.location.uri, **report._asdict())

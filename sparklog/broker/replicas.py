@@ -1,7 +1,7 @@
 """The replicas of one broker root: what the broker knows of them, and their checkpoints.
 
-Between two ticks the memory is the truth, since nobody else may write to the root; after a crash
-it is rebuilt from the tables (rule 7.0).
+The root's journal is the truth; what is in memory is what it says, and what a step that goes on has
+staged. After a crash it is rebuilt from the checkpoints and the journal (rule 7.0).
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
-from sparklog.errors import CommitConflictError, DamagedError
+from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.logger import get_logger
-from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    Batch,
-    EpochEntry,
-    TopicIdPartition,
-)
+from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import LOG_VERSION
+from sparklog.storage.journal import Histories
 from sparklog.storage.location import one_line
 from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)
 
+
+_MOST_COMMITS = 100
+"""Commits of the journal at most that whoever opens it reads after the checkpoints."""
 
 VERIFY_INTERVAL_MS = 10_000
 """How often a broker verifies its tables that other processes depend on, to find damage."""
@@ -65,64 +65,233 @@ class Damage(NamedTuple):
 
 
 class Replicas:
-    """All replicas of one broker root, recovered from its tables when it is opened."""
+    """All replicas of one broker root, recovered from its journal when it is opened.
 
-    def __init__(self, root: BrokerRoot, root_index: int, rules: Rules) -> None:
+    What a step changes is staged, and seen by whoever asks; `commit` makes it durable in one commit
+    of the journal. `settle`, with which every tick begins, discards what a tick that failed has
+    staged.
+    """
+
+    def __init__(
+        self, root: BrokerRoot, root_index: int, rules: Rules, checkpoint_interval_ms: int = 5_000
+    ) -> None:
         self.root = root
         self.root_index = root_index
         self._rules = rules
+        self._journal = root.log
         self._replicas: dict[TopicIdPartition, Replica] = {}
+        self._epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
+        self._staged: dict[TopicIdPartition, Replica] = {}
+        self._staged_epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
+        self._appended: list[Batch] = []
+        self._ends: dict[TopicIdPartition, int] = {}
+        # Replicas whose rows or histories in the journal are not what is known: they are written
+        # with the next commit.
+        self._unwritten: set[TopicIdPartition] = set()
+        # Those whose rows in the journal tell of damage.
+        self._told: set[TopicIdPartition] = set()
         self.damaged: dict[TopicIdPartition, Damage] = {}
         """The damaged replicas: they are not followed, and lead only as the last in sync."""
+        self.journal_damage: DamagedError | None = None
+        """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
-        self._epochs: dict[TopicIdPartition, list[EpochEntry]] = {}
-        self._epochs_written: pa.Table | None = None
-        self._written: pa.Table | None = None
         self._verified_at_ms = 0
+        self._checkpoint_interval_ms = checkpoint_interval_ms
+        self._checkpoint_at_ms = 0
+        self._is_checkpoint_due = False
+        self._epochs_written: pa.Table | None = None
+        self._described_version = self._described()
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
-        return key in self._replicas
+        return key in self._staged or key in self._replicas
 
     def __getitem__(self, key: TopicIdPartition) -> Replica:
-        return self._replicas[key]
+        staged = self._staged.get(key)
+        return self._replicas[key] if staged is None else staged
 
     def partitions(self) -> Collection[TopicIdPartition]:
         """Return the partitions of which this root has a replica."""
-        return self._replicas.keys()
+        return self._replicas.keys() | self._staged.keys()
 
     def last_report_ms(self) -> int:
-        """Return when this root's checkpoint was last written, on the broker's own clock."""
+        """Return when this root's replicas were last reported, on the broker's own clock."""
         return max((one.reported_at_ms for one in self._replicas.values()), default=0)
 
     def log_end_offset(self, key: TopicIdPartition) -> int:
         """Return the offset that the replica's next record gets."""
-        replica = self._replicas.get(key)
-        return self.root.log.log_end_offset(key, replica.log_start_offset if replica else 0)
+        staged = self._ends.get(key)
+        if staged is not None:
+            return staged
+        log_start_offset = self[key].log_start_offset if key in self else 0
+        return self._journal.log_end_offset(key, log_start_offset)
 
     def last_record_epoch(self, key: TopicIdPartition) -> int | None:
         """Return the leader epoch of the replica's last record."""
-        batches = self.root.log.batches(key, self.log_end_offset(key) - 1)
+        batches = self._journal.batches(key, self.log_end_offset(key) - 1)
         return batches[-1].leader_epoch if batches else None
+
+    # --- staging --------------------------------------------------------------------------------
 
     def put(self, key: TopicIdPartition, topic: str, **changes: Any) -> None:
         """Change what is kept of a replica; a replica is created on demand (rule 1.4)."""
-        replica = self._replicas.get(key)
-        if replica is None:
+        if key in self:
+            replica = self[key]
+        else:
             _log.info("replica created", topic=topic, partition=key.partition, high_watermark=0)
             replica = Replica(topic, "follower")
-        self._replicas[key] = replace(replica, topic=topic, **changes)
+        self._staged[key] = replace(replica, topic=topic, **changes)
 
-    def withdraw(self, keys: Iterable[TopicIdPartition]) -> None:
+    def append(self, batches: Iterable[Batch]) -> None:
+        """Append batches, of each replica in order of their offsets."""
+        for batch in batches:
+            self._appended.append(batch)
+            self._ends[batch.topic_id_partition] = batch.next_offset
+
+    def epochs(self, key: TopicIdPartition) -> Sequence[EpochEntry]:
+        """Return the replica's leader-epoch history, oldest first."""
+        staged = self._staged_epochs.get(key)
+        return self._epochs.get(key, ()) if staged is None else staged
+
+    def epoch_entries(self, keys: Iterable[TopicIdPartition]) -> list[dict[str, Any]]:
+        """Return the leader-epoch histories of `keys`, one row an entry, as the rules take them."""
+        return [
+            {"topic_id": key.topic_id, "partition": key.partition, **entry._asdict()}
+            for key in keys
+            for entry in self.epochs(key)
+        ]
+
+    def assign_epochs(self, entries: Mapping[TopicIdPartition, EpochEntry]) -> None:
+        """Add one entry to the history of each of these replicas (rule 6.1)."""
+        assigned = [
+            {"topic_id": key.topic_id, "partition": key.partition, **entry._asdict()}
+            for key, entry in entries.items()
+        ]
+        result = self._rules.run(
+            "epoch_entries", entries=self.epoch_entries(entries), assigned=assigned
+        )
+        self._staged_epochs.update(_histories(result))
+
+    def truncate_epochs(self, points: Mapping[TopicIdPartition, int]) -> None:
+        """Drop the entries that start at or after each replica's new end (rule 6.5)."""
+        for key, offset in points.items():
+            kept = (entry for entry in self.epochs(key) if entry.start_offset < offset)
+            self._staged_epochs[key] = tuple(kept)
+
+    # --- committing -----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        now_ms: int,
+        added: Sequence[Batch] = (),
+        removed: Sequence[Batch] = (),
+    ) -> bool:
+        """Commit what is staged, and batches added and removed, at once; say if there was anything.
+
+        Raises as `RecordLog.commit` does; what was staged counts no more then (`settle`).
+        """
+        if self.journal_damage is not None:
+            if added or removed or self._appended:
+                raise self.journal_damage
+            self._discard_staged()
+            return False
+        added = [*self._appended, *added]
+        moved = {batch.topic_id_partition for batch in (*added, *removed)}
+        ends = self._ends_after(moved, added, removed)
+        touched = moved | self._unwritten | self._staged.keys()
+        touched |= self.damaged.keys() | self._told | self._leader_faults.keys()
+        changed = touched | self._staged_epochs.keys()
+        rows = {}
+        for key in touched:
+            if key in self:
+                row = self._row(key, ends)
+                if row != self._journal.rows.get(key):
+                    rows[key] = row
+        histories = {
+            key: Histories(self[key].topic, tuple(self.epochs(key)))
+            for key in changed
+            if key in self and tuple(self.epochs(key)) != self._journal.epochs.get(key, ())
+        }
+        if not (added or removed or rows or histories):
+            self._settle_staged()
+            return False
+        is_news = bool(histories) or any(
+            _without_report(row) != _without_report(self._journal.rows.get(key, {}))
+            for key, row in rows.items()
+        )
+        self._journal.commit_step(added, removed, list(rows.values()), histories, now_ms)
+        self._is_checkpoint_due |= is_news
+        self._told -= rows.keys()
+        self._told |= {key for key, row in rows.items() if _tells_of_damage(row)}
+        self._unwritten.clear()
+        self._settle_staged()
+        return True
+
+    def _ends_after(
+        self, moved: Iterable[TopicIdPartition], added: Sequence[Batch], removed: Sequence[Batch]
+    ) -> dict[TopicIdPartition, int]:
+        """Return the log end offsets that the replicas have after a commit."""
+        gone = {batch.path for batch in removed}
+        after: dict[TopicIdPartition, int] = {}
+        for batch in added:
+            key = batch.topic_id_partition
+            after[key] = max(batch.next_offset, after.get(key, 0))
+        shrinking = {batch.topic_id_partition for batch in removed}
+        ends = {}
+        for key in moved:
+            # What is added alone lies behind all that is there.
+            batches = self._journal.batches(key) if key in shrinking else ()
+            left = (one.next_offset for one in reversed(batches) if one.path not in gone)
+            kept = next(left, 0)
+            start = self[key].log_start_offset if key in self else 0
+            ends[key] = max(start, kept, after.get(key, 0))
+        return ends
+
+    def _row(self, key: TopicIdPartition, ends: Mapping[TopicIdPartition, int]) -> dict[str, Any]:
+        """Return the row that the journal is to have of a replica."""
+        replica, damage = self[key], self.damaged.get(key)
+        end = ends.get(key)
+        return {
+            "topic_id": key.topic_id,
+            "topic": replica.topic,
+            "partition": key.partition,
+            "leader_epoch": replica.leader_epoch,
+            "broker_epoch": self.root.fence.epoch,
+            "role": replica.role,
+            "log_start_offset": replica.log_start_offset,
+            "log_end_offset": self.log_end_offset(key) if end is None else end,
+            "high_watermark": replica.high_watermark,
+            "reported_at_ms": replica.reported_at_ms,
+            "damaged_offset": damage.from_offset if damage else None,
+            "damage": str(damage.error) if damage else None,
+            "leader_damaged_offset": self._leader_fault(key),
+            "parked_lags": replica.parked_lags,
+        }
+
+    def _settle_staged(self) -> None:
+        """Take what is staged for committed."""
+        self._replicas |= self._staged
+        self._epochs |= self._staged_epochs
+        self._discard_staged()
+
+    def _discard_staged(self) -> None:
+        self._staged.clear()
+        self._staged_epochs.clear()
+        self._appended.clear()
+        self._ends.clear()
+
+    def withdraw(self, keys: Iterable[TopicIdPartition], now_ms: int) -> None:
         """Withdraw the reports of followed replicas, durably, until they are reported again.
 
         A leader counts no position of a withdrawn report (rule 1.3), so it cannot add the replica
         to the ISR by it. Called before `leave_isr`, which is called before a truncation.
         """
         for key in keys:
-            if key in self._replicas:
-                self.put(key, self._replicas[key].topic, leader_epoch=-1)
-        self.write_checkpoint()
+            if key in self:
+                self.put(key, self[key].topic, leader_epoch=-1)
+        self.commit(now_ms)
+
+    # --- damage ---------------------------------------------------------------------------------
 
     def note_damage(self, key: TopicIdPartition, damage: Damage) -> None:
         """Note that a replica is damaged; the first fault counts."""
@@ -157,149 +326,104 @@ class Replicas:
         It is reported until the leader epoch changes.
         """
         if offset is not None:
-            self._leader_faults[key] = self._replicas[key].leader_epoch, offset
+            self._leader_faults[key] = self[key].leader_epoch, offset
         else:
             self._leader_faults.pop(key, None)
 
     def _leader_fault(self, key: TopicIdPartition) -> int | None:
         epoch, offset = self._leader_faults.get(key, (None, None))
-        return offset if epoch == self._replicas[key].leader_epoch else None
+        return offset if epoch == self[key].leader_epoch else None
 
-    def epochs(self, key: TopicIdPartition) -> list[EpochEntry]:
-        """Return the replica's leader-epoch history, oldest first."""
-        return self._epochs.get(key, [])
+    def find_damage(self, now_ms: int) -> None:
+        """Verify the checkpoints and the table of answers where that is due, and replace damaged
+        ones.
 
-    def epoch_entries(self, keys: Iterable[TopicIdPartition]) -> list[dict[str, Any]]:
-        """Return the leader-epoch histories of `keys`, one row an entry, as the rules take them."""
-        return [
-            {"topic_id": key.topic_id, "partition": key.partition, **entry._asdict()}
-            for key in keys
-            for entry in self.epochs(key)
-        ]
-
-    def assign_epochs(self, entries: Mapping[TopicIdPartition, EpochEntry]) -> None:
-        """Add one entry to the history of each of these replicas (rule 6.1)."""
-        assigned = [
-            {"topic_id": key.topic_id, "partition": key.partition, **entry._asdict()}
-            for key, entry in entries.items()
-        ]
-        result = self._rules.run(
-            "epoch_entries", entries=self.epoch_entries(entries), assigned=assigned
-        )
-        self._epochs.update(_histories(result))
-
-    def truncate_epochs(self, points: Mapping[TopicIdPartition, int]) -> None:
-        """Drop the entries that start at or after each replica's new end (rule 6.5)."""
-        for key, offset in points.items():
-            kept = [entry for entry in self.epochs(key) if entry.start_offset < offset]
-            self._epochs[key] = kept
-
-    def write_epochs(self) -> bool:
-        """Write the leader-epoch checkpoint if it has changed; say whether it had."""
-        rows = LEADER_EPOCH_CHECKPOINT.rows(
-            [
-                {
-                    "topic_id": key.topic_id,
-                    "topic": self._replicas[key].topic,
-                    "partition": key.partition,
-                    **entry._asdict(),
-                }
-                for key in sorted(self._epochs)
-                for entry in self._epochs[key]
-            ]
-        )
-        if self._epochs_written is not None and rows.equals(self._epochs_written):
-            return False
-        overwrite(self.root.leader_epoch_checkpoint, rows, self.root.fence)
-        self._epochs_written = rows
-        return True
-
-    def find_damage(self, now_ms: int) -> bool:
-        """Read the tables again that others read, where that is due; say whether one is damaged.
-
-        Damaged checkpoints are written again by `write_epochs` and `write_checkpoint`. A table of
-        answers whose log is damaged starts again empty. Only in local folders: an object store
-        verifies its objects itself, and reads cost requests.
+        A table of answers whose log is damaged starts again empty. Only in local folders: an object
+        store verifies its objects itself, and reads cost requests.
         """
         is_due = now_ms >= self._verified_at_ms + VERIFY_INTERVAL_MS
         if not is_due or not self.root.location.is_local:
-            return False
+            return
         self._verified_at_ms = now_ms
-        is_damaged = False
         for table in (self.root.leader_epoch_checkpoint, self.root.high_watermark_checkpoint):
             try:
                 table.verify()
             except DamagedError as error:
                 _log.error("checkpoint written again", error=str(error))
                 table.mend_log(self.root.fence)
-                self._epochs_written = self._written = None
-                is_damaged = True
+                self._described_version, self._epochs_written = -1, None
+        if self._described_version < 0:
+            self.keep_checkpoints(now_ms, at_once=True)
         try:
             self.root.produce_responses.verify_log()
         except DamagedError as error:
             _log.error("table recreated", error=str(error))
             self.root.produce_responses.mend_log(self.root.fence)
-        return is_damaged
+
+    # --- checkpoints ----------------------------------------------------------------------------
 
     @property
     def is_written(self) -> bool:
-        """Whether the checkpoint says all there is to say, but for the log's newest version
-        and damage that was found since.
+        """Whether the journal says all that is known of the replicas.
 
-        It does not before the first tick, and after one that failed half-way.
+        It does not before the first commit, and while a commit that was found is looked at.
         """
-        if self._written is None:
-            return False
-        left_out = ["log_version", "damaged_offset", "damage", "leader_damaged_offset"]
-        return bool(
-            self._checkpoint_rows()
-            .drop_columns(left_out)
-            .equals(self._written.drop_columns(left_out))
-        )
+        return not self._unwritten
 
-    def write_checkpoint(self) -> bool:
-        """Write the high-watermark checkpoint if it has changed; say whether it had (1.5)."""
-        rows = self._checkpoint_rows()
-        if self._written is not None and rows.equals(self._written):
+    def write_checkpoints(self, now_ms: int, *, at_once: bool = False) -> bool:
+        """Write what the journal says into the checkpoint tables, where it is time (rule 1.5).
+
+        It is time replica.high.watermark.checkpoint.interval.ms after the last time, if a replica
+        has changed, and after `_MOST_COMMITS` commits in any case; `at_once`, now. Commits of the
+        journal are cleaned up after that only. Returns whether anything was written.
+        """
+        version = self._journal.version
+        behind = version - self._described_version
+        is_due = self._is_checkpoint_due and now_ms >= self._checkpoint_at_ms
+        if not (is_due or behind >= _MOST_COMMITS or (at_once and behind)):
             return False
-        overwrite(self.root.high_watermark_checkpoint, rows, self.root.fence)
-        self._written = rows
+        # In this order, since a row names the version of the histories beside it.
+        epochs = self._journal.epoch_table()
+        described = {LOG_VERSION: version}
+        table = self.root.leader_epoch_checkpoint
+        if self._epochs_written is None or not epochs.equals(self._epochs_written):
+            overwrite(table, epochs, self.root.fence, described)
+            self._epochs_written = epochs
+        elif at_once or version - (table.held_by(LOG_VERSION) or 0) >= _MOST_COMMITS:
+            table.set_transactions(described, self.root.fence)
+        rows = self._journal.row_table(epochs_version=table.version)
+        overwrite(self.root.high_watermark_checkpoint, rows, self.root.fence, described)
+        self._described_version = version
+        self._is_checkpoint_due = False
+        self._checkpoint_at_ms = now_ms + self._checkpoint_interval_ms
+        self._journal.write_due_checkpoint()
         return True
 
-    def _checkpoint_rows(self) -> pa.Table:
-        """Return the checkpoint, built by column, since there may be thousands of rows."""
-        keys = sorted(self._replicas)
-        replicas = [self._replicas[key] for key in keys]
-        count = len(keys)
-        damaged = [self.damaged.get(key) for key in keys]
-        columns: dict[str, Sequence[Any]] = {
-            "topic_id": [key.topic_id for key in keys],
-            "topic": [one.topic for one in replicas],
-            "partition": [key.partition for key in keys],
-            "leader_epoch": [one.leader_epoch for one in replicas],
-            "broker_epoch": [self.root.fence.epoch] * count,
-            "role": [one.role for one in replicas],
-            "log_start_offset": [one.log_start_offset for one in replicas],
-            "log_end_offset": [self.log_end_offset(key) for key in keys],
-            "high_watermark": [one.high_watermark for one in replicas],
-            "log_version": [self.root.log.version] * count,
-            "epochs_version": [self.root.leader_epoch_checkpoint.version] * count,
-            "reported_at_ms": [one.reported_at_ms for one in replicas],
-            "damaged_offset": [one.from_offset if one else None for one in damaged],
-            "damage": [str(one.error) if one else None for one in damaged],
-            "leader_damaged_offset": [self._leader_fault(key) for key in keys],
-            "parked_lags": [one.parked_lags for one in replicas],
-        }
-        return pa.table(columns, schema=HIGH_WATERMARK_CHECKPOINT.columns)
+    def keep_checkpoints(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Write the checkpoint tables where it is time; a failure is logged, and tried again."""
+        try:
+            self.write_checkpoints(now_ms, at_once=at_once)
+        except (StorageError, DeltaError, OSError) as error:
+            # The journal says it all; opening it takes longer meanwhile.
+            self._checkpoint_at_ms = now_ms + self._checkpoint_interval_ms
+            _log.warning(
+                "checkpoints not written", root=self.root.location.uri, error=one_line(error)
+            )
+
+    def _described(self) -> int:
+        """Return the version of the journal that both checkpoint tables describe."""
+        tables = self.root.high_watermark_checkpoint, self.root.leader_epoch_checkpoint
+        return min(table.held_by(LOG_VERSION) or 0 for table in tables)
 
     def settle(self) -> None:
-        """Derive the memory from the log for the replicas that changed otherwise than by a tick.
+        """Discard what a tick that failed has staged, and take over what a lost answer has hidden.
 
-        A commit whose answer was lost is found in the log later. Its epoch entries, positions and
-        truncations are what the log implies, as at a start (rules 7.0, 10.6). Called before a tick
-        decides anything; costs nothing where no such commit was made.
+        A commit whose answer was lost is found in the journal later, with all of its effects
+        (rules 7.0, 10.6). Called before a tick decides anything; costs nothing where there is
+        nothing of this kind.
         """
-        log = self.root.log
+        self._discard_staged()
+        log = self._journal
         if log.is_uncertain:
             log.refresh()
         keys = log.take_moved()
@@ -311,29 +435,35 @@ class Replicas:
             replicas=len(keys),
             log_version=log.version,
         )
+        for key in keys & log.rows.keys():
+            self._replicas[key] = _replica(log.rows[key])
+        # What the log implies, where another tool has made the commit.
         known = {key: self._replicas[key] for key in keys if key in self._replicas}
         offsets = {key: (one.log_start_offset, one.high_watermark) for key, one in known.items()}
+        self._epochs |= {key: log.epochs.get(key, ()) for key in keys}
         derived = self._derive(keys, offsets, self.epoch_entries(keys))
         for row in derived.replicas:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             batches = log.batches(key)
-            if key not in known and not batches:
+            if key in known:
+                replica = known[key]
+            elif batches:
+                replica = Replica(batches[0].topic, "follower")
+            else:
                 continue
-            topic = known[key].topic if key in known else batches[0].topic
-            self.put(
-                key,
-                topic,
+            self._replicas[key] = replace(
+                replica,
                 log_start_offset=row["log_start_offset"],
                 high_watermark=row["high_watermark"],
             )
         for key in keys & self._replicas.keys():
-            self._epochs[key] = derived.epochs.get(key, []) + self._entry_at_end(key)
-        self.write_epochs()
+            self._epochs[key] = (*derived.epochs.get(key, ()), *self._entry_at_end(key))
+        self._unwritten |= keys & self._replicas.keys()
 
     def _entry_at_end(self, key: TopicIdPartition) -> list[EpochEntry]:
         """Return the entry of the epoch that the replica leads in, while it has no record of it.
 
-        It is written before the first append of the epoch (rule 6.1), so no log tells of it.
+        It is written before the first append of the epoch (rule 6.1), so no batch tells of it.
         """
         replica = self._replicas[key]
         if replica.role != "leader":
@@ -346,8 +476,7 @@ class Replicas:
         log = self.root.log
         # The replicas are derived from the whole log here.
         log.take_moved()
-        table = self.root.high_watermark_checkpoint.rows()
-        rows = {TopicIdPartition(r["topic_id"], r["partition"]): r for r in table.to_pylist()}
+        rows = log.rows
         topics = {key: row["topic"] for key, row in rows.items()}
         topics |= {key: log.batches(key)[0].topic for key in log.partitions()}
         topics |= {
@@ -356,7 +485,7 @@ class Replicas:
         derived = self._derive(
             topics,
             {key: self._known_offsets(key, rows.get(key)) for key in topics},
-            self.root.leader_epoch_checkpoint.rows(),
+            log.epoch_table(),
         )
         for found in derived.replicas:
             key = TopicIdPartition(found["topic_id"], found["partition"])
@@ -372,9 +501,15 @@ class Replicas:
                 parked_lags=rows.get(key, {}).get("parked_lags"),
             )
         self._epochs = derived.epochs
-        # The last process may have ended between a commit to the log and the entries it implies.
-        self._epochs_written = self.root.leader_epoch_checkpoint.rows()
-        self.write_epochs()
+        # Readers are to see that another process has taken the root over.
+        self._unwritten |= self._replicas.keys()
+        self._told = {key for key, row in rows.items() if _tells_of_damage(row)}
+        tables = self.root.high_watermark_checkpoint, self.root.leader_epoch_checkpoint
+        if any(table.held_by(LOG_VERSION) is None for table in tables):
+            # They are a new root's, an earlier release's, or were damaged. Readers take them to
+            # describe the newest version until the journal goes on.
+            self.write_checkpoints(0, at_once=True)
+        self._described_version = self._described()
         self._recover_damage(rows)
 
     def _recover_damage(self, rows: Mapping[TopicIdPartition, Mapping[str, Any]]) -> None:
@@ -383,7 +518,7 @@ class Replicas:
         for key, error in log.damaged.items():
             self.damaged[key] = Damage(log.log_end_offset(key), error, in_log=True)
         for key, row in rows.items():
-            offset = row["damaged_offset"]
+            offset = row.get("damaged_offset")
             batch = log.batch_at(key, offset) if offset is not None else None
             if batch is not None:
                 self.check_batch(batch)
@@ -435,30 +570,56 @@ class _Derived(NamedTuple):
     """The replicas as the rules derive them from a log: rows with positions, and histories."""
 
     replicas: list[dict[str, Any]]
-    epochs: dict[TopicIdPartition, list[EpochEntry]]
+    epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]]
 
 
-def overwrite(table: ControlTable, rows: pa.Table, fence: Fence) -> None:
+def overwrite(
+    table: ControlTable,
+    rows: pa.Table,
+    fence: Fence,
+    transactions: Mapping[str, int] | None = None,
+) -> None:
     """Overwrite one of the broker's own tables by what it has in memory.
 
     Nobody else writes there, so where the table has moved a newer process has taken its fence
     (`FencedError`), or the broker's own maintenance was there and the memory is still the truth.
     """
     try:
-        table.compare_and_set(rows, fence)
+        table.compare_and_set(rows, fence, transactions)
     except CommitConflictError:
         table.refresh()
-        table.compare_and_set(rows, fence)
+        table.compare_and_set(rows, fence, transactions)
     except DamagedError as error:
         # The table was removed or its log damaged while the broker ran.
         _log.error("table recreated", error=str(error))
         table.recreate(fence)
-        table.compare_and_set(rows, fence)
+        table.compare_and_set(rows, fence, transactions)
 
 
-def _histories(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, list[EpochEntry]]:
+def _tells_of_damage(row: Mapping[str, Any]) -> bool:
+    return row["damaged_offset"] is not None or row["leader_damaged_offset"] is not None
+
+
+def _without_report(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "reported_at_ms"}
+
+
+def _replica(row: Mapping[str, Any]) -> Replica:
+    """Return the replica that a row of the journal describes."""
+    return Replica(
+        row["topic"],
+        row["role"],
+        row["leader_epoch"],
+        row["log_start_offset"],
+        row["high_watermark"],
+        row["reported_at_ms"],
+        row.get("parked_lags"),
+    )
+
+
+def _histories(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, tuple[EpochEntry, ...]]:
     histories: dict[TopicIdPartition, list[EpochEntry]] = defaultdict(list)
     for row in rows:
         key = TopicIdPartition(row["topic_id"], row["partition"])
         histories[key].append(EpochEntry(row["epoch"], row["start_offset"]))
-    return {key: sorted(entries) for key, entries in histories.items()}
+    return {key: tuple(sorted(entries)) for key, entries in histories.items()}

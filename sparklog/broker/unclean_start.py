@@ -14,17 +14,11 @@ from typing import Any
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.logger import get_logger
-from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    TableSchema,
-    TopicIdPartition,
-)
-from sparklog.storage.checkpoint_rows import CheckpointRows
-from sparklog.storage.control_table import ControlTable
+from sparklog.model import TopicIdPartition
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader, PartitionState
-from sparklog.storage.record_log import RecordLog
+from sparklog.storage.replica_rows import ReplicaRows
 
 _log = get_logger(__name__)
 
@@ -52,40 +46,34 @@ def may_have_lost_files(registered_boot_id: str | None, root: Location) -> bool:
 
 
 class OwnLog:
-    """One log of the broker that starts, as its tables are before anything is written.
+    """One log of the broker that starts, as its journal is before anything is written.
 
-    `damaged` are the names of tables that cannot be read; they count as empty.
+    `damaged` are the names of checkpoint tables that cannot be read; they count as empty.
     """
 
     def __init__(self, root: Location, damaged: Collection[str] = ()) -> None:
-        self.log = RecordLog(root)
-        rows = _rows(root, HIGH_WATERMARK_CHECKPOINT, damaged)
-        self._rows = {_key(row): row for row in rows}
-        self._last_epochs: dict[TopicIdPartition, int] = {}
-        for row in _rows(root, LEADER_EPOCH_CHECKPOINT, damaged):
-            known = self._last_epochs.get(_key(row), -1)
-            self._last_epochs[_key(row)] = max(known, row["epoch"])
+        self.log = Journal(root, damaged=damaged)
 
     @property
     def described_version(self) -> int:
-        """The newest version of the log that the checkpoint beside it names."""
-        return max((row["log_version"] for row in self._rows.values()), default=0)
+        """The newest version of the log that the checkpoints beside it describe."""
+        return self.log.described_version
 
     def log_end_offset(self, key: TopicIdPartition) -> int:
         """Return the offset that the replica's next record gets."""
-        row = self._rows.get(key)
+        row = self.log.rows.get(key)
         return self.log.log_end_offset(key, row["log_start_offset"] if row else 0)
 
     def high_watermark(self, key: TopicIdPartition) -> int:
         """Return the checkpointed high watermark of a replica."""
-        row = self._rows.get(key)
+        row = self.log.rows.get(key)
         return row["high_watermark"] if row else 0
 
     def last_epoch(self, key: TopicIdPartition) -> int:
         """Return the newest leader epoch that the replica knows, -1 where it knows none."""
         batches = self.log.batches(key, self.log_end_offset(key) - 1)
         of_log = batches[-1].leader_epoch if batches else -1
-        return max(of_log, self._last_epochs.get(key, -1))
+        return max([of_log, *(entry.epoch for entry in self.log.epochs.get(key, ()))])
 
 
 def shortened_replicas(
@@ -135,20 +123,8 @@ def _checkpoint(
     reader: MetadataReader, broker_id: int, root: int
 ) -> Mapping[TopicIdPartition, Mapping[str, Any]]:
     try:
-        rows = CheckpointRows(reader.location(broker_id, root))
-        rows.refresh()
+        rows = ReplicaRows(reader.location(broker_id, root))
     except UNREADABLE as error:
         _log.warning("checkpoint not compared", broker=broker_id, root=root, error=str(error))
         return {}
     return rows
-
-
-def _rows(root: Location, schema: TableSchema, damaged: Collection[str]) -> list[dict[str, Any]]:
-    if schema.name in damaged:
-        return []
-    rows: list[dict[str, Any]] = ControlTable(root, schema).rows().to_pylist()
-    return rows
-
-
-def _key(row: Mapping[str, Any]) -> TopicIdPartition:
-    return TopicIdPartition(row["topic_id"], row["partition"])

@@ -15,8 +15,15 @@ import pyarrow.compute as pc
 from sparklog.cli.cluster import Cluster, reaching
 from sparklog.clients.views import BROKER_VIEWS
 from sparklog.errors import SparklogError, StorageError
-from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, TableSchema
+from sparklog.model import (
+    BROKER_TABLES,
+    CLUSTER_TABLES,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    TableSchema,
+)
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog, index_table
 
@@ -108,6 +115,8 @@ class _Tables:
         readers: dict[str, Callable[[Location], pa.Table]] = {
             schema.name: partial(_read_table, schema) for schema in BROKER_TABLES
         }
+        readers[HIGH_WATERMARK_CHECKPOINT.name] = lambda root: Journal(root).row_table()
+        readers[LEADER_EPOCH_CHECKPOINT.name] = lambda root: Journal(root).epoch_table()
         readers["batches"] = _read_batches
         for name, columns in BROKER_VIEWS.items():
             load = partial(self._broker_table, columns, readers[name])

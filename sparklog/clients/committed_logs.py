@@ -13,7 +13,7 @@ from sparklog.clients.connection import Connection, Visible
 from sparklog.clock import Clock, SystemClock
 from sparklog.errors import ProtocolError, SparklogError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, Batch, TopicIdPartition
+from sparklog.model import Batch, TopicIdPartition
 from sparklog.storage.batch_files import read_batch
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import Metadata, PartitionState
@@ -169,6 +169,7 @@ class CommittedLogs:
     def let_go(self, location: Location) -> None:
         """Open a root's log anew when it is read again: this one could not be read."""
         self._is_suspect = True
+        self._connection.let_go(location)
         self._logs = {of: log for of, log in self._logs.items() if of[0] != location.uri}
         self._seen = {key: one for key, one in self._seen.items() if one[2].location != location}
 
@@ -177,7 +178,7 @@ class CommittedLogs:
     ) -> dict[TopicIdPartition, Visible | SparklogError]:
         """Look at the partitions whose leaders keep them in one root."""
         try:
-            version = self._connection.table(location, HIGH_WATERMARK_CHECKPOINT).version
+            version = self._connection.journal(location).version
             moved = [one for one in states if self._seen.get(one.key, ())[:2] != (one, version)]
             judged = self._judged(moved)
         except UNREADABLE as error:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sparklog.config import is_configuration_file, load_either
 from sparklog.errors import ProtocolError, SparklogError, StorageError, TableReplacedError
-from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    EpochEntry,
-    TopicIdPartition,
-)
+from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import DuckDBRules, Rules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import table_identity
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.storage.roots import ClusterRoot
@@ -69,6 +64,7 @@ class Connection:
         self.root = ClusterRoot(Location.of(self.cluster, storage_options), reopens=True)
         self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
+        self._journals: dict[tuple[str, int | None], Journal] = {}
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
     def metadata(self) -> Metadata:
@@ -129,26 +125,14 @@ class Connection:
         """
         states = {state.key: state for state in partitions}
         locations = {key: self.leader_location(state) for key, state in states.items()}
-        of_root = {
-            location: {
-                TopicIdPartition(row["topic_id"], row["partition"]): row
-                for row in self.table(location, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
-            }
-            for location in dict.fromkeys(locations.values())
-        }
-        rows = {key: of_root[locations[key]].get(key, {}) for key in states}
+        journals = {location: self.journal(location) for location in set(locations.values())}
+        rows = {key: journals[locations[key]].rows.get(key, {}) for key in states}
         # A row of another process than the one that was elected tells of the past.
         is_elected = {
             key: bool(rows[key]) and rows[key]["broker_epoch"] == state.leader_broker_epoch
             for key, state in states.items()
         }
-        histories = self._epoch_histories(
-            {(locations[key], row["epochs_version"]) for key, row in rows.items() if row}
-        )
-        epochs = {
-            key: tuple(histories.get((locations[key], row.get("epochs_version", 0), key), ()))
-            for key, row in rows.items()
-        }
+        epochs = {key: journals[locations[key]].epochs.get(key, ()) for key in states}
         judged = self.rules.run(
             "visible_offsets",
             partitions=[
@@ -174,13 +158,31 @@ class Connection:
             visible[key] = Visible(
                 states[key],
                 locations[key],
-                rows[key].get("log_version", 0),
+                journals[locations[key]].version,
                 row["log_start_offset"],
                 row["high_watermark"],
                 epochs[key],
                 row["latest_error"] is None,
             )
         return [visible[key] for key in states]
+
+    def journal(self, location: Location) -> Journal:
+        """Return the journal of a broker root, at its newest version.
+
+        Raises `StorageError` where it cannot be read.
+        """
+        of = (location.uri, self.registered_epoch(location))
+        journal = self._journals.get(of)
+        if journal is None:
+            self._journals = {key: one for key, one in self._journals.items() if key[0] != of[0]}
+            journal = self._journals[of] = Journal(location)
+        else:
+            journal.refresh()
+        return journal
+
+    def let_go(self, location: Location) -> None:
+        """Open a root's journal anew when it is read again: this one could not be read."""
+        self._journals = {of: one for of, one in self._journals.items() if of[0] != location.uri}
 
     def table(self, location: Location, schema: Any) -> ControlTable:
         """Return a table of a broker root, at its newest version."""
@@ -214,22 +216,6 @@ class Connection:
         leader = self._reader.metadata.brokers[state.leader]
         is_same_process = leader.broker_epoch == state.leader_broker_epoch
         return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
-
-    def _epoch_histories(
-        self, checkpoints: Iterable[tuple[Location, int]]
-    ) -> dict[tuple[Location, int, TopicIdPartition], list[EpochEntry]]:
-        """Return the leader-epoch histories, oldest entry first, by checkpoint and partition.
-
-        `checkpoints` are roots and the versions of their leader-epoch checkpoints to be read.
-        """
-        histories = defaultdict(list)
-        for location, version in checkpoints:
-            rows = self.table(location, LEADER_EPOCH_CHECKPOINT).rows_at(version).to_pylist()
-            for row in sorted(rows, key=lambda row: int(row["epoch"])):
-                key = TopicIdPartition(row["topic_id"], row["partition"])
-                entry = EpochEntry(row["epoch"], row["start_offset"])
-                histories[location, version, key].append(entry)
-        return histories
 
 
 def connection_of(given: Connection | str | os.PathLike[str]) -> Connection:

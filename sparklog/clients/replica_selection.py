@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection, Visible
 from sparklog.logger import get_logger
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, TopicIdPartition
-from sparklog.storage.location import Location, one_line
+from sparklog.storage.location import one_line
 from sparklog.storage.metadata import AssignedReplica, Metadata
 
 _log = get_logger(__name__)
@@ -20,7 +17,6 @@ class RackAwareReplicaSelector:
     def __init__(self, connection: Connection, client_rack: str) -> None:
         self._connection = connection
         self._client_rack = client_rack
-        self._rows: dict[Location, tuple[int, dict[TopicIdPartition, dict[str, Any]]]] = {}
 
     def select(self, leader: Visible, metadata: Metadata) -> Visible:
         """Return what may be seen of a partition in the nearest replica that is in sync.
@@ -49,26 +45,18 @@ class RackAwareReplicaSelector:
         """Return what a follower shows, or `None` where it does not follow in this epoch."""
         location = self._connection.replica_location(leader.state, replica.broker_id)
         try:
-            row = self._of_root(location).get(leader.state.key)
+            journal = self._connection.journal(location)
         except UNREADABLE as error:
             _log.info("follower not readable", root=location.uri, error=one_line(error))
             return None
+        row = journal.rows.get(leader.state.key)
         epochs = leader.state.leader_epoch, broker_epoch
         if row is None or (row["leader_epoch"], row["broker_epoch"]) != epochs:
             return None
         return leader._replace(
             location=location,
-            log_version=row["log_version"],
+            log_version=journal.version,
             log_start_offset=row["log_start_offset"],
             # The follower's row may be newer than the leader's that was looked at.
             high_watermark=min(row["high_watermark"], leader.high_watermark),
         )
-
-    def _of_root(self, location: Location) -> dict[TopicIdPartition, dict[str, Any]]:
-        table = self._connection.table(location, HIGH_WATERMARK_CHECKPOINT)
-        version = table.version
-        if location not in self._rows or self._rows[location][0] != version:
-            rows = table.rows().to_pylist()
-            by_key = {TopicIdPartition(row["topic_id"], row["partition"]): row for row in rows}
-            self._rows[location] = version, by_key
-        return self._rows[location][1]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,11 @@ import pyarrow as pa
 
 from sparklog.clients.arguments import check_session
 from sparklog.clients.connection import Connection, connection_of
+from sparklog.datasource.replica_state import JOURNALED
 from sparklog.errors import StorageError
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
+from sparklog.storage.journal import Journal
+from sparklog.storage.location import Location, StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,10 +122,12 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
         for uri in broker.online_roots.values()
     ]
     cluster = connection.root.location.uri
+    _register_state(spark)
     # Delta runs a small job to open a table, so they are opened side by side.
     with ThreadPoolExecutor(max_workers=8) as pool:
         opened = pool.map(partial(_load, spark, cluster), CLUSTER_TABLES)
-        of_roots = [pool.submit(_broker_views, spark, *root) for root in roots]
+        options = connection.storage_options or {}
+        of_roots = [pool.submit(_broker_views, spark, options, *root) for root in roots]
         views = {schema.name: frame for schema, frame in zip(CLUSTER_TABLES, opened, strict=True)}
     readable = []
     for (broker_id, root), frames in zip(roots, of_roots, strict=True):
@@ -145,14 +151,41 @@ def _load(spark: SparkSession, root: str, schema: TableSchema) -> DataFrame:
     return spark.read.format("delta").load(f"{root}/{schema.name}")
 
 
-def _broker_views(spark: SparkSession, broker_id: int, root: str) -> dict[str, DataFrame]:
+def _register_state(spark: SparkSession) -> None:
+    from pyspark_sparklog.state import StateSource
+
+    with warnings.catch_warnings():
+        # It may be registered already.
+        warnings.simplefilter("ignore")
+        spark.dataSource.register(StateSource)
+
+
+def _load_state(
+    spark: SparkSession, root: str, schema: TableSchema, options: StorageOptions
+) -> DataFrame:
+    """Return a table whose newest rows the root's journal has, read anew by every query."""
+    from pyspark_sparklog.state import NAME
+
+    reader = spark.read.format(NAME).option("table", schema.name).option("root", root)
+    return reader.option("storage_options", json.dumps(options)).load()
+
+
+def _broker_views(
+    spark: SparkSession, options: StorageOptions, broker_id: int, root: str
+) -> dict[str, DataFrame]:
     """Return the views of one broker root; `StorageError` where it cannot be read."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
+    Journal(Location.of(root, options))
     try:
-        frames = {schema.name: _load(spark, root, schema) for schema in BROKER_TABLES}
+        frames = {
+            schema.name: _load_state(spark, root, schema, options)
+            if schema.name in JOURNALED
+            else _load(spark, root, schema)
+            for schema in BROKER_TABLES
+        }
     except (PySparkException, Py4JError) as error:
         # What follows is the JVM's stack trace.
         raise StorageError(" ".join(str(error).splitlines()[:2])) from error

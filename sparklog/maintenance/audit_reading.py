@@ -8,7 +8,7 @@ truncation makes one smaller, and it is over soon: what seems to disagree is rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -16,13 +16,10 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.clients.connection import Connection
 from sparklog.errors import DamagedError, SparklogError
-from sparklog.maintenance.checkpoints import histories_of, rows_of
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
     FORMAT,
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
     LOG,
     PRODUCE_REQUESTS,
     Batch,
@@ -31,6 +28,7 @@ from sparklog.model import (
     TopicIdPartition,
 )
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Row
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
@@ -39,7 +37,7 @@ UNREADABLE = (SparklogError, DeltaError, OSError, pa.ArrowException)
 """What reading a root, or a file in it, may raise."""
 
 _Row = dict[str, Any]
-_Rows = dict[TopicIdPartition, _Row]
+_Rows = Mapping[TopicIdPartition, Row]
 _Read = TypeVar("_Read")
 
 
@@ -52,10 +50,10 @@ class Replica(NamedTuple):
     state: PartitionState
     broker_id: int
     in_isr: bool
-    first_row: _Row | None
-    row: _Row | None
+    first_row: Row | None
+    row: Row | None
     log: RecordLog
-    epochs: list[EpochEntry]
+    epochs: Sequence[EpochEntry]
 
     @property
     def key(self) -> TopicIdPartition:
@@ -221,10 +219,10 @@ class _Roots:
         return None if (broker_id, location.uri) in self.unreadable else location
 
     def rows(self, location: Location) -> _Rows:
-        return rows_of(self._connection.table(location, HIGH_WATERMARK_CHECKPOINT))
+        return dict(self._connection.journal(location).rows)
 
-    def epochs(self, location: Location) -> dict[TopicIdPartition, list[EpochEntry]]:
-        return histories_of(self._connection.table(location, LEADER_EPOCH_CHECKPOINT))
+    def epochs(self, location: Location) -> Mapping[TopicIdPartition, Sequence[EpochEntry]]:
+        return dict(self._connection.journal(location).epochs)
 
     def _note(self, broker_id: int, uri: str, error: Exception) -> None:
         self.unreadable[broker_id, uri] = UnreadableRoot(broker_id, uri, one_line(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,7 @@ from typing import Any, NamedTuple
 from sparklog.clients.connection import Connection
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.maintenance.replica_locations import replicas_in_root
-from sparklog.model import (
-    BROKERS,
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    EpochEntry,
-    TopicIdPartition,
-)
+from sparklog.model import BROKERS, EpochEntry, TopicIdPartition
 from sparklog.storage.checkpoint_files import (
     HIGH_WATERMARKS,
     LEADER_EPOCHS,
@@ -34,12 +29,11 @@ from sparklog.storage.checkpoint_files import (
     read_epochs,
     read_offsets,
 )
-from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.control_table import Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
-from sparklog.storage.record_log import RecordLog
+from sparklog.storage.journal import Histories, Journal, Row
 
 _TopicPartition = tuple[str, int]
-_Rows = dict[TopicIdPartition, dict[str, Any]]
 
 _PARTITION_FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,9})")
 _OF_KAFKA_ITSELF = "__cluster_metadata"
@@ -68,9 +62,8 @@ def export_checkpoints(
     """
     location, held = replicas_in_root(connection, broker_id, log_dir)
     _check_new(folder)
-    rows = rows_of(connection.table(location, HIGH_WATERMARK_CHECKPOINT))
-    # After the rows, so that no row is ahead of it.
-    log = RecordLog(location)
+    log = Journal(location)
+    rows = log.rows
     keys = sorted(
         (key for key in held if key in rows or log.batches(key)),
         key=lambda key: (held[key].topic, key.partition),
@@ -89,10 +82,9 @@ def export_checkpoints(
         LOG_START_OFFSETS: format_offsets(starts),
         RECOVERY_POINTS: format_offsets(ends),
     }
-    histories = histories_of(connection.table(location, LEADER_EPOCH_CHECKPOINT))
     for key in keys:
         partition_folder = f"{held[key].topic}-{key.partition}"
-        files[f"{partition_folder}/{LEADER_EPOCHS}"] = format_epochs(histories.get(key, []))
+        files[f"{partition_folder}/{LEADER_EPOCHS}"] = format_epochs(log.epochs.get(key, ()))
     _write(folder, files)
     return len(keys)
 
@@ -148,16 +140,19 @@ def import_checkpoints(
             f"{folder} names partition {partition} of topic {topic}, of which broker {broker_id} "
             f"has no replica in {location.uri}: take it out of the files"
         )
-    target = _Target(
-        ControlTable(location, HIGH_WATERMARK_CHECKPOINT),
-        ControlTable(location, LEADER_EPOCH_CHECKPOINT),
-        RecordLog(location),
-        by_name,
-    )
-    _imported_rows(target, found, folder)
+    _imported_rows(Journal(location), by_name, found, folder)
     fence = Fence(BROKER_EPOCH, _register(connection, broker_id))
     try:
-        _replace(target, found, folder, fence)
+        # Nobody else writes once the fence is taken; until then another process may have.
+        journal = Journal(location, fence)
+        rows = _imported_rows(journal, by_name, found, folder)
+        for row in rows:
+            row["broker_epoch"] = fence.epoch
+        histories = {
+            by_name[name]: Histories(name[0], tuple(history))
+            for name, history in found.epochs.items()
+        }
+        journal.commit_step([], [], rows, histories, time.time_ns() // 1_000_000)
     except (CommitConflictError, FencedError) as error:
         raise StorageError(
             f"broker {broker_id} was started while its checkpoints were being imported: stop it "
@@ -166,59 +161,28 @@ def import_checkpoints(
     return len(names)
 
 
-class _Target(NamedTuple):
-    """The root that is imported into, and its replicas by topic and partition."""
-
-    rows: ControlTable
-    epochs: ControlTable
-    log: RecordLog
-    replicas: dict[_TopicPartition, TopicIdPartition]
-
-
-def _replace(target: _Target, found: Checkpoints, folder: Path, fence: Fence) -> None:
-    """Write both tables, each as one compare-and-set."""
-    for table in (target.epochs, target.rows):
-        table.take_fence(fence)
-    # Nobody else writes from here on; until here a process that is now fenced may have.
-    target.log.refresh()
-    rows = _imported_rows(target, found, folder)
-    topics = {key: name[0] for name, key in target.replicas.items()}
-    topics |= {_key(row): row["topic"] for row in target.epochs.rows().to_pylist()}
-    histories = histories_of(target.epochs)
-    histories |= {target.replicas[name]: history for name, history in found.epochs.items()}
-    epochs = LEADER_EPOCH_CHECKPOINT.rows(
-        [
-            {**key._asdict(), "topic": topics[key], **entry._asdict()}
-            for key in sorted(histories)
-            for entry in histories[key]
-        ]
-    )
-    target.epochs.compare_and_set(epochs, fence)
-    for name in found.high_watermarks.keys() | found.log_start_offsets.keys():
-        rows[target.replicas[name]] |= {
-            "broker_epoch": fence.epoch,
-            "epochs_version": target.epochs.version,
-        }
-    ordered = [rows[key] for key in sorted(rows)]
-    target.rows.compare_and_set(HIGH_WATERMARK_CHECKPOINT.rows(ordered), fence)
-
-
-def _imported_rows(target: _Target, found: Checkpoints, folder: Path) -> _Rows:
-    """Return the rows after the import; `StorageError` where an offset cannot be the replica's."""
-    rows = rows_of(target.rows)
+def _imported_rows(
+    journal: Journal,
+    replicas: Mapping[_TopicPartition, TopicIdPartition],
+    found: Checkpoints,
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """Return the rows that change; `StorageError` where an offset cannot be the replica's."""
+    rows: list[dict[str, Any]] = []
     for name in sorted(found.high_watermarks.keys() | found.log_start_offsets.keys()):
-        key = target.replicas[name]
-        row = rows.get(key) or {
+        key = replicas[name]
+        new: Row = {
             **key._asdict(),
             "topic": name[0],
             "log_start_offset": 0,
             "high_watermark": 0,
             "reported_at_ms": 0,
         }
-        before = row["log_start_offset"]
+        row = journal.rows.get(key, new)
+        before: int = row["log_start_offset"]
         start = found.log_start_offsets.get(name, before)
-        high_watermark = found.high_watermarks.get(name, row["high_watermark"])
-        batches, end = target.log.batches(key), target.log.log_end_offset(key, before)
+        high_watermark = found.high_watermarks.get(name, int(row["high_watermark"]))
+        batches, end = journal.batches(key), journal.log_end_offset(key, before)
         begin = batches[0].base_offset if batches else before
         if start > high_watermark or (start != before and not begin <= start <= end):
             raise StorageError(
@@ -227,15 +191,15 @@ def _imported_rows(target: _Target, found: Checkpoints, folder: Path) -> _Rows:
                 f"{begin} to {end}: the log start offset must be in it, and not above the high "
                 "watermark"
             )
-        rows[key] = row | {
+        changes = {
             # It has yet to agree with a leader, and leads nothing by what was imported (6.3).
             "leader_epoch": -1,
             "role": "follower",
             "log_start_offset": start,
-            "log_end_offset": target.log.log_end_offset(key, start),
+            "log_end_offset": journal.log_end_offset(key, start),
             "high_watermark": high_watermark,
-            "log_version": target.log.version,
         }
+        rows.append({**row, **changes})
     return rows
 
 
@@ -261,23 +225,6 @@ def _check_stopped(state: str, broker_id: int) -> None:
             f"broker {broker_id} is {state}: stop it, and where its process has died wait until "
             "the controller has fenced it, before its checkpoints are replaced"
         )
-
-
-def rows_of(table: ControlTable) -> dict[TopicIdPartition, dict[str, Any]]:
-    """Return the loaded rows of a high-watermark checkpoint, by their replica."""
-    return {_key(row): row for row in table.rows().to_pylist()}
-
-
-def histories_of(table: ControlTable) -> dict[TopicIdPartition, list[EpochEntry]]:
-    """Return the loaded leader-epoch histories, each sorted, by their replica."""
-    histories: dict[TopicIdPartition, list[EpochEntry]] = {}
-    for row in table.rows().to_pylist():
-        histories.setdefault(_key(row), []).append(EpochEntry(row["epoch"], row["start_offset"]))
-    return {key: sorted(entries) for key, entries in histories.items()}
-
-
-def _key(row: Mapping[str, Any]) -> TopicIdPartition:
-    return TopicIdPartition(row["topic_id"], row["partition"])
 
 
 def _check_new(folder: Path) -> None:

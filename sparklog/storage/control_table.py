@@ -11,7 +11,7 @@ import io
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -334,22 +334,44 @@ class ControlTable:
             if take_fence(self.location, fence, self._load, may_hold=may_hold):
                 self.commits += 1
 
-    def compare_and_set(self, rows: pa.Table, fence: Fence | None = None) -> None:
+    def compare_and_set(
+        self,
+        rows: pa.Table,
+        fence: Fence | None = None,
+        transactions: Mapping[str, int] | None = None,
+    ) -> None:
         """Replace all rows by `rows`, as the version after the loaded one.
 
-        Raises `CommitConflictError` where the table has moved, `FencedError` where `fence` is
-        given and is no longer the one that holds the table.
+        `transactions`: the versions of app transactions to be set along with it. Raises
+        `CommitConflictError` where the table has moved, `FencedError` where `fence` is given and is
+        no longer the one that holds the table.
         """
-        self._replace(rows, self.version, fence)
+        self._replace(rows, self.version, fence, transactions)
 
-    def _replace(self, rows: pa.Table, loaded: int, fence: Fence | None) -> None:
+    def set_transactions(self, transactions: Mapping[str, int], fence: Fence) -> None:
+        """Set the versions of app transactions, and no rows; raises as `compare_and_set` does."""
+        with self._lock:
+            check_fence(self._log, fence)
+            if not self._log.commit("SET TRANSACTIONS", transactions=transactions):
+                raise _moved(self._log)
+            self.commits += 1
+            if self._rows is not None:
+                self._rows = self.version, self._rows[1]
+
+    def _replace(
+        self,
+        rows: pa.Table,
+        loaded: int,
+        fence: Fence | None,
+        transactions: Mapping[str, int] | None = None,
+    ) -> None:
         rows = self._as_stored(rows)
         with self._lock:
             check_fence(self._log, fence)
             if self.version != loaded:
                 raise _moved(self._log, loaded)
             self._add_columns()
-            if not self._overwrite(self._with_unknown_columns(rows)):
+            if not self._overwrite(self._with_unknown_columns(rows), transactions):
                 raise _moved(self._log, loaded)
             self.commits += 1
             self._rows = self.version, rows
@@ -362,11 +384,11 @@ class ControlTable:
         files = [ParquetContent(self.location.read_bytes(path)).read() for path in self._files]
         return with_unknown_columns(rows, files, declared, self.schema)
 
-    def _overwrite(self, rows: pa.Table) -> bool:
+    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None) -> bool:
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
         with self._discarding(file):
-            if not self._log.commit("WRITE", [file], removed):
+            if not self._log.commit("WRITE", [file], removed, transactions):
                 raise _moved(self._log)
         self._files = {file.path: (self.version, 0)}
         return True

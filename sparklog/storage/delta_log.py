@@ -51,6 +51,9 @@ CONTROLLER_EPOCH = "controller_epoch"
 _READER_VERSION, _WRITER_VERSION = 1, 2
 """The versions of Delta's protocol that every table of sparklog has."""
 
+LOG_VERSION = "log_version"
+"""The app transaction that names which version of its root's log a checkpoint table describes."""
+
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 """The table property with the number of commits between two checkpoints."""
 
@@ -62,6 +65,9 @@ COMMIT_ID = "txnId"
 
 _CHECKSUM = "sparklogChecksum"
 """The field of `commitInfo` with the checksum of the lines after it."""
+
+_METADATA, _METADATA_CHECKSUM = "userMetadata", "sparklogMetadataChecksum"
+"""The fields of `commitInfo` with a text of the writer's own, and with the text's checksum."""
 
 _WITHOUT_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 """The errors of link() on file systems that have no hard links."""
@@ -103,7 +109,10 @@ class RemovedFile(NamedTuple):
 
 @dataclass
 class Commit:
-    """The actions of one commit, and the id of the attempt that wrote it, where it has one."""
+    """The actions of one commit, and the id of the attempt that wrote it, where it has one.
+
+    `user_metadata` is the text that its writer gave along; Delta shows it in a table's history.
+    """
 
     version: int
     added: list[AddedFile] = field(default_factory=list)
@@ -111,6 +120,7 @@ class Commit:
     transactions: dict[str, int] = field(default_factory=dict)
     protocol: Protocol | None = None
     commit_id: str | None = None
+    user_metadata: str | None = None
 
 
 class Stamp(NamedTuple):
@@ -122,25 +132,32 @@ class Stamp(NamedTuple):
 
 
 class DeltaLog:
-    """The log of one table, at one version; opening it raises what `open_delta_table` raises."""
+    """The log of one table, at one version; opening it raises what `open_delta_table` raises.
+
+    Parameters: `explains`, see `read_commit`; `cleans_up`, whether commits write Delta's checkpoint
+    where that is due, after which old commits are cleaned up. Else `write_due_checkpoint` does.
+    """
 
     def __init__(
         self,
         table: Location,
         version: int | None = None,
         explains: Callable[[Commit], bool] | None = None,
+        *,
+        cleans_up: bool = True,
     ) -> None:
         self.location = table
         self._explains = explains
+        self._cleans_up = cleans_up
         self.snapshot = open_delta_table(table, version)
         """The table as delta-rs opened it: before the first commit that was followed."""
         self.version = self.snapshot.version()
         self.transactions = {
             name: held
-            for name in (BROKER_EPOCH, CONTROLLER_EPOCH)
+            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION)
             if (held := self.snapshot.transaction_version(name)) is not None
         }
-        """The epochs in the table's app transactions, by name."""
+        """The versions of the table's app transactions, by name: epochs, and `LOG_VERSION`."""
         # After delta-rs has read them, since clean-up may take them at any time.
         check_commits(table, self.version, explains)
         metadata = self.snapshot.metadata()
@@ -151,6 +168,7 @@ class DeltaLog:
         self._check_protocol()
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
+        self._checkpointed = self.version
         self._looked_at = _clocks()
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
@@ -213,10 +231,12 @@ class DeltaLog:
         added: Sequence[AddedFile] = (),
         removed: Sequence[RemovedFile] = (),
         transactions: Mapping[str, int] | None = None,
+        user_metadata: str | None = None,
     ) -> bool:
         """Commit as the version after this one, and go on to it; return whether it was free.
 
-        `operation` is Delta's name for it, which the table's history shows. In local folders the
+        `operation` is Delta's name for it, which the table's history shows, as it does
+        `user_metadata`. In local folders the
         added files are synced first, and the commit is synced before this returns. Raises
         `OSError` or `DeltaError` where the commit failed or its outcome is unknown
         (`is_uncertain`): follow the log then before deciding anything.
@@ -228,7 +248,7 @@ class DeltaLog:
         # An error, and a refusal, are believed only after the version was read back: a conditional
         # PUT that is repeated after its answer was lost is refused because of itself.
         try:
-            put = self._put(operation, added, removed, transactions, commit_id)
+            put = self._put(operation, added, removed, transactions, commit_id, user_metadata)
             is_mine = put or self._is_by(commit_id)
         except (DeltaError, OSError):
             if not self._is_by(commit_id):
@@ -245,9 +265,22 @@ class DeltaLog:
             self.version += 1
             self.transactions |= transactions
             self._looked_at = _clocks()
-            if self.version % self._checkpoint_interval == 0:
-                _checkpoints.submit(_write_checkpoint, self.location)
+            if self._cleans_up:
+                self.write_due_checkpoint()
         return is_mine
+
+    def write_due_checkpoint(self) -> None:
+        """Have Delta's checkpoint written, in another thread, where that is due.
+
+        It is due `CHECKPOINT_INTERVAL` commits after the last one. Commits that were cleaned up
+        before are no longer there to be read after that.
+        """
+        if (
+            self.version // self._checkpoint_interval
+            > self._checkpointed // self._checkpoint_interval
+        ):
+            self._checkpointed = self.version
+            _checkpoints.submit(_write_checkpoint, self.location)
 
     def _is_predecessor_lost(self) -> bool:
         """Return whether the loaded version's commit is gone.
@@ -270,6 +303,7 @@ class DeltaLog:
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
         commit_id: str,
+        user_metadata: str | None,
     ) -> bool:
         now_ms = time.time_ns() // 1_000_000
         actions: list[dict[str, Any]] = [
@@ -280,7 +314,7 @@ class DeltaLog:
             *({"remove": _remove(file)} for file in removed),
             *({"add": _add(file)} for file in added),
         ]
-        text = _commit_text(actions, operation, now_ms, commit_id)
+        text = _commit_text(actions, operation, now_ms, commit_id, user_metadata)
         self.location.sync(file.path for file in added)
         try:
             self.location.put_new(commit_path(self.version + 1), text)
@@ -290,7 +324,7 @@ class DeltaLog:
             if error.errno not in _WITHOUT_HARD_LINKS:
                 raise
             # delta-rs knows other ways to put a file that must not exist.
-            return self._hand_over(added, removed, transactions, commit_id)
+            return self._hand_over(added, removed, transactions, commit_id, user_metadata)
         return True
 
     def _hand_over(
@@ -299,6 +333,7 @@ class DeltaLog:
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
         commit_id: str,
+        user_metadata: str | None,
     ) -> bool:
         """Have delta-rs commit, to a folder whose file system has no hard links."""
         self._load_snapshot()
@@ -328,7 +363,7 @@ class DeltaLog:
                 "append",
                 self.snapshot.schema(),
                 self.snapshot.metadata().partition_columns,
-                commit_properties=_properties(commit_id, epochs or None),
+                commit_properties=_properties(commit_id, epochs or None, user_metadata),
             )
         except CommitFailedError:
             return False
@@ -353,14 +388,22 @@ class DeltaLog:
             self.snapshot = open_delta_table(self.location)
 
 
-def _properties(commit_id: str, epochs: list[Transaction] | None = None) -> CommitProperties:
-    return CommitProperties(
-        max_commit_retries=0, custom_metadata={COMMIT_ID: commit_id}, app_transactions=epochs
-    )
+def _properties(
+    commit_id: str, epochs: list[Transaction] | None, user_metadata: str | None
+) -> CommitProperties:
+    told = {COMMIT_ID: commit_id}
+    if user_metadata is not None:
+        told[_METADATA] = user_metadata
+        told[_METADATA_CHECKSUM] = xxhash.xxh3_64_hexdigest(user_metadata.encode())
+    return CommitProperties(max_commit_retries=0, custom_metadata=told, app_transactions=epochs)
 
 
 def _commit_text(
-    actions: Sequence[Mapping[str, Any]], operation: str, now_ms: int, commit_id: str
+    actions: Sequence[Mapping[str, Any]],
+    operation: str,
+    now_ms: int,
+    commit_id: str,
+    user_metadata: str | None,
 ) -> bytes:
     lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
     info = {
@@ -371,6 +414,9 @@ def _commit_text(
         COMMIT_ID: commit_id,
         _CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
     }
+    if user_metadata is not None:
+        info[_METADATA] = user_metadata
+        info[_METADATA_CHECKSUM] = xxhash.xxh3_64_hexdigest(user_metadata.encode())
     return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
 
 
@@ -453,6 +499,31 @@ def read_commit(
     return commit
 
 
+def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
+    """Yield the commits `first` to `last`, in order, read side by side where that saves time.
+
+    Raises `DamagedError` as `read_commit` does, and for a commit that is not there.
+    """
+
+    def read(version: int) -> Commit:
+        # A changed header is found where the batches are loaded.
+        commit = read_commit(table, version, lambda _: True)
+        if commit is None:
+            raise DamagedError(f"{table.uri}/{commit_path(version)}", "it is missing", _REMEDY)
+        return commit
+
+    versions = range(first, last + 1)
+    if table.is_local or len(versions) < 2:
+        yield from map(read, versions)
+        return
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="commits") as pool:
+        yield from pool.map(read, versions)
+
+
+_READERS = 32
+"""Commits that are read at a time from an object store."""
+
+
 def check_commits(
     table: Location,
     version: int | None = None,
@@ -513,12 +584,22 @@ def check_commit_text(text: bytes) -> None:
     if not text:
         raise ValueError("the commit is empty")
     first, _, lines = text.partition(b"\n")
-    checksum = (json.loads(first).get("commitInfo") or {}).get(_CHECKSUM)
+    info = json.loads(first).get("commitInfo") or {}
+    _check_metadata(info)
+    checksum = info.get(_CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("the commit is cut or changed: its lines do not match their checksum")
     if checksum is None:
         # Another writer's commit has no checksum, but each of its lines is whole.
         json.loads(text[text.rstrip().rfind(b"\n") + 1 :])
+
+
+def _check_metadata(info: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where the writer's own text in a commit is not as it was written."""
+    checksum = info.get(_METADATA_CHECKSUM)
+    written = str(info.get(_METADATA)).encode()
+    if checksum is not None and xxhash.xxh3_64_hexdigest(written) != checksum:
+        raise ValueError("the commit is changed: its userMetadata does not match its checksum")
 
 
 def _matches(text: bytes) -> bool:
@@ -543,6 +624,8 @@ def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
         commit.protocol = Protocol(protocol["minReaderVersion"], protocol["minWriterVersion"])
     elif info := action.get("commitInfo"):
         commit.commit_id = info.get(COMMIT_ID)
+        commit.user_metadata = info.get(_METADATA)
+        _check_metadata(info)
 
 
 def _add(file: AddedFile) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import bisect
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import pairwise
 from operator import attrgetter
@@ -30,7 +31,7 @@ from sparklog.storage.batch_actions import (
     removed_file,
 )
 from sparklog.storage.control_table import Fence, check_fence, take_fence
-from sparklog.storage.delta_log import DeltaLog, check_commits, has_commit
+from sparklog.storage.delta_log import Commit, DeltaLog, check_commits, has_commit
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.soundness import first_fault
@@ -59,7 +60,8 @@ class RecordLog:
         self.fence = fence
         self.commits = 0
         """How many commits this handle has made."""
-        self._log = DeltaLog(self.location, None, has_damaged_header)
+        self._moved: set[TopicIdPartition] = set()
+        self._log = self._opened(None)
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
@@ -71,7 +73,6 @@ class RecordLog:
         self._wrong_headers: dict[TopicIdPartition, dict[str, tuple[Batch, str]]] = {}
         self.damaged: dict[TopicIdPartition, DamagedError] = {}
         """The damaged replicas, each with its first fault."""
-        self._moved: set[TopicIdPartition] = set()
         self._load()
         if fence is not None:
             take_fence(self.location, fence, self._refreshed)
@@ -132,6 +133,7 @@ class RecordLog:
 
     def _follow(self, to_version: int | None = None) -> None:
         for commit in self._log.follow(to_version):
+            self._moved |= self._apply(commit)
             changed: dict[TopicIdPartition, list[int]] = defaultdict(list)
             for path in commit.removed:
                 if (batch := self._live.get(path)) is not None:
@@ -147,6 +149,10 @@ class RecordLog:
             self._moved |= changed.keys()
             for key, offsets in changed.items():
                 self._check_sound(key, min(offsets), max(offsets))
+
+    def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:  # noqa: ARG002
+        """Take over what a commit says beside its batches; return the replicas that it names."""
+        return set()
 
     def is_in_place(self) -> bool:
         """Return whether the loaded version's commit exists: the root is neither gone nor empty."""
@@ -224,10 +230,12 @@ class RecordLog:
         added: Sequence[Batch] = (),
         removed: Sequence[Batch] = (),
         now_ms: int | None = None,
+        user_metadata: str | None = None,
     ) -> None:
         """Add and remove batches, of any replicas, as the version after the loaded one.
 
-        `now_ms` is the time on the broker's clock, the system's where it is left out.
+        `now_ms` is the time on the broker's clock, the system's where it is left out;
+        `user_metadata`, a text that the commit carries along.
         Raises `FencedError` where another process has taken the broker over, and
         `CommitConflictError` where the table moved; nothing is written then. Raises `OSError` or
         `DeltaError` where the commit failed or its outcome is unknown (`is_uncertain`). delta-rs
@@ -242,7 +250,8 @@ class RecordLog:
         # Delta's own clean-up goes by the system's clock.
         gone = [removed_file(batch, system_ms) for batch in removed]
         check_fence(self._log, self.fence)
-        if not self._log.commit("WRITE" if added else "DELETE", files, gone):
+        operation = "WRITE" if added or not removed else "DELETE"
+        if not self._log.commit(operation, files, gone, user_metadata=user_metadata):
             self.refresh()
             check_fence(self._log, self.fence)
             raise CommitConflictError(f"{self.location.uri} moved: look at it again")
@@ -298,7 +307,7 @@ class RecordLog:
                 )
 
     def _reopen(self, version: int | None = None) -> None:
-        opened = DeltaLog(self.location, version, has_damaged_header)
+        opened = self._opened(version)
         is_older = version is None and opened.version < self.version
         if self.fence is not None and (opened.table_id != self.table_id or is_older):
             raise StorageError(
@@ -317,6 +326,9 @@ class RecordLog:
         self.damaged.clear()
         self._load()
         self._moved |= set(self.partitions())
+
+    def _opened(self, version: int | None) -> DeltaLog:
+        return DeltaLog(self.location, version, has_damaged_header)
 
     def _refreshed(self) -> DeltaLog:
         self.refresh()

@@ -24,6 +24,7 @@ from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.damage import set_aside
 from sparklog.storage.delta_log import commit_path, first_commit, has_commit
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
@@ -136,7 +137,8 @@ class BrokerRoot:
         self.produce_requests = RequestTable(location)
         self.produce_responses = self._opened(model.PRODUCE_RESPONSES)
         self.delayed_operations = self._opened(model.DELAYED_OPERATIONS)
-        self.log = RecordLog(location, self.fence)
+        checkpoints = self.high_watermark_checkpoint, self.leader_epoch_checkpoint
+        self.log = Journal(location, self.fence, checkpoints)
 
     def _opened(self, schema: model.TableSchema) -> ControlTable:
         """Open a table under the fence; one that is damaged starts again, empty."""
@@ -170,6 +172,15 @@ class BrokerRoot:
                     table.verify()
             except DamagedError as error:
                 found[schema.name] = error
+        try:
+            Journal(location, damaged=found)
+        except DamagedError as error:
+            # A log that cannot be opened itself is told of when the broker registers.
+            with suppress(DamagedError):
+                RecordLog(location)
+                # The log is whole, but not what the state of the replicas follows from.
+                for schema in (model.HIGH_WATERMARK_CHECKPOINT, model.LEADER_EPOCH_CHECKPOINT):
+                    found[schema.name] = error
         return found
 
     @staticmethod

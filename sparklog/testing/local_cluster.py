@@ -28,8 +28,6 @@ from sparklog.clients.producer_ids import ProducerIds
 from sparklog.config import Settings, parse
 from sparklog.errors import SparklogError
 from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
     Record,
     TopicIdPartition,
     batch_id,
@@ -249,24 +247,25 @@ class LocalCluster:
 
     def replica(self, broker_id: int, topic: str, partition: int) -> ReplicaView:
         """Return what a replica's tables say of it."""
-        location = self._location(broker_id, topic, partition)
+        journal = self._connection.journal(self._location(broker_id, topic, partition))
         key = self._key(topic, partition)
-        end = RecordLog(location).log_end_offset(key)
-        for row in self._rows(location, HIGH_WATERMARK_CHECKPOINT, key):
-            return ReplicaView(
-                row["log_start_offset"],
-                max(end, row["log_start_offset"]),
-                min(row["high_watermark"], max(end, row["log_start_offset"])),
-                row["leader_epoch"],
-                row["role"],
-            )
-        return ReplicaView(0, end, 0, -1, "follower")
+        row = journal.rows.get(key)
+        if row is None:
+            return ReplicaView(0, journal.log_end_offset(key), 0, -1, "follower")
+        end = journal.log_end_offset(key, row["log_start_offset"])
+        return ReplicaView(
+            row["log_start_offset"],
+            end,
+            min(row["high_watermark"], end),
+            row["leader_epoch"],
+            row["role"],
+        )
 
     def leader_epochs(self, broker_id: int, topic: str, partition: int) -> list[tuple[int, int]]:
         """Return a replica's leader-epoch history: (epoch, start offset), oldest first."""
-        location = self._location(broker_id, topic, partition)
-        rows = self._rows(location, LEADER_EPOCH_CHECKPOINT, self._key(topic, partition))
-        return sorted((row["epoch"], row["start_offset"]) for row in rows)
+        journal = self._connection.journal(self._location(broker_id, topic, partition))
+        entries = journal.epochs.get(self._key(topic, partition), ())
+        return [(entry.epoch, entry.start_offset) for entry in entries]
 
     def partition(self, topic: str, partition: int) -> PartitionView:
         """Return what the controller has published of a partition."""
@@ -362,7 +361,3 @@ class LocalCluster:
         if state.replica(broker_id) is None:
             raise SparklogError(f"broker {broker_id} has no replica of {topic}-{partition}")
         return self._at(f"broker-{broker_id}")
-
-    def _rows(self, location: Location, schema: Any, key: TopicIdPartition) -> list[dict[str, Any]]:
-        rows = self._connection.table(location, schema).rows().to_pylist()
-        return [row for row in rows if (row["topic_id"], row["partition"]) == key]

@@ -13,6 +13,7 @@ from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 
@@ -75,11 +76,14 @@ def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Let the next access to a table fail once, as a store that is away does.
 
-    Called with "write" or the name of a method of `ControlTable`, and the end of the table's URI.
+    Called with "write" or the name of a method of `ControlTable` or `RecordLog`, and the end of the
+    table's URI.
     """
 
     def arrange(action: str, table: str) -> None:
-        owner: Any = DeltaLog if action == "write" else ControlTable
+        owner: Any = RecordLog if table.endswith("log") else ControlTable
+        if action == "write":
+            owner = DeltaLog
         name = "commit" if action == "write" else action
         original = getattr(owner, name)
         left = [1]

@@ -9,8 +9,15 @@ from typing import Any
 from sparklog.broker.broker import Broker
 from sparklog.clients.produce import PendingProduce
 from sparklog.errors import ProtocolError
-from sparklog.model import BROKER_TABLES, HIGH_WATERMARK_CHECKPOINT, Record, TableSchema
+from sparklog.model import (
+    BROKER_TABLES,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    Record,
+    TableSchema,
+)
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 
@@ -44,9 +51,20 @@ def table(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> Con
 
 
 def rows(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> list[dict[str, Any]]:
-    """The rows of a table of a broker's root, or of the cluster's."""
-    found: list[dict[str, Any]] = table(cluster, broker, schema).rows().to_pylist()
-    return found
+    """The rows of a table of a broker's root, as its journal has them, or of the cluster's."""
+    if broker is not None and schema in (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT):
+        opened = journal(cluster, broker)
+        is_rows = schema is HIGH_WATERMARK_CHECKPOINT
+        found = opened.row_table() if is_rows else opened.epoch_table()
+    else:
+        found = table(cluster, broker, schema).rows()
+    of_table: list[dict[str, Any]] = found.to_pylist()
+    return of_table
+
+
+def journal(cluster: LocalCluster, broker: int) -> Journal:
+    """The journal of a broker's root, as another process opens it."""
+    return Journal(Location.of(str(cluster._root / f"broker-{broker}")))
 
 
 def report(cluster: LocalCluster, broker: int) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def test_a_dead_follower_does_not_keep_its_leader_busy(start: Start, rules_run: 
 def test_the_commits_of_a_busy_tick_grow_with_nothing(
     start: Start, partitions: int, requests: int
 ) -> None:
-    """Leader: log and checkpoint; answers and removal of the requests, at once or with the second
-    checkpoint. Follower: log and checkpoint, and the epoch entries when it copies the first batches
-    of an epoch. Neither partitions nor requests make them more.
+    """Leader: its journal; answers and removal of the requests, at once or with the high watermark.
+    Follower: its journal. Neither partitions nor requests make them more.
     """
     cluster = start(0, 1, assignment={n: [0, 1] for n in range(partitions)})
 
@@ -79,28 +78,28 @@ def test_the_commits_of_a_busy_tick_grow_with_nothing(
                 cluster.produce("t", partition, [b"%d" % n], acks=acks)  # type: ignore[arg-type]
 
     produce(1)
-    assert cluster.leader_tick(0).commits == 4
-    assert cluster.follower_tick(1).commits == 3
+    assert cluster.leader_tick(0).commits == 3
+    assert cluster.follower_tick(1).commits == 1
     assert cluster.leader_tick(0).commits == 1
     assert cluster.follower_tick(1).commits == 1
     assert cluster.leader_tick(0).commits == 0
 
     produce("all")
-    assert cluster.leader_tick(0).commits == 2
-    assert cluster.follower_tick(1).commits == 2
+    assert cluster.leader_tick(0).commits == 1
+    assert cluster.follower_tick(1).commits == 1
     assert cluster.leader_tick(0).commits == 3
 
 
 def test_the_commits_of_a_failover_grow_with_nothing(start: Start) -> None:
-    """Controller: lease, two fences, the silent broker, the elections. New leader: its epoch
-    entries and its checkpoint. Follower: the same, once it has agreed.
+    """Controller: lease, two fences, the silent broker, the elections. New leader: its journal, and
+    the two checkpoints, which are due. Follower: its journal, once it has agreed, and the same.
     """
     cluster = start(0, 1, 2, assignment={n: [0, 1, 2] for n in range(6)})
     cluster.crash(0)
     cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
     assert cluster.controller_tick().commits == 5
-    assert cluster.leader_tick(1).commits == 2
-    assert cluster.follower_tick(2).commits == 1
+    assert cluster.leader_tick(1).commits == 3
+    assert cluster.follower_tick(2).commits == 2
     assert cluster.leader_tick(1).commits == 0
     assert not cluster.controller_tick().changed
 
@@ -113,7 +112,8 @@ def test_an_in_sync_set_is_one_commit_for_all_partitions(start: Start) -> None:
         cluster.produce("t", partition, [b"a"], acks=1)
     cluster.leader_tick(0)
     cluster.clock.advance(5001)
-    assert cluster.leader_tick(0).commits == 2
+    # The set, what is committed by it, and the checkpoint of rows, which is due.
+    assert cluster.leader_tick(0).commits == 3
     assert [cluster.partition("t", n).isr for n in range(4)] == [[0]] * 4
 
 

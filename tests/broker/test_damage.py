@@ -266,7 +266,7 @@ class TestSafety:
         replicas = cluster._brokers[1]._followers[0]._replicas
         key = cluster._connection.metadata().partition("t", 0).key
         replicas.note_leader_fault(key, 1)
-        replicas.write_checkpoint()
+        replicas.commit(0)
         assert report(cluster, 1)["leader_damaged_offset"] == 1
         before = cluster.partition("t", 0)
         cluster.tick_until_idle()

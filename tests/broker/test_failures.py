@@ -13,7 +13,7 @@ import pytest
 from sparklog.broker.purgatory import WRITTEN_AFTER_MS
 from sparklog.errors import CommitConflictError
 from sparklog.model import PARTITION_STATE, TopicIdPartition
-from sparklog.storage.checkpoint_rows import CheckpointRows
+from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log, report, table, values
 
@@ -21,7 +21,7 @@ Start = Callable[..., LocalCluster]
 FailOnce = Callable[[str, str], None]
 
 OWN_TABLES = (
-    "high_watermark_checkpoint",
+    "log",
     "produce_responses",
     "delayed_operations",
     "produce_requests",
@@ -71,7 +71,7 @@ def test_a_completed_operation_whose_answer_could_not_be_written(
 
 @pytest.mark.parametrize(
     ("action", "table"),
-    [("write", "high_watermark_checkpoint"), ("refresh", "produce_requests")],
+    [("write", "log"), ("refresh", "produce_requests")],
 )
 def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
     start: Start, fail_once: FailOnce, action: str, table: str
@@ -97,16 +97,16 @@ def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
     cluster.follower_tick(1)
-    refresh = CheckpointRows.refresh
-    read: list[CheckpointRows] = []
+    refresh = ReplicaRows.refresh
+    read: list[ReplicaRows] = []
 
-    def failing(rows: CheckpointRows) -> set[TopicIdPartition]:
+    def failing(rows: ReplicaRows) -> set[TopicIdPartition]:
         if read:
             raise RuntimeError("unforeseen")
         read.append(rows)
         return refresh(rows)
 
-    monkeypatch.setattr(CheckpointRows, "refresh", failing)
+    monkeypatch.setattr(ReplicaRows, "refresh", failing)
     with pytest.raises(RuntimeError, match="unforeseen"):
         cluster.leader_tick(0)
     monkeypatch.undo()
@@ -124,7 +124,7 @@ def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
     cluster.follower_tick(1)
     cluster.leader_tick(0)
     cluster.follower_tick(2)
-    fail_once("refresh", "broker-1/high_watermark_checkpoint")
+    fail_once("refresh", "broker-1/log")
     cluster.leader_tick(0)
     assert error(waits) is None
     cluster.leader_tick(0)
@@ -141,16 +141,15 @@ def test_a_follower_reports_in_the_new_epoch_although_its_first_tick_in_it_faile
     cluster.crash(0)
     cluster.fence(0)
     cluster.leader_tick(1)
-    fail_once("write", "broker-2/high_watermark_checkpoint")
+    fail_once("write", "broker-2/log")
     with pytest.raises(OSError, match="is away"):
         cluster.follower_tick(2)
     cluster.follower_tick(2)
     assert report(cluster, 2)["leader_epoch"] == 1
 
 
-@pytest.mark.parametrize("table", ["high_watermark_checkpoint", "leader_epoch_checkpoint"])
 def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
-    start: Start, fail_once: FailOnce, table: str
+    start: Start, fail_once: FailOnce
 ) -> None:
     """Nothing is truncated on a guess, and the partitions of other leaders go on."""
     cluster = start(0, 1, 2, assignment={0: [0, 1, 2], 1: [1, 0, 2]})
@@ -161,7 +160,7 @@ def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
     # A new process has to find out where its logs agree with the leaders' (6.3).
     cluster.crash(2)
     cluster.restart(2)
-    fail_once("refresh", f"broker-0/{table}")
+    fail_once("refresh", "broker-0/log")
     cluster.follower_tick(2)
     assert (log(cluster, 2), log(cluster, 2, partition=1)) == ([], ["b"])
     cluster.follower_tick(2)
@@ -275,7 +274,7 @@ def test_a_leader_that_could_not_write_its_epoch_entry_appends_nothing_before_it
     cluster.crash(0)
     cluster.fence(0)
     cluster.produce("t", 0, [b"b"], acks=1)
-    fail_once("write", "broker-1/leader_epoch_checkpoint")
+    fail_once("write", "broker-1/log")
     with pytest.raises(OSError, match="is away"):
         cluster.leader_tick(1)
     assert values(cluster.log(1, "t", 0)) == ["a"]

@@ -30,7 +30,7 @@ def test_a_follower_leaves_the_isr_and_joins_by_a_later_report_only(start: Start
     cluster.tick_until_idle()
     before = cluster.partition("t", 0)
     replicas = cluster._brokers[1]._followers[0]._replicas
-    replicas.withdraw({key(cluster)})
+    replicas.withdraw({key(cluster)}, 0)
     assert leave(cluster, 1) == {key(cluster)}
     after = cluster.partition("t", 0)
     assert (after.leader, after.leader_epoch, after.isr) == (0, before.leader_epoch, [0, 2])
@@ -50,9 +50,10 @@ def test_a_follower_leaves_the_isr_before_it_truncates_below_its_high_watermark(
     [follower] = cluster._brokers[1]._followers
     commit, isr_at_commits = follower._root.log.commit, []
 
-    def noting(*arguments: Any) -> None:
-        isr_at_commits.append(cluster.partition("t", 0).isr)
-        commit(*arguments)
+    def noting(added: Any, removed: Any, *arguments: Any) -> None:
+        if removed:
+            isr_at_commits.append(cluster.partition("t", 0).isr)
+        commit(added, removed, *arguments)
 
     monkeypatch.setattr(follower._root.log, "commit", noting)
     follower._truncate({key(cluster): 1}, cluster.clock.now_ms())

@@ -260,9 +260,8 @@ class TestTheTable:
         for broker in (0, 1):
             # As retention does it.
             replicas = cluster._brokers[broker]._leaders[0]._replicas
-            replicas.root.log.commit([], replicas.root.log.batches(key)[:1])
             replicas.put(key, "t", log_start_offset=3)
-            replicas.write_checkpoint()
+            replicas.commit(0, removed=replicas.root.log.batches(key)[:1])
         cluster.restart(2)
         cluster.tick_until_idle()
         assert cluster.replica(2, "t", 0).log_start_offset == 3

@@ -198,7 +198,7 @@ class TestTryCompleteElseWatch:
         pending = cluster.produce("t", 0, [b"m"])
         cluster.leader_tick(0)
         cluster.follower_tick(1)
-        fail_once("write", "broker-0/high_watermark_checkpoint")
+        fail_once("write", "broker-0/log")
         with pytest.raises(OSError, match="is away"):
             cluster.leader_tick(0)
         assert error(pending) is None

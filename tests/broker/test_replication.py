@@ -7,6 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE
+from sparklog.storage.control_table import Fence
+from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.storage.journal import Journal
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
     check_at_rest,
@@ -26,9 +30,11 @@ FailOnce = Callable[[str, str], None]
 
 def forge(cluster: LocalCluster, broker: int, **changes: object) -> None:
     """Change what a replica reports of itself, as no broker would."""
-    checkpoint = table(cluster, broker, HIGH_WATERMARK_CHECKPOINT)
-    changed = [row | changes for row in checkpoint.rows().to_pylist()]
-    checkpoint.compare_and_set(HIGH_WATERMARK_CHECKPOINT.rows(changed))
+    root = Location.of(str(cluster._root / f"broker-{broker}"))
+    held = Journal(root)
+    forged = Journal(root, Fence(BROKER_EPOCH, cluster._brokers[broker].broker_epoch))
+    rows = [{**row, **changes} for row in held.rows.values()]
+    forged.commit_step([], [], rows, {}, 0)
 
 
 class TestAReport:
@@ -154,7 +160,7 @@ class TestTheHighWatermark:
     def test_never_goes_back_on_the_leader(self, start: Start) -> None:
         """A replica that comes back with less does not lower it."""
         cluster = start(0, 1, replica_lag_time_max_ms=5000)
-        cluster.crash(1)
+        cluster.pause(1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
         cluster.clock.advance(5001)
@@ -431,9 +437,8 @@ class TestALogThatBeginsLater:
         key = cluster._connection.metadata().partition("t", 0).key
         for broker in (0, 1):
             replicas = cluster._brokers[broker]._leaders[0]._replicas
-            replicas.root.log.commit([], replicas.root.log.batches(key)[:2])
             replicas.put(key, "t", log_start_offset=2)
-            replicas.write_checkpoint()
+            replicas.commit(0, removed=replicas.root.log.batches(key)[:2])
         return cluster
 
     def test_is_where_the_follower_begins_anew(self, cluster: LocalCluster) -> None:

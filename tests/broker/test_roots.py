@@ -350,7 +350,7 @@ class TestTwoRootsOfOneBroker:
         """A root that fails takes only its own replicas with it (1.5)."""
         self.produce(connection, 0, b"v")
         other = self.produce(connection, 1, b"v")
-        fail_once("write", "0a/high_watermark_checkpoint")
+        fail_once("write", "0a/log")
         with pytest.raises(OSError, match="is away"):
             brokers[0].leader_tick()
         brokers[1].follower_tick()

@@ -16,11 +16,12 @@ from sparklog.clients.connection import Connection
 from sparklog.errors import FencedError
 from sparklog.maintenance import checkpoints
 from sparklog.maintenance.audit import audit
-from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
+from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.checkpoint_files import read_offsets
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot
 from sparklog.testing import LocalCluster
@@ -56,12 +57,11 @@ class Case(NamedTuple):
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The checkpointed rows of broker 0, by partition of topic `a`."""
-        table = ControlTable(root(self.folder, 0), HIGH_WATERMARK_CHECKPOINT)
-        return {row["partition"]: row for row in table.rows().to_pylist()}
+        rows = Journal(root(self.folder, 0)).row_table().to_pylist()
+        return {row["partition"]: row for row in rows}
 
     def epochs(self) -> list[tuple[int, int, int]]:
-        table = ControlTable(root(self.folder, 0), LEADER_EPOCH_CHECKPOINT)
-        rows = table.rows().to_pylist()
+        rows = Journal(root(self.folder, 0)).epoch_table().to_pylist()
         return sorted((row["partition"], row["epoch"], row["start_offset"]) for row in rows)
 
     def broker(self) -> dict[str, Any]:
@@ -304,15 +304,16 @@ def test_a_broker_that_starts_during_an_import_keeps_its_tables(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fences the import, which says so."""
-    replace = checkpoints._replace
+    imported_rows = checkpoints._imported_rows
     expected: list[Any] = []
 
-    def interposed(*arguments: Any) -> None:
-        BrokerRoot(root(case.folder, 0), 99)
-        expected.extend((case.rows(), case.epochs()))
-        replace(*arguments)
+    def interposed(journal: Journal, *arguments: Any) -> Any:
+        if journal.fence is not None:
+            BrokerRoot(root(case.folder, 0), 99)
+            expected.extend((case.rows(), case.epochs()))
+        return imported_rows(journal, *arguments)
 
-    monkeypatch.setattr(checkpoints, "_replace", interposed)
+    monkeypatch.setattr(checkpoints, "_imported_rows", interposed)
     case.write("replication-offset-checkpoint", "a 0 1")
     assert "broker 0 was started while its checkpoints were" in case.import_().refusal
     assert [case.rows(), case.epochs()] == expected
@@ -320,9 +321,9 @@ def test_a_broker_that_starts_during_an_import_keeps_its_tables(
 
 def test_a_process_that_was_only_asleep_cannot_write_over_an_import(case: Case) -> None:
     asleep = Fence(BROKER_EPOCH, case.broker()["broker_epoch"])
-    table = ControlTable(root(case.folder, 0), HIGH_WATERMARK_CHECKPOINT)
-    table.compare_and_set(table.rows(), asleep)
+    journal = Journal(root(case.folder, 0), asleep)
+    rows = list(journal.rows.values())
+    journal.commit_step([], [], rows, {}, 0)
     assert case.import_().exit_code == 0
-    table.refresh()
     with pytest.raises(FencedError):
-        table.compare_and_set(table.rows(), asleep)
+        journal.commit_step([], [], rows, {}, 0)

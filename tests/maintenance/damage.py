@@ -8,11 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparklog.model import BROKERS, LOG, Batch, TableSchema, TopicIdPartition, new_batch_path
+from sparklog.model import (
+    BROKERS,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    LOG,
+    Batch,
+    TableSchema,
+    TopicIdPartition,
+    new_batch_path,
+)
 from sparklog.storage.batch_actions import added_file, removed_file
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log import LOG_VERSION, DeltaLog
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -26,14 +36,19 @@ def root(folder: Path, broker_id: int) -> Location:
 def change_rows(
     folder: Path, broker_id: int, schema: TableSchema, change: Callable[[list[Row]], object]
 ) -> None:
-    """Let `change` alter the rows of one of a broker's checkpoints, in place."""
+    """Let `change` alter the rows of one of a broker's checkpoints, as of its journal's end.
 
-    def changed(table: Any) -> tuple[Any, None]:
-        rows = table.to_pylist()
-        change(rows)
-        return schema.rows(rows), None
-
-    ControlTable(root(folder, broker_id), schema).update(changed)
+    Whoever opens the journal after that believes them.
+    """
+    journal = Journal(root(folder, broker_id))
+    newest = {
+        HIGH_WATERMARK_CHECKPOINT.name: journal.row_table(),
+        LEADER_EPOCH_CHECKPOINT.name: journal.epoch_table(),
+    }
+    rows = newest[schema.name].to_pylist()
+    change(rows)
+    table = ControlTable(root(folder, broker_id), schema)
+    table.compare_and_set(schema.rows(rows), transactions={LOG_VERSION: journal.version})
 
 
 def batches(folder: Path, broker_id: int, key: TopicIdPartition) -> list[Batch]:

@@ -50,16 +50,20 @@ class Case(NamedTuple):
     """
 
     folder: Path
-    connection: Connection
     key: TopicIdPartition
 
     @classmethod
     def of(cls, folder: Path) -> Case:
         connection = Connection(str(folder / "cluster"))
-        return cls(folder, connection, connection.metadata().partition("t", 0).key)
+        return cls(folder, connection.metadata().partition("t", 0).key)
 
     def audit(self, **options: Any) -> list[Finding]:
         return audit(self.connection, **options)
+
+    @property
+    def connection(self) -> Connection:
+        """A new connection, which has read nothing before."""
+        return Connection(str(self.folder / "cluster"))
 
     def lines(self, **options: Any) -> list[str]:
         return [str(finding) for finding in self.audit(**options)]

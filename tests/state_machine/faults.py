@@ -16,10 +16,10 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.follower import Follower
 from sparklog.broker.registration import _Doubts
 from sparklog.broker.replicas import Replicas
-from sparklog.model import TopicIdPartition
 from sparklog.protocol.rules import DuckDBRules
-from sparklog.storage import control_table, delta_log, record_log
+from sparklog.storage import control_table, delta_log, journal, record_log
 from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import Metadata
 
@@ -35,17 +35,18 @@ def fence_check_left_out(patch: Patch) -> None:
 
 def answered_before_the_log_commit(patch: Patch) -> None:
     """Produce requests are answered whether or not the commit to the log succeeds."""
-    commit = Appends._commit
+    commit = Replicas.commit
 
-    def careless(self: Appends, fresh: Any, now_ms: int, standing: Any) -> Any:
+    def careless(self: Replicas, *arguments: Any, **options: Any) -> bool:
+        if not self._appended:
+            return commit(self, *arguments, **options)
         try:
-            return commit(self, fresh, now_ms, standing)
+            return commit(self, *arguments, **options)
         except OSError:
-            with patch.context() as inner:
-                inner.setattr(self._root.log, "commit", lambda *_, **__: None)
-                return commit(self, fresh, now_ms, standing)
+            self._settle_staged()
+            return True
 
-    patch.setattr(Appends, "_commit", careless)
+    patch.setattr(Replicas, "commit", careless)
 
 
 def lost_answers_not_read_back(patch: Patch) -> None:
@@ -65,13 +66,14 @@ def lost_answers_not_derived(patch: Patch) -> None:
 
 def requests_taken_before_the_log_commit(patch: Patch) -> None:
     """Requests leave the inbox before their batches are in the log."""
-    commit = Appends._commit
+    load = Appends.load
 
-    def early(self: Appends, fresh: Any, now_ms: int, standing: Any) -> Any:
+    def early(self: Appends, now_ms: int, standing: Any) -> Any:
+        taken = load(self, now_ms, standing)
         self.inbox.take()
-        return commit(self, fresh, now_ms, standing)
+        return taken
 
-    patch.setattr(Appends, "_commit", early)
+    patch.setattr(Appends, "load", early)
 
 
 def _change_rule(patch: Patch, rule: str, change: Callable[[Row, Row], Row]) -> None:
@@ -102,7 +104,12 @@ def high_watermark_ahead_of_the_log(patch: Patch) -> None:
 
 def epoch_entry_not_written(patch: Patch) -> None:
     """Leader-epoch entries are kept in memory and not written."""
-    patch.setattr(Replicas, "write_epochs", lambda _replicas: False)
+    commit_step = Journal.commit_step
+
+    def without(self: Journal, added: Any, removed: Any, rows: Any, _: Any, now_ms: int) -> None:
+        commit_step(self, added, removed, rows, {}, now_ms)
+
+    patch.setattr(Journal, "commit_step", without)
 
 
 def epoch_taken_from_memory(patch: Patch) -> None:
@@ -117,24 +124,32 @@ def epoch_taken_from_memory(patch: Patch) -> None:
 
 def reported_before_the_commit(patch: Patch) -> None:
     """A follower reports the position that it has after the commit, before the commit."""
-    commit, log_end_offset = Follower._commit, Replicas.log_end_offset
+    commit_step = Journal.commit_step
 
-    def report(self: Follower, batches: Any, followed: Any, now_ms: int) -> None:
-        ends: dict[TopicIdPartition, int] = {}
-        for batch in batches:
-            key = batch.topic_id_partition
-            ends[key] = max(batch.next_offset, ends.get(key, 0))
-        with patch.context() as inner:
-            inner.setattr(
-                Replicas,
-                "log_end_offset",
-                lambda replicas, key: ends.get(key) or log_end_offset(replicas, key),
-            )
-            self._report(followed, now_ms)
-            self._replicas.write_checkpoint()
-        commit(self, batches, followed, now_ms)
+    def report(self: Journal, added: Any, removed: Any, *step: Any) -> None:
+        if added and not removed:
+            commit_step(self, [], [], *step)
+        commit_step(self, added, removed, *step)
 
-    patch.setattr(Follower, "_commit", report)
+    patch.setattr(Journal, "commit_step", report)
+
+
+def checkpoint_ahead_of_the_journal(patch: Patch) -> None:
+    """The checkpoints name a version of the journal that they do not describe yet."""
+    row_table = Journal.row_table
+
+    def late(self: Journal, epochs_version: int | None = None) -> Any:
+        rows = row_table(self, epochs_version)
+        written = getattr(self, "_late", rows)
+        self._late = rows  # type: ignore[attr-defined]
+        return written
+
+    patch.setattr(Journal, "row_table", late)
+
+
+def checkpoint_not_replayed(patch: Patch) -> None:
+    """A broker that starts believes its checkpoints and not the commits after them."""
+    patch.setattr(journal, "read_commits", lambda *_: ())
 
 
 def truncation_to_the_high_watermark(patch: Patch) -> None:
@@ -181,6 +196,8 @@ FAULTS: Mapping[str, Callable[[Patch], None]] = {
         requests_taken_before_the_log_commit,
         high_watermark_ahead_of_the_log,
         epoch_entry_not_written,
+        checkpoint_ahead_of_the_journal,
+        checkpoint_not_replayed,
         epoch_taken_from_memory,
         reported_before_the_commit,
         truncation_to_the_high_watermark,

@@ -5,7 +5,7 @@ The tables are followed by handles of their own, so that a look costs what has c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,20 +14,14 @@ from typing import Any, NamedTuple
 from sparklog.broker.isr import NO_REGISTRATION
 from sparklog.clients.connection import Connection
 from sparklog.errors import ProtocolError
-from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    PARTITION_STATE,
-    Batch,
-    TopicIdPartition,
-)
+from sparklog.model import PARTITION_STATE, Batch, TopicIdPartition
 from sparklog.storage.batch_files import read_records
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import PartitionState
-from sparklog.storage.record_log import RecordLog
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 class Written(NamedTuple):
@@ -63,43 +57,39 @@ class _Root:
     """The tables of one broker root."""
 
     def __init__(self, location: Location) -> None:
-        self.log = RecordLog(location)
-        self.checkpoint = ControlTable(location, HIGH_WATERMARK_CHECKPOINT)
-        self.epochs = ControlTable(location, LEADER_EPOCH_CHECKPOINT)
+        self._location = location
+        self.log = Journal(location)
         self.records: dict[TopicIdPartition, list[Written]] = {}
-        self.rows: dict[TopicIdPartition, Row] = {}
-        self._seen: tuple[int, int, int] | None = None
+        self._seen = -1
         self._values: dict[str, list[bytes]] = {}
+
+    @property
+    def rows(self) -> Mapping[TopicIdPartition, Row]:
+        """The rows of the replicas."""
+        return self.log.rows
 
     def refresh(self) -> bool:
         """Load what is new; say whether anything is."""
         self.log.refresh()
-        self.checkpoint.refresh()
-        self.epochs.refresh()
-        versions = self.log.version, self.checkpoint.version, self.epochs.version
-        if versions == self._seen:
+        if self.log.version == self._seen:
             return False
-        self._seen = versions
-        self.rows = {
-            TopicIdPartition(row["topic_id"], row["partition"]): row
-            for row in self.checkpoint.rows().to_pylist()
-        }
+        self._seen = self.log.version
         self.records = {key: self._read(key) for key in self.log.partitions()}
+        self._check_recovery()
         return True
 
-    def is_named_by(self, row: Row) -> bool:
-        """Whether a row of the checkpoint describes the log and the epochs as they are now."""
-        named = row["log_version"], row["epochs_version"]
-        return named == (self.log.version, self.epochs.version)
+    def _check_recovery(self) -> None:
+        """7.0: the checkpoints and the commits after them give what was followed."""
+        opened = Journal(self._location)
+        for key, row in self.rows.items():
+            assert opened.rows[key] == row, f"7.0: {opened.rows[key]} is recovered of {row}"
+        histories = {key: entries for key, entries in self.log.epochs.items() if entries}
+        recovered = {key: entries for key, entries in opened.epochs.items() if entries}
+        assert recovered == histories, f"7.0: {recovered} is recovered of {histories}"
 
     def history(self, key: TopicIdPartition) -> list[tuple[int, int]]:
         """The leader epochs of a replica and their start offsets, sorted."""
-        rows = self.epochs.rows().to_pylist()
-        return sorted(
-            (row["epoch"], row["start_offset"])
-            for row in rows
-            if (row["topic_id"], row["partition"]) == key
-        )
+        return [(epoch, start) for epoch, start in self.log.epochs.get(key, ())]
 
     def _read(self, key: TopicIdPartition) -> list[Written]:
         batches = self.log.batches(key)
@@ -284,10 +274,9 @@ class Invariants:
             assert start < next_start, f"9.6: {history}"
         row = root.rows.get(key)
         if row is not None:
-            if root.is_named_by(row):
-                end = row["log_end_offset"]
-                assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
-                _check_history(history, records)
+            end = row["log_end_offset"]
+            assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
+            _check_history(history, records)
             self._check_row(broker_id, partition, past, row, records)
 
     def _check_row(

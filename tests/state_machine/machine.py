@@ -32,6 +32,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "leader_tick": (
         "log/_delta_log",
         "log/_delta_log",
+        "log/_delta_log",
         "leader_epoch_checkpoint/_delta_log",
         "high_watermark_checkpoint/_delta_log",
         "produce_responses/_delta_log",
@@ -43,6 +44,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "follower_tick": (
         "log/_delta_log",
         "log/_delta_log",
+        "log/_delta_log",
         "leader_epoch_checkpoint/_delta_log",
         "high_watermark_checkpoint/_delta_log",
         "partition_state/_delta_log",
@@ -52,7 +54,6 @@ FOLDERS: Mapping[str, Sequence[str]] = {
     "merge": (
         "log/_delta_log",
         "producer_state/_delta_log",
-        "high_watermark_checkpoint/_delta_log",
         "log",
     ),
     "controller_tick": (

@@ -16,6 +16,8 @@ import structlog
 from tests.faulty_files import Failure
 from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
 
+CHECKPOINT_INTERVAL_MS = 5_000
+
 FAILURES: tuple[Failure, ...] = ("refused", "unsynced", "landed", "repeated", "unknown", "died")
 
 
@@ -59,6 +61,18 @@ def leader_of_a_silent_follower(cluster: CheckedCluster) -> int:
     cluster.produce(0, 1)
     cluster.leader_tick(leader)
     cluster.advance(LAG_MS + 1)
+    return leader
+
+
+def leader_with_a_due_checkpoint(cluster: CheckedCluster) -> int:
+    leader = leader_with_a_request(cluster)
+    cluster.advance(CHECKPOINT_INTERVAL_MS)
+    return leader
+
+
+def new_leader_with_a_due_checkpoint(cluster: CheckedCluster) -> int:
+    leader = new_leader(cluster)
+    cluster.advance(CHECKPOINT_INTERVAL_MS)
     return leader
 
 
@@ -117,18 +131,18 @@ WRITES = {
         leader_with_a_request, "leader_tick", "produce_requests/_delta_log"
     ),
     "leader's checkpoint": Write(
-        leader_with_a_request, "leader_tick", "high_watermark_checkpoint/_delta_log"
+        leader_with_a_due_checkpoint, "leader_tick", "high_watermark_checkpoint/_delta_log"
+    ),
+    "leader's checkpoint of epochs": Write(
+        new_leader_with_a_due_checkpoint, "leader_tick", "leader_epoch_checkpoint/_delta_log"
     ),
     "reading of a request": Write(
         leader_with_a_request, "leader_tick", "produce_requests", ("unread",)
     ),
-    "epoch entry": Write(new_leader, "leader_tick", "leader_epoch_checkpoint/_delta_log"),
+    "epoch entry": Write(new_leader, "leader_tick", "log/_delta_log"),
     "ISR shrink": Write(leader_of_a_silent_follower, "leader_tick", "partition_state/_delta_log"),
     "copy of a file": Write(follower_of_a_longer_log, "follower_tick", "log", ("full", "torn")),
     "commit of copies": Write(follower_of_a_longer_log, "follower_tick", "log/_delta_log"),
-    "report": Write(
-        follower_of_a_longer_log, "follower_tick", "high_watermark_checkpoint/_delta_log"
-    ),
     "truncation": Write(follower_with_a_foreign_tail, "follower_tick", "log/_delta_log"),
     "commit of copies after a truncation": Write(
         follower_with_a_foreign_tail, "follower_tick", "log/_delta_log", skip=1

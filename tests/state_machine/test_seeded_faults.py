@@ -124,6 +124,17 @@ def a_process_sleeps_through_a_clean_up(cluster: CheckedCluster) -> None:
     cluster.come_to_rest()
 
 
+def a_broker_starts_again_behind_its_checkpoints(cluster: CheckedCluster) -> None:
+    cluster.advance(5_000)
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    cluster.crash(1)
+    cluster.restart(1)
+    cluster.come_to_rest()
+
+
 STORIES: dict[str, tuple[Callable[[CheckedCluster], None], bool]] = {
     "fence_check_left_out": (a_replaced_process_acts_once_more, True),
     "answered_before_the_log_commit": (a_log_commit_is_refused, True),
@@ -132,6 +143,8 @@ STORIES: dict[str, tuple[Callable[[CheckedCluster], None], bool]] = {
     "requests_taken_before_the_log_commit": (a_log_commit_is_refused, True),
     "high_watermark_ahead_of_the_log": (a_follower_outside_the_isr_is_behind, True),
     "epoch_entry_not_written": (another_broker_leads, True),
+    "checkpoint_ahead_of_the_journal": (a_broker_starts_again_behind_its_checkpoints, True),
+    "checkpoint_not_replayed": (a_broker_starts_again_behind_its_checkpoints, True),
     "epoch_taken_from_memory": (another_broker_leads, True),
     "reported_before_the_commit": (a_copys_commit_is_refused, True),
     "truncation_to_the_high_watermark": (a_follower_starts_again_below_its_log_end, True),

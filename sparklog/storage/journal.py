@@ -1,0 +1,265 @@
+"""A broker's journal: the commits of its `log` table, which say what every step has changed.
+
+A commit carries, beside the batches that it adds and removes, the rows of the replicas and the
+leader-epoch histories that the step has changed, as JSON in `userMetadata`: a step has happened
+with all of its effects, or not at all. The state of the replicas is what the two checkpoint tables
+say, and the commits after the version of the log that each of them describes (rule 7.0).
+
+Whoever reads the state follows the journal; the tables are for recovery, for people and for SQL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.errors import DamagedError, StorageError
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    Batch,
+    EpochEntry,
+    TopicIdPartition,
+)
+from sparklog.storage.batch_actions import has_damaged_header
+from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import LOG_VERSION, Commit, DeltaLog, read_commits
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+
+_FORMAT, _ROWS, _EPOCHS = "sparklog", "replicas", "epochs"
+
+_FORMAT_VERSION = 1
+"""The version of what commits carry; it stands first, so that other writers' text is known by it.
+"""
+
+_VERSIONS = frozenset({"log_version", "epochs_version"})
+"""The columns of a row of the table that no row of the journal has."""
+
+_NULLS = dict.fromkeys(("damaged_offset", "damage", "leader_damaged_offset", "parked_lags"))
+"""The columns of a row that commits leave out where they are null."""
+
+_ATTEMPTS = 3
+"""How often a reader reads the checkpoints again after clean-up has taken the commits after them.
+"""
+
+Row = Mapping[str, Any]
+"""A row of `high_watermark_checkpoint`, without the two columns of versions."""
+
+
+class Histories(NamedTuple):
+    """A change of leader-epoch histories: of each replica its topic and all entries, in order."""
+
+    topic: str
+    entries: tuple[EpochEntry, ...]
+
+
+class Journal(RecordLog):
+    """The log of one broker root, with the state of its replicas.
+
+    Parameters: `checkpoints`, the tables high_watermark_checkpoint and leader_epoch_checkpoint
+    where the owner has opened them; `damaged`, the names of those that count as empty.
+
+    Raises `DamagedError` where a checkpoint is damaged, or a commit is missing or damaged that
+    follows the version that it describes.
+    """
+
+    def __init__(
+        self,
+        root: Location,
+        fence: Fence | None = None,
+        checkpoints: tuple[ControlTable, ControlTable] | None = None,
+        damaged: Collection[str] = (),
+    ) -> None:
+        self._root = root
+        self._checkpoints = checkpoints
+        self._damaged = damaged
+        self._topics: dict[TopicIdPartition, str] = {}
+        self.rows: dict[TopicIdPartition, Row] = {}
+        """The rows of the replicas, as of the loaded version."""
+        self.epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
+        """The leader-epoch histories of the replicas, oldest entry first."""
+        self.described_version = 0
+        """The newest version of the log that a checkpoint described when the log was opened."""
+        super().__init__(root, fence)
+
+    def row(self, key: TopicIdPartition) -> Row | None:
+        """Return the row of a replica, `None` where there is none."""
+        return self.rows.get(key)
+
+    def has_news(self) -> bool:
+        """Say whether there is certainly a newer version; only told of logs in a folder."""
+        return self._log.has_news()
+
+    def commit_step(
+        self,
+        added: Sequence[Batch],
+        removed: Sequence[Batch],
+        rows: Sequence[Row],
+        epochs: Mapping[TopicIdPartition, Histories],
+        now_ms: int,
+    ) -> None:
+        """Commit a step: batches, rows of replicas and histories, all or nothing.
+
+        Raises as `commit` does; the state is as before then.
+        """
+        entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
+        if rows:
+            entry[_ROWS] = [_without_nulls(row) for row in rows]
+        if epochs:
+            entry[_EPOCHS] = [
+                {**key._asdict(), "topic": history.topic, "entries": history.entries}
+                for key, history in epochs.items()
+            ]
+        self.commit(added, removed, now_ms, json.dumps(entry, separators=(",", ":")))
+        self._take(entry, with_rows=True, with_epochs=True)
+
+    def row_table(self, epochs_version: int | None = None) -> pa.Table:
+        """Return the rows as a table with the columns of `high_watermark_checkpoint`.
+
+        `epochs_version`: the version of leader_epoch_checkpoint to be named, where there is one.
+        """
+        rows = [self.rows[key] for key in sorted(self.rows)]
+        columns: dict[str, list[Any]] = {
+            name: [row.get(name) for row in rows]
+            for name in HIGH_WATERMARK_CHECKPOINT.columns.names
+        }
+        columns["log_version"] = [self.version] * len(rows)
+        columns["epochs_version"] = [epochs_version] * len(rows)
+        return pa.table(columns, schema=HIGH_WATERMARK_CHECKPOINT.columns)
+
+    def epoch_table(self) -> pa.Table:
+        """Return the histories as a table with the columns of `leader_epoch_checkpoint`."""
+        entries = [(key, entry) for key in sorted(self.epochs) for entry in self.epochs[key]]
+        columns: dict[str, list[Any]] = {
+            "topic_id": [key.topic_id for key, _ in entries],
+            "topic": [self._topics.get(key) for key, _ in entries],
+            "partition": [key.partition for key, _ in entries],
+            "epoch": [entry.epoch for _, entry in entries],
+            "start_offset": [entry.start_offset for _, entry in entries],
+        }
+        return pa.table(columns, schema=LEADER_EPOCH_CHECKPOINT.columns)
+
+    def write_due_checkpoint(self) -> None:
+        """Have Delta's checkpoint written where that is due, after which commits are cleaned up.
+
+        Called when both checkpoint tables describe the loaded version.
+        """
+        self._log.write_due_checkpoint()
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def _opened(self, version: int | None) -> DeltaLog:
+        """Open the log, after the checkpoints: what they describe is part of the log then."""
+        attempt = 1
+        while True:
+            described = self._described()
+            # Its owner lets commits be cleaned up when the checkpoints describe them.
+            opened = DeltaLog(self.location, version, has_damaged_header, cleans_up=False)
+            before = self.rows.keys() | self.epochs.keys()
+            try:
+                self._load_state(described, opened.version)
+            except DamagedError:
+                if attempt == _ATTEMPTS:
+                    raise
+                attempt += 1
+                continue
+            self._moved |= before | self.rows.keys() | self.epochs.keys()
+            return opened
+
+    def _described(self) -> tuple[_Described, _Described]:
+        schemas = HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
+        described = []
+        for number, schema in enumerate(schemas):
+            if schema.name in self._damaged:
+                described.append(_Described(schema.columns.empty_table(), None))
+                continue
+            if self._checkpoints is not None:
+                table = self._checkpoints[number]
+                table.refresh()
+            else:
+                table = ControlTable(self._root, schema)
+            described.append(_Described(table.rows(), table.held_by(LOG_VERSION)))
+        return described[0], described[1]
+
+    def _load_state(self, described: tuple[_Described, _Described], version: int) -> None:
+        self.rows, self.epochs, self._topics = {}, {}, {}
+        rows, epochs = described
+        self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
+        for row in rows.table.to_pylist():
+            self.rows[_key(row)] = _row_of(row)
+            self._topics[_key(row)] = row["topic"]
+        histories: dict[TopicIdPartition, list[EpochEntry]] = defaultdict(list)
+        for row in epochs.table.to_pylist():
+            histories[_key(row)].append(EpochEntry(row["epoch"], row["start_offset"]))
+            self._topics[_key(row)] = row["topic"]
+        self.epochs = {key: tuple(sorted(entries)) for key, entries in histories.items()}
+        # The tables of an earlier release name no version: they were written with each step.
+        rows_version = version if rows.log_version is None else rows.log_version
+        epochs_version = version if epochs.log_version is None else epochs.log_version
+        first = min(rows_version, epochs_version) + 1
+        for commit in read_commits(self.location, first, version):
+            self._take(
+                _entry(commit),
+                with_rows=commit.version > rows_version,
+                with_epochs=commit.version > epochs_version,
+            )
+
+    def _apply(self, commit: Commit) -> set[TopicIdPartition]:
+        return self._take(_entry(commit), with_rows=True, with_epochs=True)
+
+    def _take(
+        self, entry: Mapping[str, Any], *, with_rows: bool, with_epochs: bool
+    ) -> set[TopicIdPartition]:
+        named = set()
+        for row in entry.get(_ROWS, ()) if with_rows else ():
+            key = _key(row)
+            self.rows[key] = {**_NULLS, **row}
+            self._topics[key] = row["topic"]
+            named.add(key)
+        for history in entry.get(_EPOCHS, ()) if with_epochs else ():
+            key = _key(history)
+            self.epochs[key] = tuple(EpochEntry(*pair) for pair in history["entries"])
+            self._topics[key] = history["topic"]
+            named.add(key)
+        return named
+
+
+class _Described(NamedTuple):
+    """The rows of a checkpoint table, and which version of the log they describe."""
+
+    table: pa.Table
+    log_version: int | None
+
+
+def _row_of(row: Row) -> Row:
+    """Return a row of the table as the journal has it."""
+    return {name: value for name, value in row.items() if name not in _VERSIONS}
+
+
+def _without_nulls(row: Row) -> Row:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _entry(commit: Commit) -> Mapping[str, Any]:
+    """Return what a commit says of replicas; nothing where another tool has made it."""
+    if not (commit.user_metadata or "").startswith(_BEGINNING):
+        return {}
+    entry: Mapping[str, Any] = json.loads(str(commit.user_metadata))
+    if entry[_FORMAT] > _FORMAT_VERSION:
+        raise StorageError(
+            f"commit {commit.version} of a log was made by a later release: its format is "
+            f"{entry[_FORMAT]}, this sparklog knows {_FORMAT_VERSION}"
+        )
+    return entry
+
+
+_BEGINNING = f'{{"{_FORMAT}":'
+
+
+def _key(row: Mapping[str, Any]) -> TopicIdPartition:
+    return TopicIdPartition(row["topic_id"], row["partition"])
