@@ -332,17 +332,6 @@ PRODUCE_REQUESTS = _busy_table(
     client_id=_STRING,
     created_at_ms=_LONG,
 )
-PRODUCE_RESPONSES = _busy_table(
-    "produce_responses",
-    request_id=_STRING,
-    topic_id=_STRING,
-    partition=_INT,
-    error_code=_INT,
-    base_offset=_LONG,
-    last_offset=_LONG,
-    log_append_time_ms=_LONG,
-    answered_at_ms=_LONG,
-)
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     ("operation_id",),
@@ -480,7 +469,6 @@ BROKER_TABLES = (
     LEADER_EPOCH_CHECKPOINT,
     PRODUCER_STATE,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     DELAYED_OPERATIONS,
 )
 """The tables of a broker root, beside `format`."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sparklog.broker.answers import Answer, Answers
 from sparklog.broker.byte_rates import ByteRates
 from sparklog.broker.inbox import Group, Inbox
 from sparklog.broker.isr import min_isr
@@ -14,15 +13,15 @@ from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Operation
 from sparklog.broker.sequences import Offsets, Sequences
 from sparklog.config import Settings
-from sparklog.errors import ERROR_CODES, DamagedError
-from sparklog.logger import get_logger
+from sparklog.errors import ERROR_CODES
 from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import BatchFile, files_faults
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import BrokerRoot
 
-_log = get_logger(__name__)
+Answer = dict[str, Any]
+"""The answer for one partition of a request."""
 
 
 class Standing(NamedTuple):
@@ -68,21 +67,13 @@ class Appends:
         self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)
-        self.answers = Answers(root, looked_at_ms)
-        try:
-            self._told = self._told_before()
-        except DamagedError as error:
-            # Whether a request was refused is not known, and one that was must not be appended.
-            _log.error("waiting requests dropped", error=str(error))
-            self._told = set()
-            self.inbox.drop_waiting(looked_at_ms)
 
     def load(self, now_ms: int, standing: Standing) -> Taken:
         """Decide what becomes of every waiting request: it is refused, or appended.
 
-        The caller commits the batches, all at once, and calls `take` then.
+        The caller commits all of it at once, and how far `inbox` is taken, and calls `note` then.
         """
-        rows = self.inbox.load(now_ms, self._told)
+        rows = self.inbox.load(now_ms)
         if not rows:
             return Taken([], [], [])
         queue: dict[str, int] = {}
@@ -114,27 +105,10 @@ class Appends:
         answers, delayed = self._results(rows, errors, appended, now_ms, standing)
         return Taken(answers, delayed, sorted(batches, key=lambda batch: batch.base_offset))
 
-    def take(self, taken: Taken, now_ms: int) -> None:
-        """Note that what was loaded last has been dealt with, and its batches committed."""
-        self.inbox.take()
+    def note(self, taken: Taken, now_ms: int) -> None:
+        """Note for the quotas which batches were committed."""
         for batch in taken.batches:
             self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
-
-    def respond(self, answers: Sequence[Answer], now_ms: int) -> bool:
-        """Append answers to `produce_responses`; say whether there were any."""
-        if not answers:
-            return False
-        self.answers.append(answers, now_ms)
-        return True
-
-    def _told_before(self) -> set[Group]:
-        """Return which requests an earlier process has answered but not removed.
-
-        They are answered: nothing may become of them any more behind the client's back (3.1).
-        """
-        if not self._root.produce_requests.new_files(-1):
-            return set()
-        return self.answers.answered()
 
     def _check(
         self,
@@ -283,7 +257,7 @@ def answer(
     base_offset: int = -1,
     last_offset: int = -1,
 ) -> Answer:
-    """Return one row of `produce_responses`."""
+    """Return one answer as the journal has it."""
     return {
         "request_id": request_id,
         "topic_id": topic_id,
@@ -291,5 +265,4 @@ def answer(
         "error_code": ERROR_CODES[error].number,
         "base_offset": base_offset,
         "last_offset": last_offset,
-        "log_append_time_ms": -1,
     }

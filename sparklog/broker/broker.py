@@ -105,6 +105,7 @@ class Broker:
         self._transactional_ids = TransactionalIds(cluster, rules, settings)
         self._state: BrokerState = "alive"
         self._roots: dict[int, BrokerRoot] = {}
+        self._replicas: list[Replicas] = []
         self._repairs: list[Repairs] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
@@ -117,10 +118,11 @@ class Broker:
             opened = BrokerRoot(directory.location, self.broker_epoch, damaged[number])
             self._roots[number] = opened
             interval_ms = settings.replica_high_watermark_checkpoint_interval_ms
-            replicas = Replicas(opened, number, rules, interval_ms)
+            purgatory = Purgatory(opened, rules)
+            replicas = Replicas(opened, number, purgatory, rules, interval_ms)
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
-            purgatory = Purgatory(opened, rules)
+            self._replicas.append(replicas)
             self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
             self._leaders.append(
                 Leader(broker_id, cluster, replicas, known, purgatory, rules, settings, now_ms)
@@ -286,6 +288,7 @@ class Broker:
                     leader.park(now_ms)
                 except UNREADABLE as error:
                     _log.warning("lags not kept", broker=self.broker_id, error=str(error))
+        self._write_checkpoints()
         self._beat("parked", self._clean_stop() | {"parked_at_ms": now_ms})
 
     def prepare_to_stop(self) -> None:
@@ -306,7 +309,14 @@ class Broker:
     def stop(self) -> None:
         """End for good: it is in sync and leads nowhere from the controller's next tick on."""
         self._controller.resign()
+        self._write_checkpoints()
         self._beat("stopped", self._clean_stop())
+
+    def _write_checkpoints(self) -> None:
+        """Write the checkpoint tables of all roots as they are now."""
+        with self._lock:
+            for replicas in self._replicas:
+                replicas.keep_checkpoints(self._clock.now_ms(), at_once=True)
 
     def _clean_stop(self) -> dict[str, Any]:
         """Return the mark of a clean stop: digests, by which the logs are recognised (7.2).

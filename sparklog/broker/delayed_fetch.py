@@ -67,7 +67,7 @@ def delayed_fetches(
             }
             for state in fetch.states
         ]
-    purgatory.try_complete_else_watch(operations, now_ms, standing)
+    purgatory.try_complete_else_watch(operations, standing)
     # The leaders have appended, or are no longer the leaders (A.2, 4.4).
     purgatory.check_and_complete("DelayedFetch", purgatory.watched("DelayedFetch"), standing)
     purgatory.expire("DelayedFetch", now_ms)

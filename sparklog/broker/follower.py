@@ -101,7 +101,6 @@ class Follower:
         self._reported |= reported
         effects.done("log_commit")
         self._replicas.keep_checkpoints(now_ms)
-        self._purgatory.write(now_ms)
         report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
         report.commits = self._root.commits() - before
@@ -171,7 +170,6 @@ class Follower:
         return (
             news != self._seen
             or any(key not in news or now_ms >= waiting[key] for key in waiting)
-            or (bool(waiting) and self._purgatory.is_to_be_written(now_ms))
             or any(
                 one.key not in self._replicas
                 or self._replicas[one.key].role != "follower"

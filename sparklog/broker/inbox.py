@@ -1,5 +1,7 @@
 """The produce requests of one broker root, as they arrive: noticed, read, and removed (rule 3.1).
 
+How far they are taken the commit says that deals with them, so each is dealt with once.
+
 Whoever may reach the root may append anything to its request table, so nothing that is read here
 is believed: what cannot be a request is marked so, and refused like any other.
 """
@@ -9,16 +11,17 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS, batch_id
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from sparklog.storage.journal import Taken, taken_transaction
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent, parquet_pieces
 from sparklog.storage.roots import BrokerRoot
@@ -78,6 +81,11 @@ _HELD_BACK_MS = 10_000
 An idempotent producer's next batch would be refused with OUT_OF_ORDER_SEQUENCE_NUMBER.
 """
 
+_TRIM_INTERVAL_MS = 5_000
+"""How long requests that were taken stay in the table, and how many at most."""
+
+_MOST_TAKEN = 500
+
 _TYPES = {field.name: field.type for field in PRODUCE_REQUESTS.columns}
 
 Request = dict[str, Any]
@@ -103,15 +111,19 @@ class Inbox:
     """
 
     def __init__(self, root: BrokerRoot, looked_at_ms: int) -> None:
+        self._root = root
         self._table = root.produce_requests
         self._generation = self._table.generation
         self._looked_at_ms = looked_at_ms
         self._looked_version = -1
         self._unseen_since_ms: dict[str, int] = {}
-        self._loaded: dict[str, set[Group]] = {}
-        self._taken: dict[str, set[Group]] = {}
+        self._loaded: set[str] = set()
+        self._taken: set[str] = set()
         self._retries: dict[str, _Retry] = {}
         self._failing_since_ms = 0
+        self._trim_at_ms = 0
+        # What an earlier process has taken is found by the next look.
+        self._known = self._recovered()
 
     @property
     def waiting(self) -> bool:
@@ -136,19 +148,43 @@ class Inbox:
             # The requests of the table that was replaced are gone; their clients send them again.
             self._generation = self._table.generation
             self._looked_version = -1
-            for noted in (self._unseen_since_ms, self._loaded, self._taken, self._retries):
-                noted.clear()
-        if self._table.version != self._looked_version:
-            for path in self._table.new_files(self._looked_version):
-                if path not in self._taken:
+            self._unseen_since_ms.clear()
+            self._loaded.clear()
+            self._taken.clear()
+            self._retries.clear()
+        known, self._known = self._known, self._root.log.taken or self._known
+        is_taken_elsewhere = self._known != known
+        if self._table.version != self._looked_version or is_taken_elsewhere:
+            since = -1 if is_taken_elsewhere else self._looked_version
+            for path in self._table.new_files(since):
+                if self._was_taken(path):
+                    self._taken.add(path)
+                    self._unseen_since_ms.pop(path, None)
+                elif path not in self._taken:
                     self._unseen_since_ms.setdefault(path, self._looked_at_ms)
             self._looked_version = self._table.version
         self._looked_at_ms = now_ms
 
-    def load(self, now_ms: int, told: AbstractSet[Group]) -> list[Request]:
-        """Return the waiting requests but for those that were `told` what became of them.
+    def _recovered(self) -> Taken | None:
+        """Return how far the requests were taken when the checkpoint was written."""
+        checkpoint = self._root.high_watermark_checkpoint
+        version = checkpoint.transaction(taken_transaction(self._table.table_id))
+        return Taken(self._table.table_id, version) if version is not None else None
 
-        They are in order of arrival. Beside its columns each has: `position`, its number;
+    def _was_taken(self, path: str) -> bool:
+        """Say whether the journal says of a file that it is taken."""
+        known = self._known
+        if known is None or known.table_id != self._table.table_id:
+            return False
+        if path in known.paths:
+            return True
+        added_at = self._table.added_at(path)
+        return added_at is not None and added_at <= known.version
+
+    def load(self, now_ms: int) -> list[Request]:
+        """Return the waiting requests, in order of arrival.
+
+        Beside its columns each has: `position`, its number;
         `waited_ms`, how long it may have lain there unseen; `batch_id`; `claim_fault`, what no
         batch can be, or `None`; `repeats`, the position of an earlier one that names the same
         batch, or `None`.
@@ -158,24 +194,21 @@ class Inbox:
             try:
                 requested = _read(self._table.location, path)
             except OSError as error:
-                self._loaded.pop(path, None)
+                self._loaded.discard(path)
                 self._try_again(path, error, now_ms)
                 continue
             except (ValueError, pa.ArrowException) as error:
                 _log.warning("request file dropped", path=path, error=one_line(error))
                 requested = []
             self._retries.pop(path, None)
-            self._loaded[path] = set()
+            self._loaded.add(path)
             for row in requested:
                 given = {name: value for name, value in row.items() if value is not None}
                 request = row | _DEFAULTS | given
-                if group(request) in told:
-                    continue
                 request["waited_ms"] = now_ms - self._unseen_since_ms[path]
                 request["position"] = len(rows)
                 request["batch_id"] = batch_id(request["path"])
                 request["claim_fault"] = _claim_fault(request)
-                self._loaded[path].add(group(request))
                 rows.append(request)
         _mark_repetitions(rows)
         return rows
@@ -188,7 +221,7 @@ class Inbox:
         if is_permanent or now_ms - since_ms > _GIVEN_UP_AFTER_MS:
             _log.warning("request file dropped", path=path, error=one_line(error))
             self._retries.pop(path, None)
-            self._loaded[path] = set()
+            self._loaded.add(path)
             return
         if not self._retries:
             self._failing_since_ms = now_ms
@@ -197,35 +230,44 @@ class Inbox:
         if retry is None:
             _log.warning("request file not readable", path=path, error=one_line(error))
 
-    def take(self) -> None:
-        """Note that all that was loaded has been dealt with, as far as it can be at once.
+    def taken(self) -> Taken | None:
+        """Return how far the requests are taken when all that was loaded is dealt with.
 
-        Files that could not be read stay in the inbox until they are tried again.
+        `None` where nothing was loaded. Files that could not be read stay in the inbox until they
+        are tried again.
         """
-        for path, groups in self._loaded.items():
-            self._taken[path] = groups
+        if not self._loaded:
+            return None
+        waiting = [path for path in self._unseen_since_ms if path not in self._loaded]
+        added_at = [self._table.added_at(path) for path in waiting]
+        version = min([self._looked_version, *((at or 0) - 1 for at in added_at)])
+        beyond = {path for path in self._loaded | self._taken if self._is_beyond(path, version)}
+        return Taken(self._table.table_id, version, tuple(sorted(beyond)))
+
+    def _is_beyond(self, path: str, version: int) -> bool:
+        added_at = self._table.added_at(path)
+        return added_at is not None and added_at > version
+
+    def take(self, taken: Taken | None) -> None:
+        """Note that all that was loaded has been dealt with, durably; `taken` is what was said."""
+        self._taken |= self._loaded
+        for path in self._loaded:
             self._unseen_since_ms.pop(path, None)
         self._loaded.clear()
+        self._known = taken or self._known
 
-    def drop_waiting(self, now_ms: int) -> None:
-        """Take every waiting request unread; their producers send them again."""
-        self.look(now_ms)
-        for path in self._unseen_since_ms:
-            self._taken[path] = set()
-        self._unseen_since_ms.clear()
-
-    def trim(self, kept: AbstractSet[Group]) -> bool:
-        """Remove the requests that were taken, last of all; say whether there were any.
-
-        Files with one of `kept` stay: what waits in memory only is found here after a crash.
-        """
-        done = [path for path, groups in self._taken.items() if groups.isdisjoint(kept)]
-        if not done:
-            return False
-        self._table.trim(done)
-        for path in done:
-            del self._taken[path]
-        return True
+    def trim(self, now_ms: int) -> None:
+        """Remove the requests that were taken, where it is time; a failure is only logged."""
+        is_due = now_ms >= self._trim_at_ms or len(self._taken) >= _MOST_TAKEN
+        if not self._taken or not is_due:
+            return
+        self._trim_at_ms = now_ms + _TRIM_INTERVAL_MS
+        try:
+            self._table.trim(sorted(self._taken))
+        except UNREADABLE as error:
+            _log.warning("requests not removed", table=self._table.location.uri, error=str(error))
+            return
+        self._taken.clear()
 
 
 def _read(location: Location, path: str) -> list[Request]:

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from sparklog.broker.answers import Answer
-from sparklog.broker.appends import Appends, Standing, answer
-from sparklog.broker.inbox import group
+from sparklog.broker.appends import Answer, Appends, Standing, answer
 from sparklog.broker.led_partitions import FollowerReports, Keys, LedPartitions
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Operation, Purgatory, Trigger
@@ -53,7 +51,6 @@ class Leader:
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
         looked_at_ms = replicas.last_report_ms() or now_ms
         self.appends = Appends(self._root, producer_state, rules, settings, looked_at_ms)
-        self._answers: list[Answer] = []
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None
@@ -85,11 +82,10 @@ class Leader:
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions
             or self._purgatory.has_expired("DelayedProduce", now_ms)
-            or self._purgatory.is_to_be_written(now_ms)
         )
         if is_idle:
             self._seen_versions = seen_versions
-            self._replicas.keep_checkpoints(now_ms)
+            self._keep_tables(now_ms)
             return TickReport(commits=self._commits() - before)
         if seen_versions is None or self._surroundings != _surroundings(metadata):
             touched |= self._led.keys() | self._purgatory.watched("DelayedProduce").keys()
@@ -97,32 +93,39 @@ class Leader:
         taken = self.appends.load(now_ms, self._standing(metadata))
         self._replicas.append(taken.batches)
         fired = self._led.take_reports(touched, taken.appended, metadata, reports, now_ms)
-        self._replicas.commit(now_ms)
-        self.appends.take(taken, now_ms)
         standing = partial(self._operation_standing, metadata)
-        self._answers += taken.answers
-        self._answer(self._purgatory.try_complete_else_watch(taken.delayed, now_ms, standing))
+        keys = touched.union(*fired.values())
+        answers = [
+            *taken.answers,
+            *_answers(self._purgatory.try_complete_else_watch(taken.delayed, standing)),
+            *_answers(self._purgatory.check_and_complete("DelayedProduce", keys, standing)),
+            *_answers(self._purgatory.expire("DelayedProduce", now_ms)),
+        ]
+        inbox = self.appends.inbox
+        position = inbox.taken()
+        self._replicas.commit(now_ms, answers=answers, taken=position)
+        inbox.take(position)
+        self.appends.note(taken, now_ms)
         effects.done("log_commit")
         keys = touched | taken.appended | fired[Trigger.FOLLOWER_REPORTED]
-        by_isr = self._led.change_in_sync_sets(keys, metadata, now_ms)
+        fired = self._led.change_in_sync_sets(keys, metadata, now_ms)
         effects.done("isr_change")
-        self._replicas.commit(now_ms)
-        changed = self._root.log.version != version or bool(by_isr[Trigger.ISR_CHANGED])
-        self._replicas.keep_checkpoints(now_ms)
+        keys = fired[Trigger.HIGH_WATERMARK_MOVED]
+        answers = _answers(self._purgatory.check_and_complete("DelayedProduce", keys, standing))
+        self._replicas.commit(now_ms, answers=answers)
         effects.done("checkpoint")
-        keys = touched.union(fired[Trigger.FOLLOWER_REPORTED])
-        keys |= fired[Trigger.HIGH_WATERMARK_MOVED] | by_isr[Trigger.HIGH_WATERMARK_MOVED]
-        self._answer(self._purgatory.check_and_complete("DelayedProduce", keys, standing))
-        self._answer(self._purgatory.expire("DelayedProduce", now_ms))
-        changed |= self.appends.respond(self._answers, now_ms)
-        self._answers.clear()
-        changed |= self._purgatory.write(now_ms)
+        changed = self._root.log.version != version or bool(fired[Trigger.ISR_CHANGED])
         changed |= self._producer_state.expire(now_ms)
         effects.done("responses")
-        changed |= self.appends.inbox.trim({group(one) for one in self._purgatory.unwritten()})
+        self._keep_tables(now_ms)
         self._seen_versions = metadata_versions
         self._looked_at_ms = now_ms
         return TickReport(changed=changed, commits=self._commits() - before)
+
+    def _keep_tables(self, now_ms: int) -> None:
+        """Remove taken requests and write checkpoints, where it is time."""
+        self.appends.inbox.trim(now_ms)
+        self._replicas.keep_checkpoints(now_ms)
 
     def park(self, now_ms: int) -> None:
         """Write down how far behind the followers are, for the next run (5.1)."""
@@ -208,21 +211,13 @@ class Leader:
             self._replicas.log_end_offset,
         )
 
-    def _answer(self, completed: list[tuple[Operation, str]]) -> None:
-        """Note the answers of operations, which are no longer in the purgatory."""
-        for operation, error in completed:
-            last_offset = operation["required_offset"] - 1
-            of = operation["request_id"], operation["topic_id"], operation["partition"]
-            self._answers.append(answer(*of, error, operation["base_offset"], last_offset))
-
     def _commits(self) -> int:
         return self._root.commits() + self._cluster.partition_state.commits
 
     def _operation_standing(self, metadata: Metadata, operation: Operation) -> dict[str, Any]:
         key = TopicIdPartition(operation["topic_id"], operation["partition"])
         leadership = self._led.get(key)
-        # In another epoch the offset may be another record's: the client has to ask again (4.4).
-        if leadership is None or leadership.state.leader_epoch != operation["leader_epoch"]:
+        if leadership is None or not self._holds(key, operation):
             return {
                 "is_leader": False,
                 "high_watermark": None,
@@ -237,6 +232,32 @@ class Leader:
             "min_isr": self._led.min_isr(metadata, leadership.state),
             "replica_count": len(leadership.state.replicas),
         }
+
+    def _holds(self, key: TopicIdPartition, operation: Operation) -> bool:
+        """Say whether the log has the records that an operation waits for (4.4).
+
+        In a later epoch the offset may be another record's, and an epoch and an offset together
+        name one record for good.
+        """
+        if self._led[key].state.leader_epoch == operation["leader_epoch"]:
+            return True
+        last = self._root.log.batch_at(key, operation["required_offset"] - 1)
+        return last is not None and last.leader_epoch == operation["leader_epoch"]
+
+
+def _answers(completed: Iterable[tuple[Operation, str]]) -> list[Answer]:
+    """Return the answers of operations that are complete, each with the name of its error."""
+    return [
+        answer(
+            operation["request_id"],
+            operation["topic_id"],
+            operation["partition"],
+            error,
+            operation["base_offset"],
+            operation["required_offset"] - 1,
+        )
+        for operation, error in completed
+    ]
 
 
 def _surroundings(metadata: Metadata) -> object:

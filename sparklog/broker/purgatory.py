@@ -1,27 +1,22 @@
 """The purgatory: operations that wait for something to happen to their partition (rules 4.1-4.4).
 
 A delayed operation is watched under its partition and tried again when a trigger fires there; what
-a trigger is, and for whom, `Trigger` says. What waits for longer than `WRITTEN_AFTER_MS` is a row
-of `delayed_operations`, so that people can ask what waits; the request of what waits only shortly
-stays in the inbox meanwhile. So both survive their process.
+a trigger is, and for whom, `Trigger` says. The commit of the step in which it begins to wait, or
+waits no more, says so, so it survives its process.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Literal
 
-from sparklog.broker.replicas import overwrite
-from sparklog.model import DELAYED_OPERATIONS, TopicIdPartition
+from sparklog.model import TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.roots import BrokerRoot
 
 Kind = Literal["DelayedProduce", "DelayedFetch"]
-
-WRITTEN_AFTER_MS: dict[Kind, int] = {"DelayedProduce": 200, "DelayedFetch": 0}
-"""Most produces are complete after a round or two, sooner than anybody could ask for them."""
 
 Operation = dict[str, Any]
 """One row of `delayed_operations`: one partition of one request."""
@@ -57,17 +52,47 @@ class Trigger(Enum):
 
 
 class Purgatory:
-    """The delayed operations of one broker root. Each is completed once, or expires once."""
+    """The delayed operations of one broker root. Each is completed once, or expires once.
+
+    What a step changes is staged until it is committed: see `staged`.
+    """
 
     def __init__(self, root: BrokerRoot, rules: Rules) -> None:
-        self._root = root
+        self._journal = root.log
         self._rules = rules
         self._operations: dict[str, Operation] = {}
         self._watched: dict[tuple[Kind, TopicIdPartition], set[str]] = defaultdict(set)
-        self._since_ms: dict[str, int] = {}
-        for row in root.delayed_operations.rows().to_pylist():
-            self._watch(row, 0)
-        self._written = set(self._operations)
+        self._staged: dict[str, Operation | None] = {}
+        for row in self._journal.operations.values():
+            self._watch(dict(row))
+
+    def staged(self) -> Mapping[str, Operation | None]:
+        """Return the operations that begin to wait in this step, and `None` for those that end."""
+        known = self._journal.operations
+        return {of: one for of, one in self._staged.items() if one is not None or of in known}
+
+    def committed(self) -> None:
+        """Take what is staged for committed."""
+        self._staged.clear()
+
+    def settle(self) -> None:
+        """Discard what is staged: the journal says what waits."""
+        if not self._staged:
+            return
+        for of in self._staged:
+            if of in self._operations:
+                self._unwatch(of)
+            if of in self._journal.operations:
+                self._watch(dict(self._journal.operations[of]))
+        self._staged.clear()
+
+    def reload(self) -> None:
+        """Take over what waits by the journal, after it was read again."""
+        for of in list(self._operations):
+            self._unwatch(of)
+        for row in self._journal.operations.values():
+            self._watch(dict(row))
+        self._staged.clear()
 
     def waiting(self, kind: Kind) -> list[Operation]:
         """Return the operations of a kind that wait."""
@@ -84,7 +109,7 @@ class Purgatory:
         }
 
     def try_complete_else_watch(
-        self, operations: Iterable[Operation], now_ms: int, standing: Standing
+        self, operations: Iterable[Operation], standing: Standing
     ) -> list[tuple[Operation, str]]:
         """Try operations of one kind; watch those that are not complete under their partitions.
 
@@ -97,7 +122,7 @@ class Purgatory:
         complete = dict(self._completed(fresh, standing))
         for operation in fresh:
             if operation["operation_id"] not in complete:
-                self._watch(operation, now_ms)
+                self._begin(operation)
         return [
             (one, complete[one["operation_id"]]) for one in fresh if one["operation_id"] in complete
         ]
@@ -125,26 +150,6 @@ class Purgatory:
         """Say whether anything of a kind is to expire."""
         return any(now_ms >= deadline_ms for deadline_ms in self.watched(kind).values())
 
-    def unwritten(self) -> list[Operation]:
-        """Return the operations that are in memory only."""
-        return [one for of, one in self._operations.items() if of not in self._written]
-
-    def is_to_be_written(self, now_ms: int) -> bool:
-        """Say whether the table is behind by more than what has only just begun to wait."""
-        return any(one not in self._operations for one in self._written) or any(
-            now_ms - self._since_ms[one["operation_id"]] >= WRITTEN_AFTER_MS[one["kind"]]
-            for one in self.unwritten()
-        )
-
-    def write(self, now_ms: int) -> bool:
-        """Write the table if that is due; say whether it was."""
-        if not self.is_to_be_written(now_ms):
-            return False
-        rows = DELAYED_OPERATIONS.rows(list(self._operations.values()))
-        overwrite(self._root.delayed_operations, rows, self._root.fence)
-        self._written = set(self._operations)
-        return True
-
     def _completed(self, operations: list[Operation], standing: Standing) -> list[tuple[str, str]]:
         if not operations:
             return []
@@ -153,14 +158,20 @@ class Purgatory:
         completed = self._rules.run(rule, operations=rows)
         return [(row["operation_id"], row["error"]) for row in completed]
 
-    def _watch(self, operation: Operation, now_ms: int) -> None:
-        self._operations[operation["operation_id"]] = operation
-        self._since_ms[operation["operation_id"]] = now_ms
-        self._watched[_watched_under(operation)].add(operation["operation_id"])
+    def _begin(self, operation: Operation) -> None:
+        self._staged[operation["operation_id"]] = operation
+        self._watch(operation)
 
     def _forget(self, operation_id: str) -> Operation:
+        self._staged[operation_id] = None
+        return self._unwatch(operation_id)
+
+    def _watch(self, operation: Operation) -> None:
+        self._operations[operation["operation_id"]] = operation
+        self._watched[_watched_under(operation)].add(operation["operation_id"])
+
+    def _unwatch(self, operation_id: str) -> Operation:
         operation = self._operations.pop(operation_id)
-        del self._since_ms[operation_id]
         watched = self._watched[_watched_under(operation)]
         watched.discard(operation_id)
         if not watched:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from sparklog.broker.purgatory import Purgatory
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
@@ -21,7 +22,7 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.delta_log import LOG_VERSION
-from sparklog.storage.journal import Histories
+from sparklog.storage.journal import Histories, Step, Taken, taken_transaction
 from sparklog.storage.location import one_line
 from sparklog.storage.roots import BrokerRoot
 
@@ -73,9 +74,15 @@ class Replicas:
     """
 
     def __init__(
-        self, root: BrokerRoot, root_index: int, rules: Rules, checkpoint_interval_ms: int = 5_000
+        self,
+        root: BrokerRoot,
+        root_index: int,
+        purgatory: Purgatory,
+        rules: Rules,
+        checkpoint_interval_ms: int = 5_000,
     ) -> None:
         self.root = root
+        self._purgatory = purgatory
         self.root_index = root_index
         self._rules = rules
         self._journal = root.log
@@ -99,7 +106,8 @@ class Replicas:
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._checkpoint_at_ms = 0
         self._is_checkpoint_due = False
-        self._epochs_written: pa.Table | None = None
+        self._written: dict[str, pa.Table] = {}
+        self._version = self._journal.version
         self._described_version = self._described()
         self._recover()
 
@@ -185,13 +193,17 @@ class Replicas:
         now_ms: int,
         added: Sequence[Batch] = (),
         removed: Sequence[Batch] = (),
+        *,
+        answers: Sequence[Mapping[str, Any]] = (),
+        taken: Taken | None = None,
     ) -> bool:
         """Commit what is staged, and batches added and removed, at once; say if there was anything.
 
-        Raises as `RecordLog.commit` does; what was staged counts no more then (`settle`).
+        `answers`: to requests; `taken`: how far the requests are taken with this. Raises as
+        `RecordLog.commit` does; what was staged counts no more then (`settle`).
         """
         if self.journal_damage is not None:
-            if added or removed or self._appended:
+            if added or removed or self._appended or answers or taken:
                 raise self.journal_damage
             self._discard_staged()
             return False
@@ -212,15 +224,22 @@ class Replicas:
             for key in changed
             if key in self and tuple(self.epochs(key)) != self._journal.epochs.get(key, ())
         }
-        if not (added or removed or rows or histories):
+        operations = self._purgatory.staged()
+        step = Step(list(rows.values()), histories, operations, answers, taken)
+        if not (added or removed or any(step)):
             self._settle_staged()
             return False
-        is_news = bool(histories) or any(
-            _without_report(row) != _without_report(self._journal.rows.get(key, {}))
-            for key, row in rows.items()
+        is_news = (
+            bool(histories)
+            or bool(operations)
+            or any(
+                _without_report(row) != _without_report(self._journal.rows.get(key, {}))
+                for key, row in rows.items()
+            )
         )
-        self._journal.commit_step(added, removed, list(rows.values()), histories, now_ms)
+        self._journal.commit_step(added, removed, step, now_ms)
         self._is_checkpoint_due |= is_news
+        self._version = self._journal.version
         self._told -= rows.keys()
         self._told |= {key for key, row in rows.items() if _tells_of_damage(row)}
         self._unwritten.clear()
@@ -272,9 +291,11 @@ class Replicas:
         """Take what is staged for committed."""
         self._replicas |= self._staged
         self._epochs |= self._staged_epochs
+        self._purgatory.committed()
         self._discard_staged()
 
     def _discard_staged(self) -> None:
+        self._purgatory.settle()
         self._staged.clear()
         self._staged_epochs.clear()
         self._appended.clear()
@@ -335,30 +356,24 @@ class Replicas:
         return offset if epoch == self[key].leader_epoch else None
 
     def find_damage(self, now_ms: int) -> None:
-        """Verify the checkpoints and the table of answers where that is due, and replace damaged
-        ones.
+        """Verify the checkpoints where that is due, and replace damaged ones.
 
-        A table of answers whose log is damaged starts again empty. Only in local folders: an object
-        store verifies its objects itself, and reads cost requests.
+        Only in local folders: an object store verifies its objects itself, and reads cost requests.
         """
         is_due = now_ms >= self._verified_at_ms + VERIFY_INTERVAL_MS
         if not is_due or not self.root.location.is_local:
             return
         self._verified_at_ms = now_ms
-        for table in (self.root.leader_epoch_checkpoint, self.root.high_watermark_checkpoint):
+        for table in self.root.checkpoints:
             try:
                 table.verify()
             except DamagedError as error:
                 _log.error("checkpoint written again", error=str(error))
                 table.mend_log(self.root.fence)
-                self._described_version, self._epochs_written = -1, None
+                self._described_version = -1
+                self._written.clear()
         if self._described_version < 0:
             self.keep_checkpoints(now_ms, at_once=True)
-        try:
-            self.root.produce_responses.verify_log()
-        except DamagedError as error:
-            _log.error("table recreated", error=str(error))
-            self.root.produce_responses.mend_log(self.root.fence)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -382,22 +397,32 @@ class Replicas:
         is_due = self._is_checkpoint_due and now_ms >= self._checkpoint_at_ms
         if not (is_due or behind >= _MOST_COMMITS or (at_once and behind)):
             return False
-        # In this order, since a row names the version of the histories beside it.
-        epochs = self._journal.epoch_table()
+        is_far = at_once or behind >= _MOST_COMMITS
+        self._write_table(self.root.delayed_operations, self._journal.operation_table(), is_far)
+        # Before the rows, which name the version of the histories beside them.
+        epochs = self.root.leader_epoch_checkpoint
+        self._write_table(epochs, self._journal.epoch_table(), is_far)
         described = {LOG_VERSION: version}
-        table = self.root.leader_epoch_checkpoint
-        if self._epochs_written is None or not epochs.equals(self._epochs_written):
-            overwrite(table, epochs, self.root.fence, described)
-            self._epochs_written = epochs
-        elif at_once or version - (table.held_by(LOG_VERSION) or 0) >= _MOST_COMMITS:
-            table.set_transactions(described, self.root.fence)
-        rows = self._journal.row_table(epochs_version=table.version)
+        taken = self._journal.taken
+        if taken is not None:
+            described[taken_transaction(taken.table_id)] = taken.version
+        rows = self._journal.row_table(epochs_version=epochs.version)
         overwrite(self.root.high_watermark_checkpoint, rows, self.root.fence, described)
         self._described_version = version
         self._is_checkpoint_due = False
         self._checkpoint_at_ms = now_ms + self._checkpoint_interval_ms
         self._journal.write_due_checkpoint()
         return True
+
+    def _write_table(self, table: ControlTable, rows: pa.Table, is_far: bool) -> None:
+        """Write a checkpoint whose rows have changed; others name their version where it is far."""
+        described = {LOG_VERSION: self._journal.version}
+        written = self._written.get(table.schema.name)
+        if written is None or not written.equals(rows):
+            overwrite(table, rows, self.root.fence, described)
+            self._written[table.schema.name] = rows
+        elif is_far:
+            table.set_transactions(described, self.root.fence)
 
     def keep_checkpoints(self, now_ms: int, *, at_once: bool = False) -> None:
         """Write the checkpoint tables where it is time; a failure is logged, and tried again."""
@@ -411,9 +436,8 @@ class Replicas:
             )
 
     def _described(self) -> int:
-        """Return the version of the journal that both checkpoint tables describe."""
-        tables = self.root.high_watermark_checkpoint, self.root.leader_epoch_checkpoint
-        return min(table.held_by(LOG_VERSION) or 0 for table in tables)
+        """Return the version of the journal that all checkpoint tables describe."""
+        return min(table.held_by(LOG_VERSION) or 0 for table in self.root.checkpoints)
 
     def settle(self) -> None:
         """Discard what a tick that failed has staged, and take over what a lost answer has hidden.
@@ -427,6 +451,9 @@ class Replicas:
         if log.is_uncertain:
             log.refresh()
         keys = log.take_moved()
+        if log.version != self._version:
+            self._version = log.version
+            self._purgatory.reload()
         if not keys:
             return
         _log.warning(
@@ -504,8 +531,7 @@ class Replicas:
         # Readers are to see that another process has taken the root over.
         self._unwritten |= self._replicas.keys()
         self._told = {key for key, row in rows.items() if _tells_of_damage(row)}
-        tables = self.root.high_watermark_checkpoint, self.root.leader_epoch_checkpoint
-        if any(table.held_by(LOG_VERSION) is None for table in tables):
+        if any(table.held_by(LOG_VERSION) is None for table in self.root.checkpoints):
             # They are a new root's, an earlier release's, or were damaged. Readers take them to
             # describe the newest version until the journal goes on.
             self.write_checkpoints(0, at_once=True)

@@ -81,7 +81,7 @@ def query(
 
     What each broker holds, with a broker_id column first:
     high_watermark_checkpoint, leader_epoch_checkpoint, producer_state,
-    produce_requests, produce_responses, delayed_operations, and batches, the
+    produce_requests, delayed_operations, and batches, the
     record batches of its log. DESCRIBE shows a table's columns.
 
     The records themselves are not offered, they need Spark: see the view

@@ -18,6 +18,7 @@ from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
+    DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     TableSchema,
@@ -117,6 +118,7 @@ class _Tables:
         }
         readers[HIGH_WATERMARK_CHECKPOINT.name] = lambda root: Journal(root).row_table()
         readers[LEADER_EPOCH_CHECKPOINT.name] = lambda root: Journal(root).epoch_table()
+        readers[DELAYED_OPERATIONS.name] = _read_operations
         readers["batches"] = _read_batches
         for name, columns in BROKER_VIEWS.items():
             load = partial(self._broker_table, columns, readers[name])
@@ -163,6 +165,10 @@ class _Tables:
 
 def _read_table(schema: TableSchema, root: Location) -> pa.Table:
     return ControlTable(root, schema).rows()
+
+
+def _read_operations(root: Location) -> pa.Table:
+    return Journal(root, with_operations=True).operation_table()
 
 
 def _read_batches(root: Location) -> pa.Table:

@@ -5,30 +5,33 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
 from sparklog.errors import DamagedError, ProtocolError, TableReplacedError, error_code
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import ALL, PRODUCE_REQUESTS, PRODUCE_RESPONSES, TopicIdPartition
+from sparklog.model import ALL, LOG, PRODUCE_REQUESTS, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import has_commit, newest_version, read_commit
+from sparklog.storage.journal import answers_in
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
 
 Acks = Literal[0, 1, -1, "all"]
 
+_CHECK_INTERVAL_S = 60
+"""Seconds without a commit after which a reader may have fallen behind clean-up."""
+
 _RootOfBroker = tuple[str, "int | None"]
 """A root's URI and the epoch of the broker there, see `Connection.registered_epoch`."""
 
 
-_log = get_logger(__name__)
+_logger = get_logger(__name__)
 
 
 class ProduceResponse(NamedTuple):
@@ -50,12 +53,13 @@ class RequestedBatch(NamedTuple):
 
 
 class Responses:
-    """The answers in one root's `produce_responses`, read as they arrive."""
+    """The answers in the journal of one leader's root, read as they arrive."""
 
     def __init__(self, location: Location) -> None:
-        self._table = ControlTable(location, PRODUCE_RESPONSES)
-        self._failures = RepeatedFailures(_log)
-        self._read_version = self._table.version
+        self._log = location.child(LOG.name)
+        self._failures = RepeatedFailures(_logger)
+        self._version = newest_version(self._log)
+        self._looked_at = time.monotonic()
         self._expected: set[str] = set()
         self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
 
@@ -71,36 +75,42 @@ class Responses:
     def poll(self) -> None:
         """Read the answers that have arrived; from a root that is away, none do."""
         try:
-            self._read()
-        except TableReplacedError:
-            # The broker has recreated a table that was damaged: all of its answers are new.
-            with suppress(*UNREADABLE):
-                self._table = ControlTable(self._table.root, PRODUCE_RESPONSES)
-                self._read_version = -1
-                self._read()
+            while self._read_next():
+                pass
         except UNREADABLE as error:
             self._failures.warning("responses", "responses not readable", error=one_line(error))
 
-    def _read(self) -> None:
-        if not self._table.refresh() and self._read_version == self._table.version:
-            return
-        expected = pa.array(list(self._expected), pa.string())
-        for path in self._table.new_files(self._read_version):
-            try:
-                rows = self._table.read_file(path)
-            except DamagedError as error:
-                # Its answers are lost; a batch that is sent again is recognised by its leader.
-                self._failures.warning(path, "answers lost", error=str(error))
-                continue
-            # A leader merges its files of answers: most of a merged one is known, or others'.
-            for row in rows.filter(pc.is_in(rows["request_id"], expected)).to_pylist():
+    def _read_next(self) -> bool:
+        """Read the next commit; return whether there was one."""
+        try:
+            commit = read_commit(self._log, self._version + 1, lambda _: True)
+        except DamagedError as error:
+            # Its answers are lost; a batch that is sent again is recognised by its leader.
+            self._failures.warning(self._version, "answers lost", error=str(error))
+            self._version += 1
+            return True
+        if commit is None:
+            self._check_in_place()
+            return False
+        self._version += 1
+        self._looked_at = time.monotonic()
+        for row in answers_in(commit):
+            if row["request_id"] in self._expected:
                 key = TopicIdPartition(row["topic_id"], row["partition"])
                 response = ProduceResponse(
                     error_code(row["error_code"]).name, row["base_offset"], row["last_offset"]
                 )
-                # A leader that crashed in between may answer twice: the first answer stands.
+                # A request that was sent twice may be answered twice: the first answer stands.
                 self._answers.setdefault((row["request_id"], key), response)
-        self._read_version = self._table.version
+        return True
+
+    def _check_in_place(self) -> None:
+        """Go on at the journal's end where clean-up has taken what was to be read next."""
+        if time.monotonic() - self._looked_at < _CHECK_INTERVAL_S:
+            return
+        self._looked_at = time.monotonic()
+        if not has_commit(self._log, self._version):
+            self._version = newest_version(self._log)
 
     def take(self, request_id: str, key: TopicIdPartition) -> ProduceResponse | None:
         """Return an answer that has arrived, once."""

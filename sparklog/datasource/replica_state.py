@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, TableSchema
-from sparklog.storage.journal import Journal
+from sparklog.model import (
+    DELAYED_OPERATIONS,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    TableSchema,
+)
+from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, StorageOptions
 
-JOURNALED = {schema.name: schema for schema in (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT)}
+JOURNALED = {schema.name: schema for schema in CHECKPOINTS}
 """The tables whose newest rows the journal has, by their names."""
 
 _TYPES = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
@@ -19,10 +24,13 @@ def read_state(table: str, root: str, storage_options: StorageOptions) -> pa.Tab
 
     Raises `StorageError` where the root cannot be read.
     """
-    journal = Journal(Location.of(root, storage_options))
-    if table == HIGH_WATERMARK_CHECKPOINT.name:
-        return journal.row_table()
-    return journal.epoch_table()
+    journal = Journal(Location.of(root, storage_options), with_operations=True)
+    tables = {
+        HIGH_WATERMARK_CHECKPOINT.name: journal.row_table,
+        LEADER_EPOCH_CHECKPOINT.name: journal.epoch_table,
+        DELAYED_OPERATIONS.name: journal.operation_table,
+    }
+    return tables[table]()
 
 
 def ddl(schema: TableSchema) -> str:

@@ -31,7 +31,7 @@ from sparklog.storage.checkpoint_files import (
 )
 from sparklog.storage.control_table import Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
-from sparklog.storage.journal import Histories, Journal, Row
+from sparklog.storage.journal import Histories, Journal, Row, Step
 
 _TopicPartition = tuple[str, int]
 
@@ -152,7 +152,7 @@ def import_checkpoints(
             by_name[name]: Histories(name[0], tuple(history))
             for name, history in found.epochs.items()
         }
-        journal.commit_step([], [], rows, histories, time.time_ns() // 1_000_000)
+        journal.commit_step([], [], Step(rows, histories), time.time_ns() // 1_000_000)
     except (CommitConflictError, FencedError) as error:
         raise StorageError(
             f"broker {broker_id} was started while its checkpoints were being imported: stop it "

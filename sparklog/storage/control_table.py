@@ -182,6 +182,15 @@ class ControlTable:
         """Return the epoch of a fence that the loaded version bears, or `None`."""
         return self._log.transactions.get(transaction)
 
+    def transaction(self, name: str) -> int | None:
+        """Return the version of an app transaction in the table as it was opened."""
+        return self._log.snapshot.transaction_version(name)
+
+    def added_at(self, path: str) -> int | None:
+        """Return the version that added a live file, `None` where that is not known any more."""
+        at = self._files.get(path)
+        return at[0] if at is not None else None
+
     def refresh(self) -> bool:
         """Load the newest version; say whether it is another than before."""
         with self._lock:

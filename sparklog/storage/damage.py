@@ -25,7 +25,6 @@ from sparklog.model import (
     LEADER_EPOCH_CHECKPOINT,
     LOG,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     PRODUCER_STATE,
     TOPICS,
 )
@@ -44,7 +43,6 @@ _REMEDIES = {
             LEADER_EPOCH_CHECKPOINT,
             PRODUCER_STATE,
             PRODUCE_REQUESTS,
-            PRODUCE_RESPONSES,
             DELAYED_OPERATIONS,
         )
     },

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -666,6 +667,39 @@ def _statistics(text: str | None) -> dict[str, Any]:
 def has_commit(table: Location, version: int) -> bool:
     """Say whether commit `version` is there; clean-up takes old ones, a lost root all of them."""
     return table.exists(commit_path(version))
+
+
+def newest_version(table: Location) -> int:
+    """Return the newest version of a table, without opening it.
+
+    Raises `StorageError` where there is no table, `OSError` where it cannot be read.
+    """
+    if table.is_local:
+        known = max((int(name[:20]) for name in _names(table) if _COMMIT.match(name)), default=-1)
+    else:
+        known = _last_checkpoint(table)
+        # Commits have no gaps: look twice as far each time, then in between.
+        reach = 1
+        while has_commit(table, known + reach):
+            known, reach = known + reach, 2 * reach
+        while reach := reach // 2:
+            if has_commit(table, known + reach):
+                known += reach
+    if known < 0:
+        raise StorageError(
+            f"there is no table at {table.uri}: check the root, or create the cluster first"
+        )
+    return known
+
+
+def _last_checkpoint(table: Location) -> int:
+    try:
+        return int(json.loads(table.read_bytes("_delta_log/_last_checkpoint"))["version"])
+    except (FileNotFoundError, *_MALFORMED):
+        return -1
+
+
+_COMMIT = re.compile(r"\d{20}\.json$")
 
 
 def first_commit(table: Location) -> bytes | None:

@@ -1,9 +1,10 @@
 """A broker's journal: the commits of its `log` table, which say what every step has changed.
 
-A commit carries, beside the batches that it adds and removes, the rows of the replicas and the
-leader-epoch histories that the step has changed, as JSON in `userMetadata`: a step has happened
-with all of its effects, or not at all. The state of the replicas is what the two checkpoint tables
-say, and the commits after the version of the log that each of them describes (rule 7.0).
+A commit carries, beside the batches that it adds and removes, what else the step has changed, as
+JSON in `userMetadata`: rows of replicas, leader-epoch histories, delayed operations, answers to
+requests, and how far the requests are taken. A step has happened with all of its effects, or not
+at all. The state is what the checkpoint tables say, and the commits after the version of the log
+that each of them describes (rule 7.0).
 
 Whoever reads the state follows the journal; the tables are for recovery, for people and for SQL.
 """
@@ -19,8 +20,10 @@ import pyarrow as pa
 
 from sparklog.errors import DamagedError, StorageError
 from sparklog.model import (
+    DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    PRODUCE_REQUESTS,
     Batch,
     EpochEntry,
     TopicIdPartition,
@@ -31,7 +34,8 @@ from sparklog.storage.delta_log import LOG_VERSION, Commit, DeltaLog, read_commi
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
-_FORMAT, _ROWS, _EPOCHS = "sparklog", "replicas", "epochs"
+_FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
+_REQUESTS, _ANSWERS = "requests", "answers"
 
 _FORMAT_VERSION = 1
 """The version of what commits carry; it stands first, so that other writers' text is known by it.
@@ -39,6 +43,11 @@ _FORMAT_VERSION = 1
 
 _VERSIONS = frozenset({"log_version", "epochs_version"})
 """The columns of a row of the table that no row of the journal has."""
+
+CHECKPOINTS = HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, DELAYED_OPERATIONS
+"""The tables that describe the state as of a version of the journal."""
+
+_NO_OPERATION = dict.fromkeys(DELAYED_OPERATIONS.columns.names)
 
 _NULLS = dict.fromkeys(("damaged_offset", "damage", "leader_damaged_offset", "parked_lags"))
 """The columns of a row that commits leave out where they are null."""
@@ -48,7 +57,33 @@ _ATTEMPTS = 3
 """
 
 Row = Mapping[str, Any]
-"""A row of `high_watermark_checkpoint`, without the two columns of versions."""
+"""A row of a checkpoint table; of high_watermark_checkpoint without the columns of versions."""
+
+
+class Taken(NamedTuple):
+    """How far the requests are taken, of the request table with this id.
+
+    All files that were added up to `version` are, and of later ones those named in `paths`.
+    """
+
+    table_id: str
+    version: int
+    paths: tuple[str, ...] = ()
+
+
+class Step(NamedTuple):
+    """What a step of a broker changes beside the batches.
+
+    `rows`, the new rows of replicas; `histories`, new leader-epoch histories; `operations`, delayed
+    operations that begin to wait, by their ids, and `None` for those that wait no more; `answers`,
+    to requests; `taken`, how far the requests are taken now.
+    """
+
+    rows: Sequence[Row] = ()
+    histories: Mapping[TopicIdPartition, Histories] = {}
+    operations: Mapping[str, Row | None] = {}
+    answers: Sequence[Row] = ()
+    taken: Taken | None = None
 
 
 class Histories(NamedTuple):
@@ -61,8 +96,9 @@ class Histories(NamedTuple):
 class Journal(RecordLog):
     """The log of one broker root, with the state of its replicas.
 
-    Parameters: `checkpoints`, the tables high_watermark_checkpoint and leader_epoch_checkpoint
-    where the owner has opened them; `damaged`, the names of those that count as empty.
+    Parameters: `checkpoints`, the tables of `CHECKPOINTS`, in their order, where the owner has
+    opened them; `damaged`, the names of those that count as empty; `with_operations`, whether the
+    delayed operations are loaded, too.
 
     Raises `DamagedError` where a checkpoint is damaged, or a commit is missing or damaged that
     follows the version that it describes.
@@ -72,10 +108,17 @@ class Journal(RecordLog):
         self,
         root: Location,
         fence: Fence | None = None,
-        checkpoints: tuple[ControlTable, ControlTable] | None = None,
+        checkpoints: Sequence[ControlTable] | None = None,
         damaged: Collection[str] = (),
+        *,
+        with_operations: bool = False,
     ) -> None:
         self._root = root
+        self._schemas = CHECKPOINTS if with_operations or checkpoints else CHECKPOINTS[:2]
+        self.operations: dict[str, Row] = {}
+        """The delayed operations, by their ids."""
+        self.taken: Taken | None = None
+        """How far the requests are taken, as far as commits after the checkpoints say it."""
         self._checkpoints = checkpoints
         self._damaged = damaged
         self._topics: dict[TopicIdPartition, str] = {}
@@ -96,27 +139,15 @@ class Journal(RecordLog):
         return self._log.has_news()
 
     def commit_step(
-        self,
-        added: Sequence[Batch],
-        removed: Sequence[Batch],
-        rows: Sequence[Row],
-        epochs: Mapping[TopicIdPartition, Histories],
-        now_ms: int,
+        self, added: Sequence[Batch], removed: Sequence[Batch], step: Step, now_ms: int
     ) -> None:
-        """Commit a step: batches, rows of replicas and histories, all or nothing.
+        """Commit a step: batches and what else it changes, all or nothing.
 
         Raises as `commit` does; the state is as before then.
         """
-        entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
-        if rows:
-            entry[_ROWS] = [_without_nulls(row) for row in rows]
-        if epochs:
-            entry[_EPOCHS] = [
-                {**key._asdict(), "topic": history.topic, "entries": history.entries}
-                for key, history in epochs.items()
-            ]
+        entry = _entry_of(step)
         self.commit(added, removed, now_ms, json.dumps(entry, separators=(",", ":")))
-        self._take(entry, with_rows=True, with_epochs=True)
+        self._take(entry, (-1, -1, -1), self.version)
 
     def row_table(self, epochs_version: int | None = None) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
@@ -144,10 +175,14 @@ class Journal(RecordLog):
         }
         return pa.table(columns, schema=LEADER_EPOCH_CHECKPOINT.columns)
 
+    def operation_table(self) -> pa.Table:
+        """Return the operations as a table with the columns of `delayed_operations`."""
+        return DELAYED_OPERATIONS.rows([dict(row) for row in self.operations.values()])
+
     def write_due_checkpoint(self) -> None:
         """Have Delta's checkpoint written where that is due, after which commits are cleaned up.
 
-        Called when both checkpoint tables describe the loaded version.
+        Called when all checkpoint tables describe the loaded version.
         """
         self._log.write_due_checkpoint()
 
@@ -171,10 +206,9 @@ class Journal(RecordLog):
             self._moved |= before | self.rows.keys() | self.epochs.keys()
             return opened
 
-    def _described(self) -> tuple[_Described, _Described]:
-        schemas = HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
+    def _described(self) -> list[_Described]:
         described = []
-        for number, schema in enumerate(schemas):
+        for number, schema in enumerate(self._schemas):
             if schema.name in self._damaged:
                 described.append(_Described(schema.columns.empty_table(), None))
                 continue
@@ -184,11 +218,12 @@ class Journal(RecordLog):
             else:
                 table = ControlTable(self._root, schema)
             described.append(_Described(table.rows(), table.held_by(LOG_VERSION)))
-        return described[0], described[1]
+        return described
 
-    def _load_state(self, described: tuple[_Described, _Described], version: int) -> None:
-        self.rows, self.epochs, self._topics = {}, {}, {}
-        rows, epochs = described
+    def _load_state(self, described: list[_Described], version: int) -> None:
+        self.rows, self.epochs, self._topics, self.operations = {}, {}, {}, {}
+        self.taken = None
+        rows, epochs, *operations = described
         self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
         for row in rows.table.to_pylist():
             self.rows[_key(row)] = _row_of(row)
@@ -198,34 +233,40 @@ class Journal(RecordLog):
             histories[_key(row)].append(EpochEntry(row["epoch"], row["start_offset"]))
             self._topics[_key(row)] = row["topic"]
         self.epochs = {key: tuple(sorted(entries)) for key, entries in histories.items()}
+        for of in operations:
+            self.operations = {row["operation_id"]: row for row in of.table.to_pylist()}
         # The tables of an earlier release name no version: they were written with each step.
-        rows_version = version if rows.log_version is None else rows.log_version
-        epochs_version = version if epochs.log_version is None else epochs.log_version
-        first = min(rows_version, epochs_version) + 1
-        for commit in read_commits(self.location, first, version):
-            self._take(
-                _entry(commit),
-                with_rows=commit.version > rows_version,
-                with_epochs=commit.version > epochs_version,
-            )
+        versions = [version if one.log_version is None else one.log_version for one in described]
+        for commit in read_commits(self.location, min(versions) + 1, version):
+            self._take(_entry(commit), versions, commit.version)
 
     def _apply(self, commit: Commit) -> set[TopicIdPartition]:
-        return self._take(_entry(commit), with_rows=True, with_epochs=True)
+        return self._take(_entry(commit), (-1, -1, -1), commit.version)
 
     def _take(
-        self, entry: Mapping[str, Any], *, with_rows: bool, with_epochs: bool
+        self, entry: Mapping[str, Any], described: Sequence[int], version: int
     ) -> set[TopicIdPartition]:
+        """Take over what a commit says that the checkpoints did not describe."""
         named = set()
-        for row in entry.get(_ROWS, ()) if with_rows else ():
+        for row in entry.get(_ROWS, ()) if version > described[0] else ():
             key = _key(row)
             self.rows[key] = {**_NULLS, **row}
             self._topics[key] = row["topic"]
             named.add(key)
-        for history in entry.get(_EPOCHS, ()) if with_epochs else ():
+        for history in entry.get(_EPOCHS, ()) if version > described[1] else ():
             key = _key(history)
             self.epochs[key] = tuple(EpochEntry(*pair) for pair in history["entries"])
             self._topics[key] = history["topic"]
             named.add(key)
+        if len(self._schemas) > 2 and version > described[2]:
+            for operation_id, operation in entry.get(_OPERATIONS, {}).items():
+                if operation is None:
+                    self.operations.pop(operation_id, None)
+                else:
+                    self.operations[operation_id] = {**_NO_OPERATION, **operation}
+        if _REQUESTS in entry:
+            table_id, taken_version, paths = entry[_REQUESTS]
+            self.taken = Taken(table_id, taken_version, tuple(paths))
         return named
 
 
@@ -234,6 +275,39 @@ class _Described(NamedTuple):
 
     table: pa.Table
     log_version: int | None
+
+
+def _entry_of(step: Step) -> dict[str, Any]:
+    """Return what a commit is to say of a step."""
+    entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
+    if step.rows:
+        entry[_ROWS] = [_without_nulls(row) for row in step.rows]
+    if step.histories:
+        entry[_EPOCHS] = [
+            {**key._asdict(), "topic": history.topic, "entries": history.entries}
+            for key, history in step.histories.items()
+        ]
+    if step.operations:
+        entry[_OPERATIONS] = {
+            operation_id: operation and _without_nulls(operation)
+            for operation_id, operation in step.operations.items()
+        }
+    if step.answers:
+        entry[_ANSWERS] = list(step.answers)
+    if step.taken is not None:
+        entry[_REQUESTS] = step.taken
+    return entry
+
+
+def taken_transaction(table_id: str) -> str:
+    """Return the app transaction of a checkpoint that says how far the requests are taken."""
+    return f"{PRODUCE_REQUESTS.name}/{table_id}"
+
+
+def answers_in(commit: Commit) -> Sequence[Row]:
+    """Return the answers to requests that a commit of a journal carries."""
+    answers: Sequence[Row] = _entry(commit).get(_ANSWERS, ())
+    return answers
 
 
 def _row_of(row: Row) -> Row:

@@ -135,10 +135,13 @@ class BrokerRoot:
         self.producer_state = self._opened(model.PRODUCER_STATE)
         # Clients write to the request table, so an epoch in it would prove nothing.
         self.produce_requests = RequestTable(location)
-        self.produce_responses = self._opened(model.PRODUCE_RESPONSES)
         self.delayed_operations = self._opened(model.DELAYED_OPERATIONS)
-        checkpoints = self.high_watermark_checkpoint, self.leader_epoch_checkpoint
-        self.log = Journal(location, self.fence, checkpoints)
+        self.checkpoints = (
+            self.high_watermark_checkpoint,
+            self.leader_epoch_checkpoint,
+            self.delayed_operations,
+        )
+        self.log = Journal(location, self.fence, self.checkpoints)
 
     def _opened(self, schema: model.TableSchema) -> ControlTable:
         """Open a table under the fence; one that is damaged starts again, empty."""
@@ -159,8 +162,7 @@ class BrokerRoot:
     def damage(location: Location) -> dict[str, DamagedError]:
         """Return the damage to the tables that the owner of a root starts with, by their names.
 
-        `produce_requests` is not among them, which mends itself, nor is the log. Of
-        `produce_responses` only the log is read: nothing depends on single answers.
+        `produce_requests` is not among them, which mends itself, nor is the log.
         """
         found: dict[str, DamagedError] = {}
         for schema in model.BROKER_TABLES:
@@ -168,12 +170,11 @@ class BrokerRoot:
                 continue
             try:
                 table = ControlTable(location, schema)
-                if schema is not model.PRODUCE_RESPONSES:
-                    table.verify()
+                table.verify()
             except DamagedError as error:
                 found[schema.name] = error
         try:
-            Journal(location, damaged=found)
+            Journal(location, damaged=found, with_operations=True)
         except DamagedError as error:
             # A log that cannot be opened itself is told of when the broker registers.
             with suppress(DamagedError):
@@ -208,7 +209,6 @@ class BrokerRoot:
             self.leader_epoch_checkpoint,
             self.producer_state,
             self.produce_requests,
-            self.produce_responses,
             self.delayed_operations,
         )
 

@@ -9,15 +9,10 @@ from typing import Any
 from sparklog.broker.broker import Broker
 from sparklog.clients.produce import PendingProduce
 from sparklog.errors import ProtocolError
-from sparklog.model import (
-    BROKER_TABLES,
-    HIGH_WATERMARK_CHECKPOINT,
-    LEADER_EPOCH_CHECKPOINT,
-    Record,
-    TableSchema,
-)
+from sparklog.model import BROKER_TABLES, HIGH_WATERMARK_CHECKPOINT, Record, TableSchema
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Journal
+from sparklog.storage.delta_log import newest_version, read_commits
+from sparklog.storage.journal import CHECKPOINTS, Journal, answers_in
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 
@@ -52,10 +47,10 @@ def table(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> Con
 
 def rows(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> list[dict[str, Any]]:
     """The rows of a table of a broker's root, as its journal has them, or of the cluster's."""
-    if broker is not None and schema in (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT):
+    if broker is not None and schema in CHECKPOINTS:
         opened = journal(cluster, broker)
-        is_rows = schema is HIGH_WATERMARK_CHECKPOINT
-        found = opened.row_table() if is_rows else opened.epoch_table()
+        tables = opened.row_table, opened.epoch_table, opened.operation_table
+        found = tables[CHECKPOINTS.index(schema)]()
     else:
         found = table(cluster, broker, schema).rows()
     of_table: list[dict[str, Any]] = found.to_pylist()
@@ -64,7 +59,14 @@ def rows(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> list
 
 def journal(cluster: LocalCluster, broker: int) -> Journal:
     """The journal of a broker's root, as another process opens it."""
-    return Journal(Location.of(str(cluster._root / f"broker-{broker}")))
+    return Journal(Location.of(str(cluster._root / f"broker-{broker}")), with_operations=True)
+
+
+def answers(cluster: LocalCluster, broker: int) -> list[dict[str, Any]]:
+    """All answers to requests in a broker's journal."""
+    log = Location.of(str(cluster._root / f"broker-{broker}")).child("log")
+    commits = read_commits(log, 0, newest_version(log))
+    return [dict(answer) for commit in commits for answer in answers_in(commit)]
 
 
 def report(cluster: LocalCluster, broker: int) -> dict[str, Any]:

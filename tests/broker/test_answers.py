@@ -1,93 +1,80 @@
-"""Answers to produce requests: read by clients, kept for ten minutes, in few files."""
+"""Answers to produce requests: part of the commit that decides them, read by clients from there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
-from sparklog.broker.answers import RESPONSE_RETENTION_MS
-from sparklog.clients.produce import PendingProduce
-from sparklog.model import PRODUCE_REQUESTS, PRODUCE_RESPONSES
+from sparklog.model import PRODUCE_REQUESTS
 from sparklog.testing import LocalCluster
-from tests.broker.states import error, log, rows, table
+from tests.broker.states import answers, error, log, rows
 
 Start = Callable[..., LocalCluster]
 
-MERGED_FILES = 4
+
+def test_an_answer_is_in_the_commit_that_appends(start: Start) -> None:
+    """A crash leaves both or neither."""
+    cluster = start(0, 1)
+    pending = cluster.produce("t", 0, [b"a"], acks=1)
+    before = cluster._brokers[0]._roots[0].log.version
+    cluster.leader_tick(0, stop_after="log_commit")
+    assert error(pending) == "NONE"
+    assert cluster._connection.journal(cluster._at("broker-0")).version == before + 1
 
 
-@pytest.fixture(autouse=True)
-def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge after four files already."""
-    monkeypatch.setattr("sparklog.broker.answers.MERGED_FILES", MERGED_FILES)
-
-
-def answered(cluster: LocalCluster, count: int) -> list[PendingProduce]:
-    """Send requests whose answers are a file each; their clients do not look yet."""
+def test_clients_that_look_late_find_their_answers(start: Start) -> None:
+    cluster = start(0, 1)
     pending = []
-    for n in range(count):
+    for n in range(10):
         pending.append(cluster.produce("t", 0, [b"%d" % n], acks=1))
         cluster.leader_tick(0)
-    return pending
-
-
-def files(cluster: LocalCluster) -> int:
-    return len(table(cluster, 0, PRODUCE_RESPONSES).new_files(-1))
-
-
-def test_answers_of_many_ticks_are_few_files(start: Start) -> None:
-    """Whoever reads the table, a broker that starts or a view, pays for files, not for rows."""
-    cluster = start(0, 1)
-    count = 3 * MERGED_FILES + 2
-    pending = answered(cluster, count)
-    assert files(cluster) == 3 + 2
-    offsets = sorted(row["base_offset"] for row in rows(cluster, 0, PRODUCE_RESPONSES))
-    assert offsets == list(range(count))
-    # Clients that looked only now find their answers in the merged files.
     assert [(error(one), one.response and one.response.base_offset) for one in pending] == [
-        ("NONE", n) for n in range(count)
+        ("NONE", n) for n in range(10)
     ]
 
 
-def test_merged_files_are_merged_again(start: Start) -> None:
+def test_a_request_that_was_answered_is_not_served_again(start: Start) -> None:
+    """The process died before it removed the request; the journal says that it is taken (3.1)."""
     cluster = start(0, 1)
-    answers = cluster._brokers[0]._leaders[0].appends.answers
-    for n in range(MERGED_FILES**2 + 1):
-        answers.append([answer_of(n)], cluster.clock.now_ms())
-    assert files(cluster) == 2
-    found = [row["request_id"] for row in rows(cluster, 0, PRODUCE_RESPONSES)]
-    assert sorted(found, key=int) == [str(n) for n in range(MERGED_FILES**2 + 1)]
-
-
-def answer_of(number: int) -> dict[str, object]:
-    return {"request_id": str(number), "topic_id": "t", "partition": 0, "error_code": 0}
-
-
-def test_merged_answers_stay_until_the_newest_of_them_is_old(start: Start) -> None:
-    cluster = start(0, 1)
-    answered(cluster, MERGED_FILES - 1)
-    cluster.clock.advance(RESPONSE_RETENTION_MS - 1)
-    answered(cluster, 1)
-    assert files(cluster) == 1
-    cluster.clock.advance(RESPONSE_RETENTION_MS)
-    answered(cluster, 1)
-    assert len(rows(cluster, 0, PRODUCE_RESPONSES)) == MERGED_FILES + 1
-    cluster.clock.advance(1)
-    answered(cluster, 1)
-    assert len(rows(cluster, 0, PRODUCE_RESPONSES)) == 2
-
-
-def test_a_request_whose_answer_was_merged_is_not_served_again(start: Start) -> None:
-    """The process died before it removed the request; the next one knows the answer (3.1)."""
-    cluster = start(0, 1)
-    answered(cluster, MERGED_FILES - 1)
+    cluster.clock.advance(5_000)
     cluster.produce("t", 0, [b"last"], acks=1)
+    cluster.produce("t", 0, [b"too late"], acks=1, timeout_ms=-1)
     cluster.leader_tick(0, stop_after="responses")
-    assert files(cluster) == 1
-    assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
+    assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 2
     cluster.restart(0)
     cluster.tick_until_idle()
-    assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 0
-    assert log(cluster, 0)[-1] == "last"
-    assert len(rows(cluster, 0, PRODUCE_RESPONSES)) == MERGED_FILES
+    assert rows(cluster, 0, PRODUCE_REQUESTS) == []
+    assert log(cluster, 0) == ["last"]
+    assert len(answers(cluster, 0)) == 2
+
+
+def test_a_request_that_was_answered_is_known_also_by_the_checkpoint_alone(start: Start) -> None:
+    """Its commit may be cleaned up behind the checkpoint, before the request is removed."""
+    cluster = start(0, 1)
+    # The first removal is due at once.
+    cluster.produce("t", 0, [b"removed"], acks=0)
+    cluster.leader_tick(0)
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    replicas = cluster._brokers[0]._leaders[0]._replicas
+    assert replicas.write_checkpoints(0, at_once=True)
+    assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
+    cluster.crash(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    assert log(cluster, 0) == ["removed", "a"]
+    assert len(answers(cluster, 0)) == 1
+
+
+def test_requests_are_removed_together_after_a_while(start: Start) -> None:
+    """Removing each at once would be a commit a tick."""
+    cluster = start(0, 1)
+    cluster.produce("t", 0, [b"a"], acks=1)
+    cluster.leader_tick(0)
+    for n in range(3):
+        cluster.produce("t", 0, [b"%d" % n], acks=1)
+        cluster.leader_tick(0)
+    left = len(rows(cluster, 0, PRODUCE_REQUESTS))
+    assert left >= 3
+    cluster.clock.advance(5_000)
+    cluster.leader_tick(0)
+    assert rows(cluster, 0, PRODUCE_REQUESTS) == []

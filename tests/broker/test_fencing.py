@@ -19,9 +19,9 @@ from sparklog.model import (
     CLUSTER_TABLES,
     CONTROLLER,
     DELAYED_OPERATIONS,
+    HIGH_WATERMARK_CHECKPOINT,
     PARTITION_STATE,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
 )
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.copying import Copy
@@ -410,7 +410,7 @@ def test_the_control_tables_of_a_root_bear_the_fence(start: Start) -> None:
     """A new process has written its epoch to every table before it reads any (design: fencing)."""
     cluster = start(0)
     epoch = rows(cluster, None, BROKERS)[0]["broker_epoch"]
-    for schema in (DELAYED_OPERATIONS, PRODUCE_RESPONSES):
+    for schema in (DELAYED_OPERATIONS, HIGH_WATERMARK_CHECKPOINT):
         assert table(cluster, 0, schema).held_by("broker_epoch") == epoch
     # Clients write to it, so an epoch there would prove nothing.
     assert table(cluster, 0, PRODUCE_REQUESTS).held_by("broker_epoch") is None

@@ -13,7 +13,7 @@ import pytest
 from sparklog.broker.application import Application
 from sparklog.config import ClusterConfig, parse
 from sparklog.logger import REPEATED_EVERY_S, RepeatedFailures, get_logger
-from sparklog.model import LOG, PRODUCE_RESPONSES
+from sparklog.model import LOG, PRODUCE_REQUESTS
 from sparklog.storage.batch_files import rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.control_table import ControlTable, create_table
@@ -148,8 +148,8 @@ def test_slices_of_a_truncation_whose_commit_fails_are_removed(
 @pytest.fixture
 def table(tmp_path: Path) -> ControlTable:
     root = Location.of(str(tmp_path / "root"))
-    create_table(root, PRODUCE_RESPONSES)
-    return ControlTable(root, PRODUCE_RESPONSES)
+    create_table(root, PRODUCE_REQUESTS)
+    return ControlTable(root, PRODUCE_REQUESTS)
 
 
 def rows_of(size: int) -> list[dict[str, str]]:
@@ -162,9 +162,9 @@ def test_a_control_tables_file_that_does_not_fit_is_removed(
 ) -> None:
     folder = Path(table.location.uri)
     with file_size_limit(100_000), pytest.raises(OSError, match="File too large"):
-        getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(200_000)))
+        getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(200_000)))
     assert list(folder.glob("*.parquet")) == []
-    getattr(table, write)(PRODUCE_RESPONSES.rows(rows_of(9)))
+    getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(9)))
     assert table.rows().num_rows == 1
 
 
@@ -178,7 +178,7 @@ def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
     monkeypatch.setattr(DeltaLog, "commit", full)
     paths: list[list[str]] = [[]] if write == "replace_files" else []
     with pytest.raises(OSError, match="No space left"):
-        getattr(table, write)(*paths, PRODUCE_RESPONSES.rows(rows_of(9)))
+        getattr(table, write)(*paths, PRODUCE_REQUESTS.rows(rows_of(9)))
     assert list(Path(table.location.uri).glob("*.parquet")) == []
 
 

@@ -130,8 +130,12 @@ def check(cluster: LocalCluster, told: list[str]) -> None:
 
 TABLES = {
     "log": ("log",),
-    "checkpoints": ("leader_epoch_checkpoint", "high_watermark_checkpoint"),
-    "requests": ("produce_requests", "produce_responses"),
+    "checkpoints": (
+        "leader_epoch_checkpoint",
+        "high_watermark_checkpoint",
+        "delayed_operations",
+    ),
+    "requests": ("produce_requests",),
     "cluster": ("partition_state", "brokers", "controller"),
 }
 

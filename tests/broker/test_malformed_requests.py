@@ -29,7 +29,6 @@ from sparklog.clients.produce import PendingProduce
 from sparklog.errors import error_code
 from sparklog.model import (
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     RECORD_COLUMNS,
 )
 from sparklog.storage.batch_files import records_table
@@ -37,6 +36,7 @@ from sparklog.storage.location import Location
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster
+from tests.broker import states
 from tests.broker.states import log, rows, table
 
 Row = dict[str, Any]
@@ -483,7 +483,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 def answers(cluster: LocalCluster) -> dict[tuple[str, str, int], str]:
     """What every partition of every request was answered with; each was once."""
     names = ("request_id", "topic_id", "partition")
-    found = rows(cluster, 0, PRODUCE_RESPONSES)
+    found = states.answers(cluster, 0)
     identities = Counter(tuple(answer[name] for name in names) for answer in found)
     twice = {of for of, count in identities.items() if count > 1 and of[0]}
     assert not twice
@@ -790,7 +790,7 @@ def test_a_request_file_that_leads_elsewhere_is_dropped_unread(
 
 
 def _responses(small: LocalCluster) -> list[Row]:
-    return rows(small, 0, PRODUCE_RESPONSES)
+    return states.answers(small, 0)
 
 
 @pytest.mark.parametrize(

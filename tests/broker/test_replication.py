@@ -9,7 +9,7 @@ import pytest
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE
 from sparklog.storage.control_table import Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
@@ -34,7 +34,7 @@ def forge(cluster: LocalCluster, broker: int, **changes: object) -> None:
     held = Journal(root)
     forged = Journal(root, Fence(BROKER_EPOCH, cluster._brokers[broker].broker_epoch))
     rows = [{**row, **changes} for row in held.rows.values()]
-    forged.commit_step([], [], rows, {}, 0)
+    forged.commit_step([], [], Step(rows), 0)
 
 
 class TestAReport:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import structlog
 
+from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.clients.connection import Connection
 from sparklog.errors import FencedError
@@ -21,7 +22,7 @@ from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.checkpoint_files import read_offsets
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.storage.roots import BrokerRoot
 from sparklog.testing import LocalCluster
@@ -149,7 +150,8 @@ def test_an_imported_high_watermark_is_cut_at_the_log_end_when_the_broker_starts
     assert {key: row["log_end_offset"] for key, row in case.rows().items()} == {0: 4, 1: 2}
 
     started = BrokerRoot(root(case.folder, 0), case.broker()["broker_epoch"] + 1)
-    replicas = Replicas(started, 0, DuckDBRules())
+    rules = DuckDBRules()
+    replicas = Replicas(started, 0, Purgatory(started, rules), rules)
     topic_id = case.rows()[0]["topic_id"]
     found = {key.partition: replicas[key].high_watermark for key in started.log.partitions()}
     assert found == {0: 4, 1: 1}
@@ -323,7 +325,7 @@ def test_a_process_that_was_only_asleep_cannot_write_over_an_import(case: Case) 
     asleep = Fence(BROKER_EPOCH, case.broker()["broker_epoch"])
     journal = Journal(root(case.folder, 0), asleep)
     rows = list(journal.rows.values())
-    journal.commit_step([], [], rows, {}, 0)
+    journal.commit_step([], [], Step(rows), 0)
     assert case.import_().exit_code == 0
     with pytest.raises(FencedError):
-        journal.commit_step([], [], rows, {}, 0)
+        journal.commit_step([], [], Step(rows), 0)

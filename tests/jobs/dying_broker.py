@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparklog.broker.appends import Appends
 from sparklog.broker.tick import Effects
 from sparklog.cli.application import configure_logging, run_application
 from sparklog.config import BrokerConfig, load
-from sparklog.storage.record_log import RecordLog
+from sparklog.storage.journal import Journal, Step
 
 POINTS = ("before_append", "log_commit", "checkpoint", "before_answer", "responses")
-"""Before the append; after it and before the answer, with the followers yet to copy the batch or
-having done so; after the answer."""
+"""Before the append; after it, with the followers yet to copy the batch; before the commit with the
+high watermark and the answer; after it."""
 
 
 class Death:
@@ -32,26 +31,23 @@ class Death:
         self._folder = folder
         self._has_appended = False
         self._has_answered = False
-        self._commit, self._respond, self._done = RecordLog.commit, Appends.respond, Effects.done
+        self._commit_step, self._done = Journal.commit_step, Effects.done
 
     def lie_in_wait(self) -> None:
         """Put itself between the broker and its effects."""
         death = self
 
-        def commit(log: RecordLog, batches: Sequence[Any] = (), *rest: Any, **of: Any) -> Any:
-            if batches:
+        def commit_step(
+            journal: Journal, added: Sequence[Any], removed: Sequence[Any], step: Step, now_ms: int
+        ) -> None:
+            answers = death._has_appended and any(one["error_code"] == 0 for one in step.answers)
+            if added:
                 death.at("before_append")
-            result = death._commit(log, batches, *rest, **of)
-            death._has_appended |= bool(batches) and death.is_near
-            return result
-
-        def respond(appends: Appends, answers: Sequence[Any], now_ms: int) -> bool:
-            is_due = death._has_appended and any(one["error_code"] == 0 for one in answers)
-            if is_due:
+            if answers:
                 death.at("before_answer")
-            result = death._respond(appends, answers, now_ms)
-            death._has_answered |= is_due
-            return result
+            death._commit_step(journal, added, removed, step, now_ms)
+            death._has_appended |= bool(added) and death.is_near
+            death._has_answered |= answers
 
         def done(effects: Effects, effect: str) -> None:
             death._done(effects, effect)
@@ -59,8 +55,7 @@ class Death:
             if is_next and effect in POINTS:
                 death.at(effect)
 
-        RecordLog.commit = commit  # type: ignore[assignment, method-assign]
-        Appends.respond = respond  # type: ignore[assignment, method-assign]
+        Journal.commit_step = commit_step  # type: ignore[assignment, method-assign]
         Effects.done = done  # type: ignore[assignment, method-assign]
 
     @property

@@ -22,9 +22,11 @@ from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.clients.produce import PendingProduce, ProduceClient, ProduceResponse, RequestedBatch
 from sparklog.errors import ERROR_CODES, StorageError
-from sparklog.model import HIGH_WATERMARK_CHECKPOINT, TableSchema, new_batch_path
+from sparklog.model import TableSchema, new_batch_path
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import newest_version, read_commits
+from sparklog.storage.journal import CHECKPOINTS, Journal, answers_in
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -188,9 +190,15 @@ class Cluster:
         return found
 
     def rows(self, schema: TableSchema, root: str = "cluster") -> list[dict[str, Any]]:
-        """Return the rows of a control table."""
+        """Return the rows of a control table; of a checkpoint, as the journal has them."""
         location = Location.of(str(self.folder / root))
-        rows: list[dict[str, Any]] = ControlTable(location, schema).rows().to_pylist()
+        if schema in CHECKPOINTS:
+            journal = Journal(location, with_operations=True)
+            tables = journal.row_table, journal.epoch_table, journal.operation_table
+            found = tables[CHECKPOINTS.index(schema)]()
+        else:
+            found = ControlTable(location, schema).rows()
+        rows: list[dict[str, Any]] = found.to_pylist()
         return rows
 
     def log(self, broker_id: int, partition: int = 0) -> list[tuple[int, int, bytes | None]]:
@@ -204,11 +212,21 @@ class Cluster:
         ]
 
     def high_watermark(self, broker_id: int, partition: int = 0) -> int | None:
-        """Return what a replica's checkpoint says."""
-        for row in self.rows(HIGH_WATERMARK_CHECKPOINT, f"broker-{broker_id}"):
-            if row["partition"] == partition:
+        """Return what a replica's row says."""
+        for key, row in self.journal(broker_id).rows.items():
+            if key.partition == partition:
                 return int(row["high_watermark"])
         return None
+
+    def journal(self, broker_id: int) -> Journal:
+        """Return a broker's journal."""
+        return Journal(Location.of(str(self.folder / f"broker-{broker_id}")))
+
+    def answers(self, broker_id: int) -> list[dict[str, Any]]:
+        """Return all answers to requests in a broker's journal."""
+        log = self.journal(broker_id).location
+        commits = read_commits(log, 0, newest_version(log))
+        return [dict(answer) for commit in commits for answer in answers_in(commit)]
 
 
 class Client:

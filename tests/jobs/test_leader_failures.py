@@ -15,7 +15,7 @@ import pytest
 
 from sparklog.clients.accumulator import RecordMetadata
 from sparklog.clients.producer import Producer
-from sparklog.model import PARTITION_STATE, PRODUCE_RESPONSES
+from sparklog.model import PARTITION_STATE
 from sparklog.storage.location import Location
 from sparklog.storage.roots import ClusterRoot
 from tests.jobs.dying_broker import POINTS
@@ -66,7 +66,7 @@ class DyingCluster:
         wait_for(lambda: process.popen.poll() is not None, "death of the leader")
         assert process.exit_code() == -signal.SIGKILL, process.stderr
         assert "Traceback" not in process.stderr
-        responses = self._cluster.rows(PRODUCE_RESPONSES, f"broker-{broker_id}")
+        responses = self._cluster.answers(broker_id)
         high_watermark = self._cluster.high_watermark(broker_id) or 0
         has = {
             "appended": len(self._cluster.log(broker_id)) > offset,
@@ -76,7 +76,7 @@ class DyingCluster:
         reached = POINTS.index(point)
         assert has == {
             "appended": reached >= POINTS.index("log_commit"),
-            "committed": reached >= POINTS.index("before_answer"),
+            "committed": reached >= POINTS.index("responses"),
             "answered": reached >= POINTS.index("responses"),
         }, point
 

@@ -19,7 +19,7 @@ from sparklog.broker.replicas import Replicas
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage import control_table, delta_log, journal, record_log
 from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import Metadata
 
@@ -70,7 +70,7 @@ def requests_taken_before_the_log_commit(patch: Patch) -> None:
 
     def early(self: Appends, now_ms: int, standing: Any) -> Any:
         taken = load(self, now_ms, standing)
-        self.inbox.take()
+        self.inbox.take(self.inbox.taken())
         return taken
 
     patch.setattr(Appends, "load", early)
@@ -106,8 +106,8 @@ def epoch_entry_not_written(patch: Patch) -> None:
     """Leader-epoch entries are kept in memory and not written."""
     commit_step = Journal.commit_step
 
-    def without(self: Journal, added: Any, removed: Any, rows: Any, _: Any, now_ms: int) -> None:
-        commit_step(self, added, removed, rows, {}, now_ms)
+    def without(self: Journal, added: Any, removed: Any, step: Step, now_ms: int) -> None:
+        commit_step(self, added, removed, step._replace(histories={}), now_ms)
 
     patch.setattr(Journal, "commit_step", without)
 

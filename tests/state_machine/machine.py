@@ -35,7 +35,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "log/_delta_log",
         "leader_epoch_checkpoint/_delta_log",
         "high_watermark_checkpoint/_delta_log",
-        "produce_responses/_delta_log",
+        "delayed_operations/_delta_log",
         "produce_requests/_delta_log",
         "partition_state/_delta_log",
         "high_watermark_checkpoint",

@@ -47,6 +47,14 @@ def leader_with_a_request(cluster: CheckedCluster) -> int:
     return leader
 
 
+def leader_with_a_copied_record(cluster: CheckedCluster) -> int:
+    leader = cluster.leader(0)
+    cluster.produce(0, 1)
+    cluster.leader_tick(leader)
+    cluster.follower_tick(1 - leader)
+    return leader
+
+
 def new_leader(cluster: CheckedCluster) -> int:
     old = cluster.leader(0)
     cluster.pause(old)
@@ -126,9 +134,9 @@ WRITES = {
     "append without space": Write(
         leader_with_a_request, "leader_tick", "log/_delta_log", ("full", "torn", "dies")
     ),
-    "answer": Write(leader_with_a_request, "leader_tick", "produce_responses/_delta_log"),
+    "answer": Write(leader_with_a_copied_record, "leader_tick", "log/_delta_log"),
     "removal of a request": Write(
-        leader_with_a_request, "leader_tick", "produce_requests/_delta_log"
+        leader_with_a_due_checkpoint, "leader_tick", "produce_requests/_delta_log"
     ),
     "leader's checkpoint": Write(
         leader_with_a_due_checkpoint, "leader_tick", "high_watermark_checkpoint/_delta_log"

@@ -27,7 +27,6 @@ from sparklog.model import (
     LOG,
     PARTITION_STATE,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     TOPICS,
     TableSchema,
 )
@@ -49,7 +48,6 @@ AfterNext = Callable[[str, Callable[[], object]], None]
 BUSY_TABLES = [
     HIGH_WATERMARK_CHECKPOINT,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     DELAYED_OPERATIONS,
 ]
 CONTROL_TABLES = [one for one in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT) if one is not LOG]

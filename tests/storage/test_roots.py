@@ -17,10 +17,10 @@ from sparklog.errors import DamagedError, FencedError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
+    DELAYED_OPERATIONS,
     FORMAT,
     LOG,
     PRODUCE_REQUESTS,
-    PRODUCE_RESPONSES,
     TableSchema,
 )
 from sparklog.storage import local_files
@@ -281,7 +281,7 @@ class TestOpening:
         with pytest.raises(FencedError):
             old.log.commit([batch(0)])
         with pytest.raises(FencedError):
-            old.produce_responses.append(PRODUCE_RESPONSES.rows([{}]), old.fence)
+            old.delayed_operations.append(DELAYED_OPERATIONS.rows([{}]), old.fence)
         new.log.commit([batch(0)])
 
     def test_every_table_of_a_cluster_is_at_hand(self, root: Location) -> None:
