@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from benchmarks.bench import Bench
 from benchmarks.figures import Figures
 from benchmarks.requests import BulkProducer
-from benchmarks.s3_server import BYTES, KINDS, Store, running_store
+from benchmarks.s3_server import BYTES, KINDS
+from benchmarks.s3_store import Store, running_store
 from benchmarks.work import Work
 from sparklog.broker.application import Application
 from sparklog.clients.admin import Admin
@@ -110,7 +111,11 @@ class Counted:
         """Work until there is nothing to do; return what that asks beyond so many idle rounds."""
         rounds: list[int] = []
         counts = self._counted(lambda: rounds.append(self._until_idle()))
-        return {name: count - rounds[0] * self._idle[name] for name, count in counts.items()}
+        return {
+            name: count - rounds[0] * self._idle[name]
+            for name, count in counts.items()
+            if name in self._idle
+        }
 
     def _until_idle(self) -> int:
         """Return how many rounds it took, with the last one, which changed nothing."""

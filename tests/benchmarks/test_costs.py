@@ -6,7 +6,6 @@ bound is to be lowered. How many commits a tick makes is counted in tests/broker
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import pytest
 
 from benchmarks.counts import Watch, spark_jobs
 from benchmarks.figures import Figures
-from benchmarks.s3_server import running_store
+from benchmarks.s3_store import running_store
 from benchmarks.works.storage_requests import BUSY, IDLE, Counted
 from sparklog.testing import LocalCluster
 
@@ -97,10 +96,6 @@ def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkS
     assert spark_jobs(spark) == before
 
 
-@pytest.mark.skipif(
-    find_spec("moto") is None or find_spec("flask_cors") is None,
-    reason="moto's server is not installed: it plays S3",
-)
 def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     figures = Figures()
     with running_store(tmp_path / "log") as store:

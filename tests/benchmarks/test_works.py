@@ -15,7 +15,6 @@ from benchmarks.clusters import embedded
 from benchmarks.figures import Figures
 from benchmarks.report import rendered
 from benchmarks.rows import SIZES
-from benchmarks.s3_server import kind
 from benchmarks.works import WORKS, idle_tick, partitions, produce, read
 from sparklog.logger import get_logger
 
@@ -93,22 +92,3 @@ def test_partitions(measured: Measure) -> None:
 def test_catch_up(measured: Measure) -> None:
     """The work checks that the follower has everything in the end."""
     assert len([*measured("catch_up")]) == 3
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "query", "charged"),
-    [
-        ("PUT", "/bucket/a/file", "", "PUT"),
-        ("POST", "/bucket/a/file", "uploads=", "PUT"),
-        ("POST", "/bucket", "delete=", "DELETE"),
-        ("GET", "/bucket/a/file", "", "GET"),
-        ("GET", "/bucket", "list-type=2&prefix=a", "LIST"),
-        ("GET", "/bucket/", "list-type=2", "LIST"),
-        ("HEAD", "/bucket/a/file", "", "HEAD"),
-        ("DELETE", "/bucket/a/file", "", "DELETE"),
-    ],
-)
-def test_requests_are_counted_as_what_they_are_charged(
-    method: str, path: str, query: str, charged: str
-) -> None:
-    assert kind(method, path, query) == charged
