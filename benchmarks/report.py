@@ -34,13 +34,19 @@ def rendered(works: Sequence[Work], results: Mapping[str, Result]) -> str:
 
 
 def write(works: Sequence[Work], results: Mapping[str, Result], document: Path) -> None:
-    """Write the report, and its plots into the folder of the same name beside it."""
+    """Write the report, and its plots and tables into the folder of the same name beside it."""
     document.parent.mkdir(parents=True, exist_ok=True)
     document.write_text(rendered(works, results), encoding="utf-8")
+    folder = document.with_suffix("")
     for work in works:
-        if work.is_plotted and work.name in results:
-            target = document.with_suffix("") / f"{work.name}.svg"
-            plot(results[work.name].figures, work.title, target)
+        if work.name not in results:
+            continue
+        figures = results[work.name].figures
+        for name, lines in figures.tables.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        if work.is_plotted:
+            plot(figures, work.title, folder / f"{work.name}.svg")
 
 
 def _machine(results: Sequence[Result]) -> str:
@@ -93,7 +99,7 @@ def _section(work: Work, result: Result) -> str:
         lines += [f"![{work.title}](benchmarks/{work.name}.svg)", ""]
     if work.appendix is not None:
         lines += [work.appendix(result.figures), ""]
-    else:
+    if work.appendix is None or work.has_table:
         lines += _table(result)
     return "\n".join(lines)
 
