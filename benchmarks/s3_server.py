@@ -194,8 +194,7 @@ class S3Api:
             counts[NOT_FOUND] += kind == "GET" and response.status == 404
         if self._log is not None:
             at_ms = round((time.monotonic() - self._log_began) * 1000, 1)
-            key = request.key or request.query.get("prefix", "")
-            path = f"{request.bucket}/{key}"
+            path = f"{request.bucket}/{_logged_key(request)}"
             self._log.append(Logged(at_ms, request.sender, kind, path, response.status, size_bytes))
 
     def _control(self, request: Request) -> Response:
@@ -212,6 +211,13 @@ class S3Api:
             log, self._log = self._log, None
             return _json(log or [])
         return Response(404)
+
+
+def _logged_key(request: Request) -> str:
+    """Return the key of a request, the prefix of a listing, or the first key of DeleteObjects."""
+    if request.method == "POST" and "delete" in request.query:
+        return next((one.text or "" for one in _elements(request.content, "Key")), "")
+    return request.key or request.query.get("prefix", "")
 
 
 def _read(found: StoredObject, request: Request) -> Response:

@@ -13,6 +13,7 @@ from benchmarks.works import (
     read,
     small_batches,
     storage_requests,
+    store_record,
     stream,
 )
 
@@ -26,5 +27,6 @@ WORKS: tuple[Work, ...] = (
     partitions.WORK,
     catch_up.WORK,
     storage_requests.WORK,
+    store_record.WORK,
     log_growth.WORK,
 )

@@ -295,10 +295,12 @@ def test_requests_are_counted_by_sender_and_logged_in_order(store: Store, bucket
             obstore.get(bucket, "absent")
         obstore.list_with_delimiter(bucket, "a")
         obstore.head(bucket, "a/key")
-    obstore.head(bucket, "a/key")
+        obstore.delete(bucket, ["a/key", "b"])
+    with pytest.raises(FileNotFoundError):
+        obstore.head(bucket, "a/key")
     counts = store.counts(sender)
     names = ("PUT", REFUSED, BYTES, "GET", NOT_FOUND, "LIST", "HEAD", "DELETE")
-    assert [counts[name] for name in names] == [2, 1, 6, 2, 1, 1, 2, 0]
+    assert [counts[name] for name in names] == [2, 1, 6, 2, 1, 1, 2, 1]
     assert counts[BYTES_READ] == 2
     assert [(one.sender, one.kind, one.key, one.status, one.size_bytes) for one in log] == [
         (sender, "PUT", f"{sender}/a/key", 200, 5),
@@ -307,6 +309,7 @@ def test_requests_are_counted_by_sender_and_logged_in_order(store: Store, bucket
         (sender, "GET", f"{sender}/absent", 404, 0),
         (sender, "LIST", f"{sender}/a/", 200, 0),
         (sender, "HEAD", f"{sender}/a/key", 200, 0),
+        (sender, "DELETE", f"{sender}/a/key", 200, 0),
     ]
 
 
