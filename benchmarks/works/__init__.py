@@ -13,7 +13,9 @@ from benchmarks.works import (
     read,
     small_batches,
     storage_requests,
+    store_clients,
     store_record,
+    store_spark,
     stream,
 )
 
@@ -28,5 +30,8 @@ WORKS: tuple[Work, ...] = (
     catch_up.WORK,
     storage_requests.WORK,
     store_record.WORK,
+    store_spark.WORK,
+    store_clients.THROUGHPUT,
+    store_clients.CONTENTION,
     log_growth.WORK,
 )

@@ -105,10 +105,10 @@ def timed(action: Callable[[], object], most: int, budget_seconds: float) -> lis
     return taken
 
 
-def send(producer: Producer, topic: str, latency_ms: float) -> None:
+def send(producer: Producer, topic: str, latency_ms: float, value: bytes = _VALUE) -> None:
     """Send a record and wait until it is acknowledged; `SparklogError` where it is not."""
     try:
-        producer.send(topic, _VALUE).result(_PATIENCE_SECONDS)
+        producer.send(topic, value).result(_PATIENCE_SECONDS)
     except FutureTimeoutError:
         raise SparklogError(
             f"a record was not acknowledged within {_PATIENCE_SECONDS} s at {latency_ms:g} ms a "
@@ -142,8 +142,8 @@ WORK = Work(
     "100 ms: three brokers in a process each (`jobs/broker.py --without-spark`), or all in one "
     "(`jobs/cluster.py --without-spark`). The plain producer sends records of 100 B, each when "
     "the one before it was acknowledged, acks=all, RF 3, 4 partitions, defaults throughout; 40 "
-    "records a run, or as many as fit into 8 s, 3 at least. Clusters start and are warmed without latency, "
-    "and 2 sends at each latency are not measured.",
+    "records a run, or as many as fit into 8 s, 3 at least. Clusters start and are warmed without "
+    "latency, and 2 sends at each latency are not measured.",
     run,
     _targets(),
     appendix=appendix,
