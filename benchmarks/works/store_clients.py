@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import multiprocessing
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench
-from benchmarks.clusters import StoreCluster, on_store
+from benchmarks.clusters import StoreCluster, await_true, on_store
 from benchmarks.figures import Figures, Target
 from benchmarks.s3_server import KINDS, REFUSED
 from benchmarks.s3_store import CLIENT, Store, running_store
@@ -21,6 +20,7 @@ from benchmarks.work import Work
 from benchmarks.works.store_record import PROCESSES
 from sparklog import Producer
 from sparklog.clients.accumulator import RecordMetadata
+from sparklog.clients.connection import connect
 from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ _PATIENCE_SECONDS = 60
 _THROUGHPUT_PRODUCERS = 8
 _THROUGHPUT_PARTITIONS = 8
 _VALUE_BYTES = 1024
-_WARM_SECONDS, _MEASURED_SECONDS = 4, 10
+_BUFFER_BYTES = 8 << 20
+_MEASURED_SECONDS = 10
+_END_SECONDS = 10
 
 _CONTENTION_PRODUCERS = 50
 _CONTENTION_SECONDS = 8
@@ -51,25 +53,25 @@ _DRAIN_SECONDS = 30
 def throughput(bench: Bench, figures: Figures) -> None:
     """Measure the records that are acknowledged while producers send as fast as they may."""
     for one in range(bench.runs):
-        with (
-            _cluster(bench, _THROUGHPUT_PARTITIONS) as (store, cluster),
-            _producers(cluster, _THROUGHPUT_PRODUCERS) as producers,
-        ):
-            store.set_latency(_LATENCY_MS)
-            megabytes = _throughput(bench, figures, store, producers)
-            store.set_latency(0)
+        with _cluster(bench, _THROUGHPUT_PARTITIONS) as (store, cluster):
+            megabytes = _throughput(bench, figures, store, cluster)
         bench.say(f"  run {one + 1}: {megabytes:.1f} MiB/s")
 
 
-def _throughput(bench: Bench, figures: Figures, store: Store, producers: list[Producer]) -> float:
+def _throughput(bench: Bench, figures: Figures, store: Store, cluster: StoreCluster) -> float:
     """Note and return the MiB that are acknowledged in a second."""
-    with _Load(producers) as load:
-        time.sleep(bench.scaled(_WARM_SECONDS))
+    with _Load(cluster, _THROUGHPUT_PRODUCERS) as load:
+        load.await_acknowledged(_THROUGHPUT_PRODUCERS)
+        store.set_latency(_LATENCY_MS)
+        # Until more are acknowledged than were buffered while there was no latency.
+        buffered = _THROUGHPUT_PRODUCERS * _BUFFER_BYTES // _VALUE_BYTES
+        load.await_acknowledged(load.acknowledged() + buffered)
         before, began = load.acknowledged(), time.perf_counter()
         cpu_before = store.cpu_seconds()
         time.sleep(bench.scaled(_MEASURED_SECONDS, least=2))
         records, taken = load.acknowledged() - before, time.perf_counter() - began
         cpu_seconds = store.cpu_seconds() - cpu_before
+        store.set_latency(0)
     megabytes = records * _VALUE_BYTES / (1 << 20) / taken
     figures.add(COMMITTED, PROCESSES, "MiB/s", megabytes)
     figures.add(SERVER_CPU, PROCESSES, "% of a core", 100 * cpu_seconds / taken)
@@ -77,61 +79,75 @@ def _throughput(bench: Bench, figures: Figures, store: Store, producers: list[Pr
 
 
 class _Load:
-    """Producers that send as fast as they may within a `with` block, a thread each.
+    """Producers that send as fast as they may within a `with` block, a process each."""
 
-    The end of the block raises `SparklogError` where a record has failed.
-    """
-
-    def __init__(self, producers: list[Producer]) -> None:
-        self._producers = producers
-        self._acknowledged = [0] * len(producers)
-        self._failures: list[BaseException] = []
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._produce, args=(one,), daemon=True)
-            for one in range(len(producers))
+    def __init__(self, cluster: StoreCluster, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._stopping = context.Event()
+        self._acknowledged = context.Array("q", number, lock=False)
+        self._processes = [
+            context.Process(
+                target=_produce,
+                args=(str(cluster.config_file), one, self._acknowledged, self._stopping),
+                daemon=True,
+            )
+            for one in range(number)
         ]
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        for process in self._processes:
+            process.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._stopping.set()
-        for producer in self._producers:
-            producer.close(timeout_ms=1)
-        for thread in self._threads:
-            thread.join()
-        if self._failures and error is None:
-            raise SparklogError(f"a producer failed: {self._failures[0]}")
+        for process in self._processes:
+            process.join(_END_SECONDS)
+            process.kill()
+            process.join()
 
     def acknowledged(self) -> int:
-        """Return how many records have been acknowledged so far."""
+        """Return how many records have been acknowledged so far.
+
+        Raises `SparklogError` where a producer's process has ended.
+        """
+        ended = [process for process in self._processes if not process.is_alive()]
+        if ended:
+            raise SparklogError(
+                f"a producer's process has ended with {ended[0].exitcode}: its error is above"
+            )
         return sum(self._acknowledged)
 
-    def _produce(self, number: int) -> None:
-        noted = partial(self._note, number)
-        try:
-            for each in count():
-                if self._stopping.is_set():
-                    return
-                value = (b"%d %d " % (number, each)).ljust(_VALUE_BYTES, b"x")
-                self._producers[number].send(_TOPIC, value).add_done_callback(noted)
-        except SparklogError as error:
-            self._fail(error)
+    def await_acknowledged(self, records: int) -> None:
+        """Return when so many records have been acknowledged, and one of each producer."""
 
-    def _note(self, number: int, future: Future[RecordMetadata]) -> None:
+        def is_warm() -> bool:
+            return self.acknowledged() >= records and min(self._acknowledged) > 0
+
+        await_true(is_warm, "acknowledgements", every_seconds=0.1)
+
+
+def _produce(config_file: str, number: int, acknowledged: MutableSequence[int], stop: Any) -> None:
+    """Send records until `stop` is set or the parent process is gone, and count at `number`."""
+    failures: list[BaseException] = []
+
+    def note(future: Future[RecordMetadata]) -> None:
         error = future.exception()
         if error is None:
-            self._acknowledged[number] += 1
+            acknowledged[number] += 1
         else:
-            self._fail(error)
+            failures.append(error)
 
-    def _fail(self, error: BaseException) -> None:
-        # Closing the producers fails whatever is under way.
-        if not self._stopping.is_set():
-            self._failures.append(error)
+    parent = os.getppid()
+    producer = Producer(connect(config_file), buffer_memory=_BUFFER_BYTES)
+    while not failures and not stop.is_set() and os.getppid() == parent:
+        for _ in range(100):
+            # Hex digits compress 2:1.
+            value = os.urandom(_VALUE_BYTES // 2).hex().encode()
+            producer.send(_TOPIC, value).add_done_callback(note)
+    if failures:
+        raise failures[0]
+    producer.close(timeout_ms=1)
 
 
 def contention(bench: Bench, figures: Figures) -> None:
@@ -232,9 +248,10 @@ THROUGHPUT = Work(
     "store_throughput",
     "Throughput of one broker on an object store",
     f"{_MEASURED}One broker leads all 8 partitions and the others follow, as with one broker's "
-    "share of a larger cluster. 8 plain producers in one process send records of 1 KiB as fast as "
-    "buffer.memory lets them; records that are acknowledged within 10 s count, after 4 s that do "
-    "not. All processes share the cores.",
+    "share of a larger cluster. 8 plain producers in a process each send records of 1 KiB, which "
+    "compress 2:1, as fast as buffer.memory (8 MiB) lets them. Records that are acknowledged "
+    "within 10 s count, after the buffers have been sent once. All processes share the "
+    "cores.",
     throughput,
     (Target(COMMITTED, PROCESSES, 20, is_floor=True),),
     is_plotted=False,
