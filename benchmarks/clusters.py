@@ -206,7 +206,7 @@ def on_store(
 
 
 class _Job:
-    """A process of `jobs`; `SparklogError` with the end of its log where it has ended."""
+    """A process of `jobs`; `SparklogError` with the end of its log if it has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process

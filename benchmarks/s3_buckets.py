@@ -56,7 +56,7 @@ class Bucket:
         self._uploads: dict[str, _Upload] = {}
 
     def get(self, key: str) -> StoredObject:
-        """Return an object; `S3Error` NoSuchKey where there is none."""
+        """Return an object; `S3Error` NoSuchKey if there is none."""
         found = self._objects.get(key)
         if found is None:
             raise S3Error(404, "NoSuchKey", f"there is no object {key}")
@@ -72,7 +72,7 @@ class Bucket:
         return self._store(key, StoredObject(content, f'"{_digest(content)}"', time.time()))
 
     def remove(self, key: str) -> None:
-        """Remove an object; nothing happens where there is none, as in S3."""
+        """Remove an object; nothing happens if there is none, as in S3."""
         if self._objects.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
@@ -148,7 +148,7 @@ class Bucket:
         return self._store(key, StoredObject(content, etag, time.time()))
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Discard an upload and its parts; `S3Error` NoSuchUpload where there is none."""
+        """Discard an upload and its parts; `S3Error` NoSuchUpload if there is none."""
         self._upload(key, upload_id)
         del self._uploads[upload_id]
 
@@ -159,7 +159,7 @@ class Bucket:
         return found
 
     def _check(self, key: str, conditions: Mapping[str, str]) -> None:
-        """Raise where the object that is there contradicts the conditions of a write."""
+        """Raise `S3Error` unless the stored object meets the conditions of a write."""
         found = self._objects.get(key)
         if_none_match, if_match = conditions.get("if-none-match"), conditions.get("if-match")
         if if_none_match is not None:

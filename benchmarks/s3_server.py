@@ -87,7 +87,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """A response; `size_bytes` is Content-Length where it is not that of `content`, as of HEAD."""
+    """A response; `size_bytes` is Content-Length if it differs from that of `content`, as for HEAD."""
 
     status: int
     headers: Mapping[str, str] = {}
@@ -246,9 +246,9 @@ def _read(found: StoredObject, request: Request) -> Response:
 
 
 def _range(given: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return start and end of a Range header; `None` where S3 ignores the header.
+    """Return start and end of a Range header; `None` if S3 ignores the header.
 
-    `S3Error` InvalidRange (416) where no byte is within it.
+    `S3Error` InvalidRange (416) if no byte is within it.
     """
     unit, _, extent = given.partition("=")
     first, dash, last = extent.partition("-")

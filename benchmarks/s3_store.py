@@ -85,7 +85,7 @@ def running_store(log: Path, latency_ms: float = 0.0) -> Iterator[Store]:
     """Run a server in a process of its own, as one within this process would be starved.
 
     The server ends with the block, and with this process however that ends. Raises
-    `SparklogError` where it does not start.
+    `SparklogError` if it does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

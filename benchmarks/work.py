@@ -16,7 +16,8 @@ class Work:
     Parameters: `name`, as on the command line; `measured`, how it is done, for the report;
     `run`, which fills in the figures; `appendix`, what the report says of them instead of the
     table of figures, or before it (`has_table`); `is_by_hand`, that it takes too long to be part
-    of a run that names no works; `is_plotted`.
+    of a run that names no works; `is_plotted`; `most_runs`, an upper bound
+    of the runs.
     """
 
     name: str
@@ -28,3 +29,4 @@ class Work:
     has_table: bool = False
     is_by_hand: bool = False
     is_plotted: bool = True
+    most_runs: int = 1000

@@ -315,4 +315,5 @@ WORK = Work(
     ),
     appendix=appendix,
     is_plotted=False,
+    most_runs=2,
 )

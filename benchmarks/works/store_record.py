@@ -106,7 +106,7 @@ def timed(action: Callable[[], object], most: int, budget_seconds: float) -> lis
 
 
 def send(producer: Producer, topic: str, latency_ms: float, value: bytes = _VALUE) -> None:
-    """Send a record and wait until it is acknowledged; `SparklogError` where it is not."""
+    """Send a record and wait until it is acknowledged; `SparklogError` if it is not."""
     try:
         producer.send(topic, value).result(_PATIENCE_SECONDS)
     except FutureTimeoutError:
@@ -148,4 +148,5 @@ WORK = Work(
     _targets(),
     appendix=appendix,
     has_table=True,
+    most_runs=2,
 )

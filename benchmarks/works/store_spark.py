@@ -96,4 +96,5 @@ WORK = Work(
         Target(f"{SENT}, p50", PROCESSES, 1100, 700),
         Target(f"{SEEN}, p50", PROCESSES, 1200, 700),
     ),
+    most_runs=2,
 )
