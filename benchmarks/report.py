@@ -92,7 +92,8 @@ def _beside(verdict: Verdict) -> str:
 
 
 def _section(work: Work, result: Result) -> str:
-    when = f"Measured {result.measured_at}, {result.runs} runs"
+    runs = "1 run" if result.runs == 1 else f"{result.runs} runs"
+    when = f"Measured {result.measured_at}, {runs}"
     if result.scale != 1:
         when += (
             f", **at {result.scale:g} of the full size**: enough to see that it runs, not to "

@@ -87,7 +87,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """A response; `size_bytes` is Content-Length if it differs from that of `content`, as for HEAD."""
+    """A response. `size_bytes` is Content-Length if `content` has another size, as for HEAD."""
 
     status: int
     headers: Mapping[str, str] = {}
@@ -138,6 +138,8 @@ class S3Api:
         return response
 
     def _answered(self, request: Request) -> Response:
+        if request.headers.get("x-amz-content-sha256", "").startswith("STREAMING"):
+            raise S3Error(501, "NotImplemented", "content in signed chunks (aws-chunked)")
         if not request.key:
             return self._of_bucket(request)
         bucket = self._bucket(request.bucket)

@@ -124,7 +124,7 @@ def appendix(figures: Figures) -> str:
         "The requests of all processes while one record was sent at 30 ms a request "
         f"([one by one](benchmarks/{SEND_LIST}.csv)):"
     )
-    return "\n".join([introduction, "", *by_table(figures.tables[SEND_LIST]), ""])
+    return "\n".join([introduction, "", *by_table(figures.tables[SEND_LIST])])
 
 
 def _targets() -> tuple[Target, ...]:

@@ -21,7 +21,15 @@ from obstore.store import S3Store
 
 from benchmarks import s3_server
 from benchmarks.s3_buckets import LEAST_PART_BYTES, Bucket, S3Error
-from benchmarks.s3_server import BYTES, BYTES_READ, NOT_FOUND, REFUSED, charged_as
+from benchmarks.s3_server import (
+    BYTES,
+    BYTES_READ,
+    NOT_FOUND,
+    REFUSED,
+    Request,
+    S3Api,
+    charged_as,
+)
 from benchmarks.s3_store import Store, running_store
 
 needs_moto = pytest.mark.skipif(
@@ -333,6 +341,23 @@ def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
     )
     process.communicate()
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"x-amz-content-sha256": "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}, 501),
+        ({"x-amz-copy-source": "/bucket/another"}, 501),
+        ({"if-none-match": '"an-etag"'}, 501),
+    ],
+)
+def test_requests_that_are_not_offered_are_refused(headers: dict[str, str], status: int) -> None:
+    api = S3Api()
+    api.respond(Request("PUT", "bucket", "", {}, {}, b""))
+    assert api.respond(Request("PUT", "bucket", "key", {}, headers, b"content")).status == status
+    found = api.respond(Request("GET", "bucket", "key", {}, {}, b"")).status
+    assert found == (200 if status == 200 else 404)
 
 
 @pytest.mark.parametrize(
