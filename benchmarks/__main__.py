@@ -94,10 +94,15 @@ def measure(work: Work, bench: Bench, noted: Path) -> None:
     bench.say(f"{work.name}: {work.title}")
     started = time.monotonic()
     figures = Figures()
-    work.run(bench, figures)
+    wanted, bench.runs = bench.runs, min(bench.runs, work.most_runs)
+    runs = bench.runs
+    try:
+        work.run(bench, figures)
+    finally:
+        bench.runs = wanted
     machine = description(bench.folder, bench.cores, with_kafka=bench.kafka_jars is not None)
     now = datetime.now(timezone.utc).isoformat(timespec="minutes")
-    results.note(work.name, results.Result(figures, now, bench.scale, bench.runs, machine), noted)
+    results.note(work.name, results.Result(figures, now, bench.scale, runs, machine), noted)
     bench.say(f"  {time.monotonic() - started:.0f} s")
 
 

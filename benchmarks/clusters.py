@@ -1,26 +1,34 @@
-"""Clusters of sparklog with three brokers: embedded in this process, or in one of its own."""
+"""Clusters of sparklog with three brokers: embedded in this process, or in others.
+
+Those others are one process for the cluster, or one for each broker; on a local disk, or on the S3
+API server of the benchmarks.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from benchmarks.s3_store import CLIENT, Store
 from sparklog.broker.application import Application
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT as LOGGER
-from sparklog.storage.location import StorageOptions
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.roots import ClusterRoot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 BROKER_IDS = (0, 1, 2)
 CHECKOUT = Path(__file__).resolve().parents[1]
 _PATIENCE_SECONDS = 120
+_END_SECONDS = 30
 
 
 def configuration(folder: Path, *, is_synced: bool = True, **settings: Any) -> dict[str, Any]:
@@ -49,11 +58,19 @@ class Cluster:
         self.root = root
         self.connection = Connection(root, storage_options=storage_options)
 
-    def create_topic(self, topic: str, partitions: int = 4) -> None:
-        """Create a topic on all brokers and wait until each replica has reported."""
+    def create_topic(self, topic: str, partitions: int = 4, leader: int | None = None) -> None:
+        """Create a topic on all brokers and wait until each replica has reported.
+
+        All partitions are led by `leader`, or leaders are spread.
+        """
         admin = Admin(self.connection)
         configs = {"min.insync.replicas": "2"}
-        admin.create_topic(topic, partitions, len(BROKER_IDS), configs=configs)
+        if leader is None:
+            admin.create_topic(topic, partitions, len(BROKER_IDS), configs=configs)
+        else:
+            replicas = sorted(BROKER_IDS, key=lambda one: one != leader)
+            assignment = dict.fromkeys(range(partitions), replicas)
+            admin.create_topic(topic, assignment=assignment, configs=configs)
         await_true(lambda: len(self.positions(topic)) == partitions * len(BROKER_IDS), "leaders")
 
     def positions(self, topic: str) -> list[tuple[int, int]]:
@@ -128,28 +145,121 @@ def _errors_only() -> Iterator[None]:
 @contextmanager
 def resident(folder: Path, *, with_spark: bool = True, is_synced: bool = True) -> Iterator[Cluster]:
     """Run a cluster in a process of its own, as `jobs.cluster` does."""
-    file = folder / "cluster.yaml"
     given = configuration(folder, is_synced=is_synced)
+    options = given.get("storage.options")
+    with _job("cluster", folder, given, with_spark=with_spark) as job:
+        _await_brokers(str(folder / "cluster"), options, [job])
+        yield Cluster(str(folder / "cluster"), options)
+
+
+class StoreCluster(Cluster):
+    """A cluster on an object store. `config_file` names the cluster to Spark's data source."""
+
+    def __init__(self, root: str, options: StorageOptions, config_file: Path) -> None:
+        super().__init__(root, options)
+        self.config_file = config_file
+
+
+@contextmanager
+def on_store(
+    store: Store, folder: Path, *, is_together: bool = False, **settings: Any
+) -> Iterator[StoreCluster]:
+    """Run a cluster on an object store, without Spark: a process for each broker.
+
+    Parameters: `folder`, for configurations and logs; `is_together`, for one process of all
+    brokers instead; `settings`, as in `configuration`. Brokers start while the store adds no
+    latency. The processes are killed in the end, as their data is not needed any more.
+    """
+    store.set_latency(0)
+    uri = store.bucket(f"cluster-{time.time_ns()}")
+    root, roots = f"{uri}/cluster", {one: f"{uri}/broker-{one}" for one in BROKER_IDS}
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    given["cluster.root"] = root
+    cluster = {
+        **given,
+        "brokers": [{"broker.id": one, "log.dirs": roots[one]} for one in BROKER_IDS],
+    }
+    client_file = folder / "client.yaml"
+    options = store.options(CLIENT)
+    client_file.write_text(
+        yaml.safe_dump({**cluster, "storage.options": options}), encoding="utf-8"
+    )
+    with ExitStack() as running:
+        if is_together:
+            cluster["storage.options"] = store.options("cluster")
+            jobs = [running.enter_context(_job("cluster", folder, cluster, is_killed=True))]
+        else:
+            locations = [Location.of(one, options) for one in roots.values()]
+            ClusterRoot.create(Location.of(root, options), locations)
+            jobs = []
+            for one in BROKER_IDS:
+                own = {"broker.id": one, "log.dirs": roots[one]}
+                broker = {**given, **own, "storage.options": store.options(f"broker-{one}")}
+                jobs.append(running.enter_context(_job("broker", folder, broker, is_killed=True)))
+        _await_brokers(root, options, jobs)
+        yield StoreCluster(root, options, client_file)
+
+
+class _Job:
+    """A process of `jobs`; `SparklogError` with the end of its log if it has ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def check(self) -> None:
+        """Raise `SparklogError` unless the process runs."""
+        status = self._process.poll()
+        if status is not None:
+            raise SparklogError(
+                f"{self._log.name}: the process has ended with {status}: "
+                f"{self._log.read_text(errors='replace')[-2000:]}"
+            )
+
+
+@contextmanager
+def _job(
+    name: str,
+    folder: Path,
+    given: dict[str, Any],
+    *,
+    with_spark: bool = False,
+    is_killed: bool = False,
+) -> Iterator[_Job]:
+    """Run `jobs.NAME`, and end its process in any case."""
+    own = f"{name}-{given['broker.id']}" if "broker.id" in given else name
+    file, log = folder / f"{own}.yaml", folder / f"{own}.log"
     file.write_text(yaml.safe_dump(given), encoding="utf-8")
-    command = [sys.executable, "-m", "jobs.cluster", "--config", str(file)]
+    command = [sys.executable, "-m", "benchmarks.guarded", f"jobs.{name}", "--config", str(file)]
     command += ["--log-level", "error"] + ([] if with_spark else ["--without-spark"])
-    log = folder / "cluster.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=output)
+        # A session of its own: the JVM that it may have started is ended with it.
+        process = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
-        _await_brokers(folder / "cluster", process, log)
-        yield Cluster(str(folder / "cluster"), given.get("storage.options"))
+        yield _Job(process, log)
     finally:
-        process.terminate()
-        process.wait()
+        if not is_killed:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
-def _await_brokers(root: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_brokers(root: str, options: StorageOptions | None, jobs: Sequence[_Job]) -> None:
     def is_up() -> bool:
-        if process.poll() is not None:
-            raise SparklogError(f"the cluster's process has ended: {log.read_text()[-2000:]}")
+        for job in jobs:
+            job.check()
         try:
-            alive = Connection(str(root)).metadata().brokers.values()
+            alive = Connection(root, storage_options=options).metadata().brokers.values()
         except SparklogError:
             return False
         return sum(one.is_alive for one in alive) == len(BROKER_IDS)

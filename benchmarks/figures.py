@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,10 +26,17 @@ class Figure:
 
 
 class Figures:
-    """The figures of one work, as they are measured."""
+    """The figures of one work, as they are measured.
 
-    def __init__(self, figures: Iterable[Figure] = ()) -> None:
+    `tables` has lists that were recorded besides, such as the requests of a round: lines of CSV,
+    names of columns first, by the name of the file that the report writes.
+    """
+
+    def __init__(
+        self, figures: Iterable[Figure] = (), tables: Mapping[str, list[str]] | None = None
+    ) -> None:
         self._figures = {(one.what, one.system): one for one in figures}
+        self.tables: dict[str, list[str]] = dict(tables or {})
 
     def __iter__(self) -> Iterator[Figure]:
         return iter(self._figures.values())
@@ -60,9 +67,11 @@ class Figures:
         return [{**vars(one), "values": list(one.values)} for one in self]
 
     @classmethod
-    def from_json(cls, rows: Iterable[dict[str, Any]]) -> Figures:
-        """Return the figures that `to_json` gave."""
-        return cls(Figure(**{**row, "values": tuple(row["values"])}) for row in rows)
+    def from_json(
+        cls, rows: Iterable[dict[str, Any]], tables: Mapping[str, list[str]] | None = None
+    ) -> Figures:
+        """Return the figures that `to_json` gave, with their tables."""
+        return cls((Figure(**{**row, "values": tuple(row["values"])}) for row in rows), tables)
 
 
 Held = Literal["aim held", "held", "not held", "not measured"]

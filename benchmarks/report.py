@@ -18,7 +18,8 @@ brokers, and three plain Delta appends as the way without a log, on one machine,
 other in turn, each warmed before. `python -m benchmarks WORK...` measures single works anew; what \
 they have found takes the place of what was noted of them before. Every figure was taken several \
 times: tables give the median and, in brackets, the least and the greatest. A work's module in \
-`benchmarks/works` says how it is done.
+`benchmarks/works` says how it is done. Works on an object store run on an S3 API server of their \
+own (`benchmarks/s3_server.py`), which adds latency and costs 0.1 ms of CPU time a request.
 """
 _SYMBOLS = {"aim held": "aim held", "held": "held", "not held": "**not held**"}
 
@@ -34,19 +35,28 @@ def rendered(works: Sequence[Work], results: Mapping[str, Result]) -> str:
 
 
 def write(works: Sequence[Work], results: Mapping[str, Result], document: Path) -> None:
-    """Write the report, and its plots into the folder of the same name beside it."""
+    """Write the report, and its plots and tables into the folder of the same name beside it."""
     document.parent.mkdir(parents=True, exist_ok=True)
     document.write_text(rendered(works, results), encoding="utf-8")
+    folder = document.with_suffix("")
     for work in works:
-        if work.is_plotted and work.name in results:
-            target = document.with_suffix("") / f"{work.name}.svg"
-            plot(results[work.name].figures, work.title, target)
+        if work.name not in results:
+            continue
+        figures = results[work.name].figures
+        for name, lines in figures.tables.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        if work.is_plotted:
+            plot(figures, work.title, folder / f"{work.name}.svg")
 
 
 def _machine(results: Sequence[Result]) -> str:
-    newest = max(results, key=lambda result: result.measured_at)
+    # A row that the newest run lacks, as one without Kafka does, is that of the newest with it.
+    rows: dict[str, str] = {}
+    for result in sorted(results, key=lambda one: one.measured_at):
+        rows |= result.machine
     lines = ["## Machine", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {text} |" for name, text in newest.machine.items()]
+    lines += [f"| {name} | {text} |" for name, text in rows.items()]
     return "\n".join([*lines, ""])
 
 
@@ -82,7 +92,8 @@ def _beside(verdict: Verdict) -> str:
 
 
 def _section(work: Work, result: Result) -> str:
-    when = f"Measured {result.measured_at}, {result.runs} runs"
+    runs = "1 run" if result.runs == 1 else f"{result.runs} runs"
+    when = f"Measured {result.measured_at}, {runs}"
     if result.scale != 1:
         when += (
             f", **at {result.scale:g} of the full size**: enough to see that it runs, not to "
@@ -93,7 +104,7 @@ def _section(work: Work, result: Result) -> str:
         lines += [f"![{work.title}](benchmarks/{work.name}.svg)", ""]
     if work.appendix is not None:
         lines += [work.appendix(result.figures), ""]
-    else:
+    if work.appendix is None or work.has_table:
         lines += _table(result)
     return "\n".join(lines)
 

@@ -28,19 +28,21 @@ def load(path: Path = RESULTS) -> dict[str, Result]:
     if not path.is_file():
         return {}
     noted = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        name: Result(**{**one, "figures": Figures.from_json(one["figures"])})
-        for name, one in noted.items()
-    }
+    found = {}
+    for name, one in noted.items():
+        figures = Figures.from_json(one.pop("figures"), one.pop("tables", None))
+        found[name] = Result(figures, **one)
+    return found
 
 
 def note(name: str, result: Result, path: Path = RESULTS) -> None:
     """Put one work's result in place of its last one; those of other works stay."""
     results = load(path) | {name: result}
-    noted = {
-        work: {**vars(one), "figures": one.figures.to_json()}
-        for work, one in sorted(results.items())
-    }
+    noted = {}
+    for work, one in sorted(results.items()):
+        noted[work] = {**vars(one), "figures": one.figures.to_json()}
+        if one.figures.tables:
+            noted[work]["tables"] = one.figures.tables
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(noted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     unfinished.replace(path)

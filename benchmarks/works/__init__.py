@@ -13,6 +13,9 @@ from benchmarks.works import (
     read,
     small_batches,
     storage_requests,
+    store_clients,
+    store_record,
+    store_spark,
     stream,
 )
 
@@ -26,5 +29,9 @@ WORKS: tuple[Work, ...] = (
     partitions.WORK,
     catch_up.WORK,
     storage_requests.WORK,
+    store_record.WORK,
+    store_spark.WORK,
+    store_clients.THROUGHPUT,
+    store_clients.CONTENTION,
     log_growth.WORK,
 )

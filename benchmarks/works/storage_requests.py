@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Figures
+from benchmarks.figures import Figures, Target
+from benchmarks.request_list import by_table, listed
 from benchmarks.requests import BulkProducer
-from benchmarks.s3_server import BYTES, KINDS, Store, running_store
+from benchmarks.s3_server import BYTES, KINDS, NOT_FOUND, REFUSED, Logged
+from benchmarks.s3_store import Store, running_store
 from benchmarks.work import Work
 from sparklog.broker.application import Application
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
+from sparklog.clients.produce import PendingProduce
 from sparklog.config import ClusterConfig, parse
 from sparklog.testing.manual_clock import ManualClock
 
@@ -23,6 +26,13 @@ RENEWAL = "a follower's renewal, beside idle ticks"
 BUSY = "a request of 4 small batches, all brokers, beside idle ticks"
 SEND = "... and its producer"
 MEBIBYTE = "a committed MiB, in batches of 4 MiB, all of them"
+ROUND = "a round of 4 partitions, acks=all, with its producer, all requests"
+READS = "GET and HEAD"
+ROUND_LIST = "storage_requests-round"
+"""The table with the requests of a round, one by one."""
+
+AT_REST, WITH_REQUESTS = "at rest", "a request every tick"
+DOLLARS = "$ a month"
 
 HEARTBEAT_SECONDS = 2
 RENEWAL_SECONDS = 10
@@ -32,6 +42,9 @@ PRICES = {"PUT": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
 """Dollars a request: the list prices of S3 Standard in us-east-1."""
 STORED_GB_MONTH = 0.023
 
+FEW = "4 partitions"
+
+_NAMES = (*KINDS, NOT_FOUND, REFUSED, BYTES)
 _BROKERS = 3
 _IDLE_ROUNDS = 10
 _SMALL, _LARGE_BYTES = [b"x" * 100], 4 << 20
@@ -48,6 +61,7 @@ def run(bench: Bench, figures: Figures) -> None:
         ):
             for partitions in (4, many):
                 Counted(store, f"run-{one}-{partitions}", partitions).measure(figures)
+        add_costs(figures)
         bench.say(f"  run {one + 1}: {_told(figures)}")
 
 
@@ -68,7 +82,7 @@ class Counted:
             "broker.session.timeout.ms": 2 * _HOUR_MS,
         }
         self._clock = ManualClock()
-        self._idle: Mapping[str, float] = dict.fromkeys((*KINDS, BYTES), 0.0)
+        self._idle: Mapping[str, float] = dict.fromkeys(_NAMES, 0.0)
         config = parse(ClusterConfig, values, "the benchmark")
         self._application = Application(config, clock=self._clock)
         self._application.start()
@@ -83,7 +97,7 @@ class Counted:
         """Count what each step asks of the store, and note it."""
         self._produce(_SMALL)
         idle = self._counted(lambda: [self._application.round() for _ in range(_IDLE_ROUNDS)])
-        self._idle = {name: idle[name] / _IDLE_ROUNDS for name in (*KINDS, BYTES)}
+        self._idle = {name: idle[name] / _IDLE_ROUNDS for name in _NAMES}
         self._add(figures, IDLE, self._idle, _BROKERS)
         self._add(figures, HEARTBEAT, self._counted(self._beat), _BROKERS)
         self._clock.advance(RENEWAL_SECONDS * 1000)
@@ -91,8 +105,9 @@ class Counted:
         client, brokers = self._produce(_SMALL)
         self._add(figures, BUSY, brokers, 1)
         self._add(figures, SEND, client, 1)
+        self._add_round(figures)
         client, brokers = self._produce([random.Random(7).randbytes(_LARGE_BYTES)])
-        both = {name: client[name] + brokers.get(name, 0) for name in (*KINDS, BYTES)}
+        both = {name: client[name] + brokers.get(name, 0) for name in _NAMES}
         self._add(figures, MEBIBYTE, both, 4 * _LARGE_BYTES / (1 << 20))
         self._application.stop()
         self._application.run_until_idle()
@@ -106,11 +121,51 @@ class Counted:
         assert pending[0].is_done
         return client, brokers
 
+    def _add_round(self, figures: Figures) -> None:
+        """Note all requests of a round, and list them where partitions are few.
+
+        The round is over when there is nothing left to do; the idle ticks that show it are left
+        out.
+        """
+        steps: list[tuple[str, list[Logged]]] = []
+
+        def step(name: str, action: Callable[[], None]) -> None:
+            with self._store.logged() as log:
+                action()
+            steps.append((name, log))
+
+        pending = []
+        step("send", lambda: pending.append(self._producer.send("t", range(4), _SMALL)))
+        rounds: list[bool] = []
+        while not rounds or rounds[-1]:
+            name = f"ticks {len(rounds) + 1}"
+            step(name, lambda: rounds.append(self._application.round().changed))
+        steps.pop()
+        step("answer", lambda: self._check_answered(pending[0]))
+        lines = listed(steps)
+        counts = Counter(one.kind for _, log in steps for one in log)
+        for _, log in steps:
+            counts[NOT_FOUND] += sum(one.kind == "GET" and one.status == 404 for one in log)
+            counts[REFUSED] += sum(one.status == 412 for one in log)
+            counts[BYTES] += sum(one.size_bytes for one in log if one.kind == "PUT")
+        self._add(figures, ROUND, counts, 1)
+        if self._partitions == 4:
+            figures.tables[ROUND_LIST] = lines
+
+    @staticmethod
+    def _check_answered(pending: PendingProduce) -> None:
+        pending.poll()
+        assert pending.is_done
+
     def _worked_off(self) -> dict[str, float]:
         """Work until there is nothing to do; return what that asks beyond so many idle rounds."""
         rounds: list[int] = []
         counts = self._counted(lambda: rounds.append(self._until_idle()))
-        return {name: count - rounds[0] * self._idle[name] for name, count in counts.items()}
+        return {
+            name: count - rounds[0] * self._idle[name]
+            for name, count in counts.items()
+            if name in self._idle
+        }
 
     def _until_idle(self) -> int:
         """Return how many rounds it took, with the last one, which changed nothing."""
@@ -134,32 +189,58 @@ class Counted:
     def _add(
         self, figures: Figures, what: str, counts: Mapping[str, float], divisor: float
     ) -> None:
-        system = "4 partitions" if self._partitions == 4 else "100 partitions"
-        for name in (*KINDS, BYTES):
-            figures.add(f"{what}: {name}", system, "a piece", max(counts.get(name, 0), 0) / divisor)
+        system = FEW if self._partitions == 4 else "100 partitions"
+        found = {name: max(counts.get(name, 0), 0) / divisor for name in _NAMES}
+        for name, count in found.items():
+            figures.add(f"{what}: {name}", system, "bytes" if name == BYTES else "requests", count)
+        figures.add(f"{what}: {READS}", system, "requests", found["GET"] + found["HEAD"])
+
+
+def add_costs(figures: Figures) -> None:
+    """Note what the last run's counts cost in a month, as `month_of` names it."""
+    for system in dict.fromkeys(one.system for one in figures):
+        for interval in INTERVALS_SECONDS:
+            rest = _at_rest(figures, system, interval)
+            busy = rest + _price(figures, BUSY, system) * MONTH_SECONDS / interval
+            busy += _price(figures, SEND, system) * MONTH_SECONDS / interval
+            figures.add(month_of(AT_REST, interval), system, DOLLARS, rest)
+            figures.add(month_of(WITH_REQUESTS, interval), system, DOLLARS, busy)
+
+
+def month_of(load: str, interval: float) -> str:
+    """Return the name of the cost figure of a load, with ticks every `interval` seconds."""
+    return f"{load}, ticks every {interval:g} s"
 
 
 def _told(figures: Figures) -> str:
     found = {
         name: one.values[-1]
         for name in KINDS
-        if (one := figures.get(f"{IDLE}: {name}", "4 partitions")) is not None
+        if (one := figures.get(f"{IDLE}: {name}", FEW)) is not None
     }
     return "an idle tick asks " + ", ".join(f"{count:g} {name}" for name, count in found.items())
 
 
 def appendix(figures: Figures) -> str:
-    """Return the counts as a table, and what they cost in a month."""
+    """Return the counts as a table, the requests of a round by table, and a month's costs."""
+    names = [*KINDS, NOT_FOUND, REFUSED]
     lines = [
-        f"| | {' | '.join(KINDS)} | KiB put |",
-        f"|---|{'---:|' * (len(KINDS) + 1)}",
+        f"| | {' | '.join(names)} | KiB put |",
+        f"|---|{'---:|' * (len(names) + 1)}",
     ]
     systems = list(dict.fromkeys(one.system for one in figures))
-    for what in (IDLE, HEARTBEAT, RENEWAL, BUSY, SEND, MEBIBYTE):
+    for what in (IDLE, HEARTBEAT, RENEWAL, BUSY, SEND, ROUND, MEBIBYTE):
         for system in systems:
-            counts = _counts(figures, what, system)
-            cells = " | ".join(f"{counts[name]:.3g}" for name in KINDS)
+            counts = _medians(figures, what, system)
+            cells = " | ".join(f"{counts[name]:.3g}" for name in names)
             lines.append(f"| {what} ({system}) | {cells} | {counts[BYTES] / 1024:.3g} |")
+    if ROUND_LIST in figures.tables:
+        lines += [
+            "",
+            f"The requests of a round by table ([one by one](benchmarks/{ROUND_LIST}.csv)):",
+            "",
+            *by_table(figures.tables[ROUND_LIST]),
+        ]
     return "\n".join([*lines, "", *_costs(figures, systems)])
 
 
@@ -170,25 +251,26 @@ def _costs(figures: Figures, systems: list[str]) -> list[str]:
         f"${STORED_GB_MONTH * _BROKERS:g} on three replicas"
     )
     introduction = (
-        f"What three brokers cost in requests in a month of 30.44 days, at {prices}. Heartbeats "
+        f"The requests of three brokers in a month of 30.44 days, at {prices}. Heartbeats "
         f"every {HEARTBEAT_SECONDS} s, renewals every {RENEWAL_SECONDS} s; in the last column a "
         "request with a small batch for each of 4 partitions arrives with every tick."
     )
-    head = "| ticks every | partitions | at rest | one request every tick |"
+    head = f"| ticks every | partitions | {AT_REST} | {WITH_REQUESTS} |"
     lines = [introduction, "", head, "|---|---|---:|---:|"]
     for interval in INTERVALS_SECONDS:
         for system in systems:
-            rest = _dollars(figures, system, interval)
-            busy = rest + _price(figures, BUSY, system) * MONTH_SECONDS / interval
-            busy += _price(figures, SEND, system) * MONTH_SECONDS / interval
-            lines.append(f"| {interval} s | {system} | ${rest:,.0f} | ${busy:,.0f} |")
-    mebibyte = max(_price(figures, MEBIBYTE, system) for system in systems)
+            found = [
+                figures.get(month_of(load, interval), system) for load in (AT_REST, WITH_REQUESTS)
+            ]
+            cells = ["" if one is None else f"${one.median:,.0f}" for one in found]
+            lines.append(f"| {interval} s | {system} | {' | '.join(cells)} |")
+    mebibyte = max(_dollars(_medians(figures, MEBIBYTE, system)) for system in systems)
     lines += ["", f"A committed GiB in batches of 4 MiB costs ${mebibyte * 1024:.3f} in requests."]
     return lines
 
 
-def _dollars(figures: Figures, system: str, interval: float) -> float:
-    """Return what a cluster at rest costs in a month."""
+def _at_rest(figures: Figures, system: str, interval: float) -> float:
+    """Return the dollars that a cluster at rest costs in a month."""
     ticks = _price(figures, IDLE, system) / interval
     heartbeats = _price(figures, HEARTBEAT, system) / HEARTBEAT_SECONDS
     renewals = _price(figures, RENEWAL, system) / RENEWAL_SECONDS
@@ -196,22 +278,42 @@ def _dollars(figures: Figures, system: str, interval: float) -> float:
 
 
 def _price(figures: Figures, what: str, system: str) -> float:
-    counts = _counts(figures, what, system)
+    """Return the dollars of one piece by the counts of the last run."""
+    found = {name: figures.get(f"{what}: {name}", system) for name in KINDS}
+    return _dollars({name: 0.0 if one is None else one.values[-1] for name, one in found.items()})
+
+
+def _dollars(counts: Mapping[str, float]) -> float:
     return sum(counts[name] * price for name, price in PRICES.items())
 
 
-def _counts(figures: Figures, what: str, system: str) -> dict[str, float]:
-    found = {name: figures.get(f"{what}: {name}", system) for name in (*KINDS, BYTES)}
+def _medians(figures: Figures, what: str, system: str) -> dict[str, float]:
+    found = {name: figures.get(f"{what}: {name}", system) for name in _NAMES}
     return {name: 0.0 if one is None else one.median for name, one in found.items()}
 
 
 WORK = Work(
     "storage_requests",
     "Storage requests",
-    "A cluster of three brokers whose roots lie on a server that speaks S3's API (moto) and counts "
-    "requests by what S3 charges for; rounds, heartbeats and time are made by hand, so that "
-    "each is counted alone. Counts do not depend on the machine.",
+    "A cluster of three brokers in one process on the S3 API server of the benchmarks, which "
+    "counts requests by S3's price classes; rounds, heartbeats and time are made by hand, so that "
+    "each is counted alone. A renewal and a request of batches are counted without the idle ticks "
+    "that they take. A round is counted whole: from the producer's first request through all "
+    "ticks until nothing is left to do to the answer, which the producer polls once. Counts do "
+    "not depend on the machine.",
     run,
+    (
+        Target(f"{ROUND}: PUT", FEW, 40, 26),
+        Target(f"{ROUND}: GET", FEW, 120, 60),
+        Target(f"{ROUND}: LIST", FEW, 0),
+        Target(f"{ROUND}: HEAD", FEW, 0),
+        Target(f"{IDLE}: {READS}", FEW, 5),
+        Target(f"{IDLE}: LIST", FEW, 0),
+        Target(month_of(AT_REST, 1), FEW, 60, 30),
+        Target(month_of(WITH_REQUESTS, 1), FEW, 600, 400),
+        Target(month_of(WITH_REQUESTS, 5), FEW, 120),
+    ),
     appendix=appendix,
     is_plotted=False,
+    most_runs=2,
 )

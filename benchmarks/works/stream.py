@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from benchmarks.clusters import embedded
 from benchmarks.figures import Figures, Target
 from benchmarks.work import Work
 from sparklog import Producer
+from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,7 +48,7 @@ def _sparklog(bench: Bench, records: int) -> list[float]:
         cluster.create_topic("records")
         stream = bench.spark.readStream.format("sparklog").option("cluster", cluster.root)
         frame = stream.option("subscribe", "records").option("startingOffsets", "latest").load()
-        with Producer(cluster.connection) as producer, _seen(frame, folder) as seen:
+        with Producer(cluster.connection) as producer, seen_by(frame, folder) as seen:
             return _one_by_one(
                 lambda value: producer.send("records", value).result(60), seen, records
             )
@@ -60,14 +62,14 @@ def _kafka(bench: Bench, records: int) -> list[float]:
     with (
         bench.temporary("stream") as folder,
         kafka.producer() as producer,
-        _seen(kafka.stream(topic), folder) as seen,
+        seen_by(kafka.stream(topic), folder) as seen,
     ):
         taken = _one_by_one(lambda value: producer.send(topic, value, value), seen, records)
     kafka.delete_topic(topic)
     return taken
 
 
-class _Seen:
+class Seen:
     """When which record was seen first."""
 
     def __init__(self) -> None:
@@ -91,8 +93,9 @@ class _Seen:
 
 
 @contextmanager
-def _seen(frame: DataFrame, folder: Path) -> Iterator[_Seen]:
-    seen = _Seen()
+def seen_by(frame: DataFrame, folder: Path) -> Iterator[Seen]:
+    """Run a stream over `frame` and give the times at which its records were seen."""
+    seen = Seen()
     writer = frame.writeStream.foreachBatch(seen.note)
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     try:
@@ -101,17 +104,35 @@ def _seen(frame: DataFrame, folder: Path) -> Iterator[_Seen]:
         query.stop()
 
 
-def _one_by_one(send: Callable[[bytes], object], seen: _Seen, records: int) -> list[float]:
+def _one_by_one(send: Callable[[bytes], object], seen: Seen, records: int) -> list[float]:
+    await_start(send, seen)
+    return committed_to_seen(send, seen, records, _WARM_RECORDS)
+
+
+def committed_to_seen(
+    send: Callable[[bytes], object],
+    seen: Seen,
+    records: int,
+    warm_records: int,
+    deadline: float = math.inf,
+) -> list[float]:
+    """Return the seconds from the acknowledgement of each record until it was seen.
+
+    Parameters: `warm_records`, sent before and not measured; `deadline`, on the monotonic clock,
+    after which no further record is sent once three were measured.
+    """
     pauses = random.Random(7)
-    taken = []
-    _await_start(send, seen)
-    for number in range(_WARM_RECORDS + records):
+    taken: list[float] = []
+    for number in range(warm_records + records):
+        if len(taken) >= 3 and time.monotonic() > deadline:
+            break
         value = b"record %d" % number
         send(value)
         answered = time.perf_counter()
         at = seen.await_record(value)
-        assert at is not None, f"the stream has not shown {value!r}"
-        if number >= _WARM_RECORDS:
+        if at is None:
+            raise SparklogError(f"the stream has not shown {value!r} within {_PATIENCE_SECONDS} s")
+        if number >= warm_records:
             # It may have been shown before its producer has read the answer.
             taken.append(max(at - answered, 0.0))
         # Not in step with the stream's triggers.
@@ -119,7 +140,7 @@ def _one_by_one(send: Callable[[bytes], object], seen: _Seen, records: int) -> l
     return taken
 
 
-def _await_start(send: Callable[[bytes], object], seen: _Seen) -> None:
+def await_start(send: Callable[[bytes], object], seen: Seen) -> None:
     """Send records until one is shown: what is latest is decided by the stream's first look."""
     for number in range(_PATIENCE_SECONDS):
         send(b"first %d" % number)

@@ -6,7 +6,6 @@ bound is to be lowered. How many commits a tick makes is counted in tests/broker
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,26 @@ import pytest
 
 from benchmarks.counts import Watch, spark_jobs
 from benchmarks.figures import Figures
-from benchmarks.s3_server import running_store
-from benchmarks.works.storage_requests import BUSY, IDLE, Counted
+from benchmarks.request_list import by_table, listed
+from benchmarks.s3_server import Logged
+from benchmarks.s3_store import running_store
+from benchmarks.works.storage_requests import (
+    AT_REST,
+    BUSY,
+    DOLLARS,
+    FEW,
+    HEARTBEAT,
+    HEARTBEAT_SECONDS,
+    IDLE,
+    RENEWAL,
+    ROUND,
+    ROUND_LIST,
+    SEND,
+    WITH_REQUESTS,
+    Counted,
+    add_costs,
+    month_of,
+)
 from sparklog.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -27,7 +44,7 @@ MOST_COMMITS, MOST_FILES = 24, 39
 """Of a round in which all three brokers take requests and copy, until it is answered."""
 MOST_BYTES = 55_000
 """Of a batch of one record, on three brokers with all tables that it passes."""
-MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 0, 28.7, 63
+MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 0, 15.34, 47
 """Asked of a store: by a broker's idle tick, and by all brokers for a request of four batches."""
 
 
@@ -97,10 +114,6 @@ def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkS
     assert spark_jobs(spark) == before
 
 
-@pytest.mark.skipif(
-    find_spec("moto") is None or find_spec("flask_cors") is None,
-    reason="moto's server is not installed: it plays S3",
-)
 def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     figures = Figures()
     with running_store(tmp_path / "log") as store:
@@ -114,3 +127,68 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     assert count(IDLE, "LIST") <= MOST_IDLE_LISTS
     assert count(IDLE, "GET", "HEAD") <= MOST_IDLE_GETS
     assert count(BUSY, "PUT") <= MOST_BUSY_PUTS
+    assert count(ROUND, "PUT") == count(BUSY, "PUT") + count(SEND, "PUT")
+    names, *lines = figures.tables[ROUND_LIST]
+    assert names.startswith("number,step,")
+    assert len(lines) == count(ROUND, "PUT", "GET", "LIST", "HEAD", "DELETE")
+    assert by_table(figures.tables[ROUND_LIST])[-1].startswith(
+        f"| all | | {count(ROUND, 'PUT'):.0f} | {count(ROUND, 'GET'):.0f} |"
+    )
+
+
+def test_a_months_costs_are_those_of_all_brokers_requests() -> None:
+    """Of 30.44 days: 2,630,016 s, with a heartbeat of each of three brokers every other second."""
+    figures = Figures()
+    asked = {
+        IDLE: {"GET": 2.0, "HEAD": 1.0},
+        HEARTBEAT: {"PUT": 1.0, "DELETE": 100.0},
+        RENEWAL: {"LIST": 1.0},
+        BUSY: {"PUT": 20.0, "GET": 50.0},
+        SEND: {"PUT": 5.0},
+    }
+    for what, counts in asked.items():
+        for kind, count in counts.items():
+            figures.add(f"{what}: {kind}", FEW, "requests", count)
+    add_costs(figures)
+
+    def dollars(load: str, interval: float) -> float:
+        found = figures.get(month_of(load, interval), FEW)
+        assert found is not None
+        assert found.unit == DOLLARS
+        return found.median
+
+    month = 2_630_016
+    beats = 3 * (5e-6 / HEARTBEAT_SECONDS + 5e-6 / 10) * month
+    assert dollars(AT_REST, 1) == pytest.approx(beats + 3 * 3 * 4e-7 * month, rel=1e-3)
+    assert dollars(AT_REST, 5) == pytest.approx(beats + 3 * 3 * 4e-7 * month / 5, rel=1e-3)
+    request = 25 * 5e-6 + 50 * 4e-7
+    assert dollars(WITH_REQUESTS, 5) == pytest.approx(
+        dollars(AT_REST, 5) + request * month / 5, rel=1e-3
+    )
+
+
+def test_a_list_of_requests_is_summed_by_table_and_file() -> None:
+    version, batch = f"{7:020}", "0123456789abcdef0123456789abcdef"
+    paths = [
+        ("PUT", f"broker-0/log/_inbox/{batch}.0123456789ab.parquet", 200),
+        ("GET", f"broker-2/log/_delta_log/{version}.json", 404),
+        ("GET", f"broker-1/log/_delta_log/{version}.json", 200),
+        ("PUT", f"broker-1/log/_delta_log/{version}.json", 412),
+        ("GET", "cluster/brokers/_delta_log/_last_checkpoint", 200),
+        ("HEAD", "cluster/brokers/part-0001ab0c-4444-5555-6666-777788889999.parquet", 200),
+    ]
+    log = [
+        Logged(1.5, "client", method, f"bucket/{key}", status, 9) for method, key, status in paths
+    ]
+    lines = listed([("send", log[:1]), ("answer", log[1:])])
+    assert lines[1] == (
+        "1,send,1.5,client,PUT,broker-0/log/_inbox/01234567~.0123456789ab.parquet,200,9"
+    )
+    assert lines[-1].split(",")[5] == "cluster/brokers/part-0001ab0c~.parquet"
+    assert by_table(lines)[2:] == [
+        "| broker/log | commit | 1 | 2 |  |  |  | 1 | 1 |",
+        "| broker/log | batch file | 1 |  |  |  |  |  |  |",
+        "| cluster/brokers | checkpoint pointer |  | 1 |  |  |  |  |  |",
+        "| cluster/brokers | data file |  |  |  | 1 |  |  |  |",
+        "| all | | 2 | 3 |  | 1 |  | 1 | 1 |",
+    ]

@@ -113,6 +113,14 @@ def test_the_report_says_what_holds_and_what_does_not(tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks.md").read_text() == text
 
 
+def test_tables_are_noted_and_written_beside_the_report(tmp_path: Path) -> None:
+    found = figures(ours=(1.0,))
+    found.tables["one-list"] = ["number,key", '1,"a,b"']
+    results.note("one", result(found), tmp_path / "results.json")
+    write([work()], results.load(tmp_path / "results.json"), tmp_path / "benchmarks.md")
+    assert (tmp_path / "benchmarks" / "one-list.csv").read_text() == 'number,key\n1,"a,b"\n'
+
+
 def test_the_plots_of_the_same_figures_are_the_same(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = {"one": result(figures(ours=(1.0, 2.0), theirs=(2.0,)))}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +14,17 @@ import pytest
 from benchmarks import results
 from benchmarks.__main__ import measure
 from benchmarks.bench import Bench
-from benchmarks.clusters import embedded
+from benchmarks.clusters import BROKER_IDS, CHECKOUT, embedded, on_store
 from benchmarks.figures import Figures
 from benchmarks.report import rendered
 from benchmarks.rows import SIZES
-from benchmarks.s3_server import kind
+from benchmarks.s3_store import CLIENT, running_store
+from benchmarks.work import Work
 from benchmarks.works import WORKS, idle_tick, partitions, produce, read
+from benchmarks.works.store_record import send, timed
+from sparklog import Producer
+from sparklog.clients.connection import connect
+from sparklog.errors import SparklogError
 from sparklog.logger import get_logger
 
 if TYPE_CHECKING:
@@ -95,20 +103,57 @@ def test_catch_up(measured: Measure) -> None:
     assert len([*measured("catch_up")]) == 3
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "query", "charged"),
-    [
-        ("PUT", "/bucket/a/file", "", "PUT"),
-        ("POST", "/bucket/a/file", "uploads=", "PUT"),
-        ("POST", "/bucket", "delete=", "DELETE"),
-        ("GET", "/bucket/a/file", "", "GET"),
-        ("GET", "/bucket", "list-type=2&prefix=a", "LIST"),
-        ("GET", "/bucket/", "list-type=2", "LIST"),
-        ("HEAD", "/bucket/a/file", "", "HEAD"),
-        ("DELETE", "/bucket/a/file", "", "DELETE"),
-    ],
-)
-def test_requests_are_counted_as_what_they_are_charged(
-    method: str, path: str, query: str, charged: str
-) -> None:
-    assert kind(method, path, query) == charged
+def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None:
+    with (
+        running_store(tmp_path / "log") as store,
+        on_store(store, tmp_path) as cluster,
+        Producer(connect(str(cluster.config_file))) as producer,
+    ):
+        cluster.create_topic("t", partitions=2, leader=1)
+        assert {one.leader for one in cluster.connection.metadata().partitions.values()} == {1}
+        store.set_latency(1)
+        send(producer, "t", 1)
+        cluster.await_known_to_all("t", 1)
+        senders = {f"broker-{one}" for one in BROKER_IDS} | {CLIENT}
+        assert all(store.counts(sender)["PUT"] for sender in senders)
+
+
+def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
+    with (
+        running_store(tmp_path / "log") as store,
+        pytest.raises(SparklogError, match=r"(?s)has ended with.*no\.such\.key"),
+        on_store(store, tmp_path, no_such_key=1),
+    ):
+        pytest.fail("a cluster runs with an unknown key")
+
+
+def test_a_guarded_process_ends_with_its_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.guarded", "http.server", "0"]
+    process = subprocess.Popen(
+        command,
+        cwd=CHECKOUT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_sends_are_measured_until_the_time_is_over_and_three_at_least() -> None:
+    assert len(timed(lambda: None, 5, 60)) == 5
+    assert len(timed(lambda: None, 1000, -1)) == 3
+
+
+def test_a_work_is_run_no_more_often_than_it_says(tmp_path: Path) -> None:
+    def run(bench: Bench, figures: Figures) -> None:
+        for _ in range(bench.runs):
+            figures.add("a figure", "ours", "s", 1.0)
+
+    work = Work("one", "One", "How.", run, most_runs=2)
+    with Bench(tmp_path / "data", runs=3) as bench:
+        measure(work, bench, tmp_path / "results.json")
+        assert bench.runs == 3
+    result = results.load(tmp_path / "results.json")["one"]
+    assert (result.runs, [len(one.values) for one in result.figures]) == (2, [2])
