@@ -198,6 +198,10 @@ class ControlTable:
             self._load()
             return self.state != before
 
+    def look_ahead(self) -> None:
+        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+        self._log.look_ahead()
+
     def has_news(self) -> bool:
         """Say whether there is certainly a newer version; only told of tables in a folder."""
         return self._log.has_news()

@@ -20,7 +20,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +170,9 @@ class DeltaLog:
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
         self._checkpointed = self.version
+        self._ahead: dict[int, Future[bytes | None]] = {}
+        self._reach = 1
+        self._fresh_until = 0.0
         self._looked_at = _clocks()
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
@@ -191,9 +194,20 @@ class DeltaLog:
             # The commit may be there without being on the disk.
             with suppress(FileNotFoundError):
                 self.location.sync([commit_path(self.version + 1)])
+        elif time.monotonic() < self._fresh_until:
+            return
+        ahead, self._ahead = self._ahead, {}
+        if ahead:
+            self._fresh_until = time.monotonic() + _FRESH_S
         while to_version is None or self.version < to_version:
             began = _clocks()
-            commit = read_commit(self.location, self.version + 1, self._explains)
+            if ahead and self.version + 1 not in ahead:
+                # There may be more: the next look asks for more at once.
+                self._reach = min(2 * self._reach, _READERS)
+                break
+            commit = self._read(self.version + 1, ahead.get(self.version + 1))
+            if ahead and commit is None:
+                self._reach = 1
             if self.version == start:
                 # A commit that follows a removed one was made by a writer that had fallen behind
                 # clean-up: it is not part of the table (protocol rule 10.7).
@@ -207,6 +221,28 @@ class DeltaLog:
             yield commit
         self.is_uncertain = False
         self._check_protocol()
+
+    def look_ahead(self) -> None:
+        """Ask an object store for the next commits, beside the caller; `follow` takes them.
+
+        So a look at many tables takes as long as one request. What is found counts as the newest
+        for all who look at this handle until something is committed by it, for a second at most.
+        Does nothing for a table in a folder.
+        """
+        if self.location.is_local or self.is_uncertain:
+            return
+        self._fresh_until = 0.0
+        self._ahead = {
+            version: _readers.submit(_content, self.location, commit_path(version))
+            for version in range(self.version + 1, self.version + 1 + self._reach)
+        }
+
+    def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
+        """Return a commit, which may have been asked for already; raises as `read_commit` does."""
+        content = ahead.result() if ahead else _content(self.location, commit_path(version))
+        if content is None:
+            return None
+        return parse_commit(self.location, version, content, self._explains)
 
     def stamp(self) -> Stamp | None:
         """Return the stamp of the loaded version's commit file.
@@ -243,6 +279,7 @@ class DeltaLog:
         (`is_uncertain`): follow the log then before deciding anything.
         """
         transactions = transactions or {}
+        self._ahead, self._fresh_until = {}, 0.0
         self._check_protocol()
         commit_id = uuid.uuid4().hex
         self.is_uncertain = True
@@ -484,11 +521,23 @@ def read_commit(
     Raises `DamagedError` where it is empty, cut or changed, unless all of its lines are whole and
     `explains` returns True: the actions themselves show then what was changed.
     """
-    path = commit_path(version)
+    text = _content(table, commit_path(version))
+    return None if text is None else parse_commit(table, version, text, explains)
+
+
+def _content(table: Location, path: str) -> bytes | None:
+    """Return a file's bytes, `None` where there is none."""
     try:
-        text = table.read_bytes(path)
+        return table.read_bytes(path)
     except FileNotFoundError:
         return None
+
+
+def parse_commit(
+    table: Location, version: int, text: bytes, explains: Callable[[Commit], bool] | None = None
+) -> Commit:
+    """Return a commit from its bytes; raises as `read_commit` does."""
+    path = commit_path(version)
     commit = Commit(version)
     try:
         for line in text.splitlines():
@@ -517,12 +566,16 @@ def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
     if table.is_local or len(versions) < 2:
         yield from map(read, versions)
         return
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="commits") as pool:
-        yield from pool.map(read, versions)
+    yield from _readers.map(read, versions)
 
 
 _READERS = 32
 """Commits that are read at a time from an object store."""
+
+_readers = ThreadPoolExecutor(4 * _READERS, thread_name_prefix="commits")
+
+_FRESH_S = 1.0
+"""Seconds for which what a look ahead has found counts as the newest, at most."""
 
 
 def check_commits(

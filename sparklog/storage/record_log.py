@@ -117,6 +117,10 @@ class RecordLog:
             # The next commits were cleaned up, or the root was lost or restored.
             self._reopen()
 
+    def look_ahead(self) -> None:
+        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+        self._log.look_ahead()
+
     @property
     def is_uncertain(self) -> bool:
         """Whether the outcome of the last commit is unknown: refresh before deciding anything."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -39,7 +40,6 @@ from sparklog.storage.delta_log import (
     check_commit_text,
     checkpoint_interval,
     commit_path,
-    has_commit,
 )
 from sparklog.storage.location import Location, one_line
 
@@ -122,17 +122,14 @@ class _RequestLog(DeltaLog):
         super().__init__(table, version)
         self.transactions = {}
 
-    def follow(self, to_version: int | None = None) -> Iterator[Commit]:
-        start = self.version
-        while to_version is None or self.version < to_version:
-            commit = _read_commit(self.location, self.version + 1)
-            if self.version == start:
-                self.is_lost = not has_commit(self.location, start)
-            if commit is None or self.is_lost:
-                break
-            self.version = commit.version
-            yield commit
-        self.is_uncertain = False
+    def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
+        if ahead is not None and ahead.result() is None:
+            return None
+        # What there is, is read with the care that a client's commit needs.
+        return _read_commit(self.location, version)
+
+    def _check_protocol(self) -> None:
+        """Take any protocol: clients commit to the table."""
 
     def _is_by(self, commit_id: str) -> bool:
         commit = _read_commit(self.location, self.version + 1)
