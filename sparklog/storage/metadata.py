@@ -174,11 +174,9 @@ class _Partitions(NamedTuple):
 
 def _with_changed(states: _States, keys: Iterable[TopicIdPartition], changed: _States) -> _States:
     """Return `states` with those of `keys` as in `changed`, without those that are not there."""
-    result = dict(states)
+    result = {**states, **changed}
     for key in keys:
-        if key in changed:
-            result[key] = changed[key]
-        else:
+        if key not in changed:
             result.pop(key, None)
     return result
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -64,8 +65,10 @@ class Shard:
 
     def rows_of(self, units: Collection[Unit]) -> pa.Table:
         """Return the rows of some units, in the order of the file."""
-        numbers = sorted(number for unit in units for number in self.units.get(unit, ()))
-        return self.rows if len(numbers) == self.rows.num_rows else taken(self.rows, numbers)
+        held = [self.units[unit] for unit in units if unit in self.units]
+        if sum(map(len, held)) == self.rows.num_rows:
+            return self.rows
+        return taken(self.rows, sorted(chain.from_iterable(held)))
 
 
 class ShardedRows:
