@@ -276,9 +276,9 @@ def _newest_fence(rows: pa.Table) -> GroupFence:
     generation = pc.max(rows["generation"]).as_py()
     if generation is None:
         return GroupFence(-1, -1)
-    of_generation = rows.filter(pc.equal(rows["generation"], generation))
+    epochs = rows["group_epoch"].filter(pc.equal(rows["generation"], generation))
     # Older versions wrote no epoch.
-    return GroupFence(generation, pc.max(of_generation["group_epoch"]).as_py() or 0)
+    return GroupFence(generation, pc.max(epochs).as_py() or 0)
 
 
 def _fence(row: Mapping[str, Any]) -> GroupFence:

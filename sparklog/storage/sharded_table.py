@@ -90,8 +90,9 @@ class ShardedTable(ControlTable):
         Parameters: `decide` is given the rows of `units` (`None`: of all) in the newest version.
         It is called again, after a jittered wait, if another writer has changed some of them
         before the changes were committed: with the rows of these units alone, since it decides on
-        each unit by its rows; or with all of them if `is_unit_wise` is false. `fence` is checked
-        at each attempt.
+        each unit by its rows; or with all of them if `is_unit_wise` is false. It may change units
+        that it was given, and add rows to `units` that have none. `fence` is checked at each
+        attempt.
 
         Raises `FencedError` as `compare_and_set` does, and `CommitConflictError` if the changes did
         not land in 50 attempts.
