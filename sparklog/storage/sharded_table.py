@@ -145,36 +145,35 @@ class ShardedTable(ControlTable):
         """Write the files of the rewrites for which an earlier attempt has not written them."""
         self._discard(pending.drop_files(except_for=planned))
         next_number = 1 + max(map(_number, live.shards), default=-1)
+        new: list[tuple[Rewrite, int, pa.Table]] = []
         for rewrite in planned:
             if rewrite in pending.files:
                 continue
-            tables = rewritten(live, pending.changes, rewrite)
-            kept = [_number(path) for path in rewrite.sources[:1]]
-            added = range(next_number, next_number + max(len(tables) - len(kept), 0))
-            next_number += len(added)
-            pending.files[rewrite] = self._write_shards(tables, [*kept, *added], rewrite.sources)
+            pending.files[rewrite] = []
+            for place, rows in enumerate(rewritten(live, pending.changes, rewrite)):
+                if rewrite.sources and not place:
+                    new.append((rewrite, _number(rewrite.sources[0]), rows))
+                else:
+                    new.append((rewrite, next_number, rows))
+                    next_number += 1
 
-    def _write_shards(
-        self, tables: Sequence[pa.Table], numbers: Sequence[int], replaced: Sequence[str]
-    ) -> list[_Written]:
-        """Write files that are no part of the table yet, in place of those at `replaced`."""
-        written: list[AddedFile] = []
-
-        def write(numbered: tuple[int, pa.Table]) -> _Written:
-            number, rows = numbered
+        def write(one: tuple[Rewrite, int, pa.Table]) -> tuple[Rewrite, _Written]:
+            rewrite, number, rows = one
             stored = rows
             if self._has_unknown_columns:
-                stored = self._with_unknown_columns_of(replaced, rows)
-            file = self._write(stored, f"part-{number:05}")
-            written.append(file)
-            return file, Shard(rows, self.schema)
+                stored = self._with_unknown_columns_of(rewrite.sources, rows)
+            written = self._write(stored, f"part-{number:05}"), Shard(rows, self.schema)
+            found.append(written)
+            return rewrite, written
 
-        pairs = list(zip(numbers, tables, strict=False))
+        found: list[_Written] = []
         try:
-            return side_by_side(write, pairs, 0, is_local=self.location.is_local)
+            in_order = side_by_side(write, new, 0, is_local=self.location.is_local)
         except Exception:
-            self._discard(written)
+            self._discard(file for file, _ in found)
             raise
+        for rewrite, written in in_order:
+            pending.files[rewrite].append(written)
 
     def _commit_shards(self, written: Sequence[_Written], removed: Sequence[str]) -> None:
         files = [file for file, _ in written]

@@ -173,6 +173,25 @@ class TestAChange:
             table.change_rows(lambda _: RowChanges(twice))
 
 
+@pytest.mark.parametrize("failure", ["full", "torn", "refused"])
+def test_a_change_that_fails_leaves_no_file(
+    table: ShardedTable, tmp_path: Path, failure: Failure
+) -> None:
+    """The disk is full at the second of three files, or the commit is refused."""
+    stored = stored_files(table)
+    folder = table.location.uri + ("/_delta_log" if failure == "refused" else "")
+    (tmp_path / "stash").mkdir()
+    files = FaultyFiles(tmp_path / "stash")
+    with files.installed():
+        files.fail(folder, failure, skip=failure != "refused")
+        with pytest.raises(OSError, match="failed on request"):
+            Writer(table).append("a", "u01", "u15", "u28")
+    assert stored_files(table) == stored
+    assert set(live_rows(table).values()) == {""}
+    Writer(table).append("b", "u01", "u15", "u28")
+    assert sorted(live_rows(table).values())[-6:] == ["b"] * 6
+
+
 class TestALostRace:
     def test_for_other_files_commits_the_same_file(self, table: ShardedTable) -> None:
         stored = stored_files(table)
