@@ -191,9 +191,12 @@ def _kept_for(interval: str) -> dict[str, str]:
 
 
 class TableSchema(NamedTuple):
-    """A table's name, columns, partition columns, Delta properties and primary key.
+    """A table's name, columns, partition columns, Delta properties, primary and conflict key.
 
     `key` names the columns that identify a row; it is empty where only all of them do.
+    `conflict_key` names the leading columns of `key` that rows have in common which are read and
+    changed together, such as the replicas of one partition. Two writers conflict only where both
+    change rows with equal values in these columns. It is empty where any two writers conflict.
     """
 
     name: str
@@ -201,6 +204,7 @@ class TableSchema(NamedTuple):
     partition_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = _PROPERTIES
     key: tuple[str, ...] = ()
+    conflict_key: tuple[str, ...] = ()
 
     def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return `rows` as an Arrow table of exactly this schema."""
@@ -403,7 +407,7 @@ PARTITION_STATE = _table(
     partition_epoch=_INT,
     controller_epoch=_INT,
     min_isr=_INT,
-)
+)._replace(conflict_key=("topic_id", "partition"))
 PRODUCER_IDS = _table(
     "producer_ids",
     ("transactional_id",),
@@ -440,7 +444,7 @@ CONSUMER_GROUPS = _table(
     session_timeout_ms=_LONG,
     rebalance_timeout_ms=_LONG,
     group_epoch=_LONG,
-)
+)._replace(conflict_key=("group_id",))
 CONSUMER_GROUP_HEARTBEATS = _busy_table(
     "consumer_group_heartbeats",
     ("group_id", "member_id"),
@@ -461,7 +465,7 @@ CONSUMER_OFFSETS = _busy_table(
     generation=_INT,
     committed_at_ms=_LONG,
     group_epoch=_LONG,
-)
+)._replace(conflict_key=("group_id",))
 
 BROKER_TABLES = (
     LOG,

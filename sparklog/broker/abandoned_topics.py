@@ -13,9 +13,12 @@ import pyarrow.compute as pc
 
 from sparklog.broker.observations import Observations
 from sparklog.logger import get_logger
+from sparklog.model import PARTITION_STATE
 from sparklog.storage.control_table import Fence
 from sparklog.storage.metadata import CREATING, Metadata
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.shards import keys_of
 
 _log = get_logger(__name__)
 
@@ -29,24 +32,21 @@ def without_claims(topics: pa.Table, topic_ids: Collection[str]) -> pa.Table | N
     return _without(topics, is_claim)
 
 
-def without_topics(partitions: pa.Table, topic_ids: Collection[str]) -> pa.Table | None:
-    """Return the rows of `partition_state` without these topics, `None` where they have none."""
-    return _without(partitions, _is_of(partitions, topic_ids))
+def without_topics(partitions: pa.Table, topic_ids: Collection[str]) -> RowChanges:
+    """Return the changes that remove the rows of these topics from `partition_state`."""
+    removed = partitions.filter(_is_of(partitions, topic_ids))
+    return RowChanges(
+        PARTITION_STATE.columns.empty_table(), frozenset(keys_of(removed, PARTITION_STATE))
+    )
 
 
 def with_known_topics(
     partitions: pa.Table,
     metadata: Metadata,
-    elect: Callable[[pa.Table, Metadata], pa.Table | None],
-) -> pa.Table | None:
-    """Return the rows after an election among the partitions that belong to a topic.
-
-    The other rows stay as they are. Returns `None` where the election changes nothing.
-    """
-    is_known = _is_of(partitions, metadata.topics)
-    elected = elect(partitions.filter(is_known), metadata)
-    others = partitions.filter(pc.invert(is_known))
-    return None if elected is None else pa.concat_tables([elected, others])
+    elect: Callable[[pa.Table, Metadata], RowChanges | None],
+) -> RowChanges | None:
+    """Return the changes of an election among the partitions that belong to a topic."""
+    return elect(partitions.filter(_is_of(partitions, metadata.topics)), metadata)
 
 
 class AbandonedTopics:
@@ -72,7 +72,9 @@ class AbandonedTopics:
         topics.update(lambda rows: (without_claims(rows, due), None), fence)
         claimed = set(topics.rows()["topic_id"].to_pylist())
         left = [one for one in due if one not in claimed]
-        self._cluster.partition_state.update(lambda rows: (without_topics(rows, left), None), fence)
+        self._cluster.partition_state.change_rows(
+            lambda rows: without_topics(rows, left), fence=fence
+        )
         _log.warning("abandoned topics removed", topic_ids=left)
 
     def _find(self) -> set[str]:

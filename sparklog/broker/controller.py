@@ -7,7 +7,7 @@ that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5, 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,13 +23,22 @@ from sparklog.model import BROKERS, CONTROLLER
 from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import Fence
 from sparklog.storage.delta_log import CONTROLLER_EPOCH
-from sparklog.storage.metadata import Metadata, MetadataReader
+from sparklog.storage.metadata import Metadata, MetadataReader, Versions
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.shards import ShardedRows, changed_units
 
 _log = get_logger(__name__)
 
 NOBODY = -1
 """The holder of a lease that was given back."""
+
+
+class _Seen(NamedTuple):
+    """The versions of the metadata and the rows of `partition_state` at the last election."""
+
+    versions: Versions
+    rows: ShardedRows
 
 
 class Controller:
@@ -57,7 +66,7 @@ class Controller:
         self._fence: Fence | None = None
         # The lease is renewed beside the ticks, which may be long.
         self._lease_lock = threading.Lock()
-        self._seen_versions: object = None
+        self._seen: _Seen | None = None
         self._rebalance_at_ms = 0
 
     @property
@@ -170,7 +179,7 @@ class Controller:
         for written in (self._cluster.brokers, self._cluster.partition_state):
             written.take_fence(fence, may_hold=False)
         self._fence = fence
-        self._seen_versions = None
+        self._seen = None
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
@@ -204,17 +213,23 @@ class Controller:
         # Not within the update, so that the versions are those that were decided upon.
         metadata = self._reader.load()
         versions = self._reader.versions
-        if versions == self._seen_versions:
+        seen = self._seen
+        if seen is not None and versions == seen.versions:
             return
+        rows = self._cluster.partition_state.sharded_rows()
+        units = None
+        if seen is not None and versions is not None and versions[:2] == seen.versions[:2]:
+            # With the same brokers and topics an unchanged partition needs no election, either.
+            units = changed_units(seen.rows, rows)
 
-        def elect(rows: pa.Table, metadata: Metadata) -> pa.Table | None:
+        def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
             return self._elections.elect(rows, metadata, fence.epoch)
 
-        self._cluster.partition_state.update(
-            lambda rows: (with_known_topics(rows, metadata, elect), None), fence
+        self._cluster.partition_state.change_rows(
+            lambda rows: with_known_topics(rows, metadata, elect), units, fence
         )
         # Not what is there by now: somebody may have come or gone since.
-        self._seen_versions = versions
+        self._seen = _Seen(versions, rows) if versions is not None else None
 
     def _rebalance(self, now_ms: int, fence: Fence) -> None:
         """Let preferred replicas lead again where brokers are too far from their share (7.6)."""
@@ -222,11 +237,11 @@ class Controller:
             return
         metadata = self._reader.load()
 
-        def elect(rows: pa.Table, metadata: Metadata) -> pa.Table | None:
+        def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
             return self._elections.elect_preferred(rows, metadata, fence.epoch)
 
-        self._cluster.partition_state.update(
-            lambda rows: (with_known_topics(rows, metadata, elect), None), fence
+        self._cluster.partition_state.change_rows(
+            lambda rows: with_known_topics(rows, metadata, elect), None, fence, is_unit_wise=False
         )
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
 

@@ -16,6 +16,7 @@ from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.metadata import Metadata, TopicInfo
+from sparklog.storage.shard_rewrites import RowChanges
 
 _log = get_logger(__name__)
 
@@ -36,15 +37,17 @@ class Elections:
         metadata: Metadata,
         controller_epoch: int | None = None,
         unclean: Collection[TopicIdPartition] = (),
-    ) -> pa.Table | None:
+    ) -> RowChanges | None:
         """Take fenced brokers out of in-sync sets and give every partition its leader.
 
         A controller also publishes min.insync.replicas of partitions where it has changed; the new
         partition epoch keeps leaders from changing an ISR by the old value.
 
-        Parameters: `table`, the rows of `partition_state`; `controller_epoch`, of the controller
+        Each partition is decided upon by its own rows.
+
+        Parameters: `table`, rows of `partition_state`; `controller_epoch`, of the controller
         that acts; `unclean`, partitions that may be led by any live replica besides those that
-        are configured so. Returns the new rows, or `None` where nothing changes.
+        are configured so. Returns the rows of the partitions that change, or `None`.
         """
         rows = self._annotated(table, metadata, controller_epoch, unclean)
         republished = {
@@ -79,12 +82,11 @@ class Elections:
         metadata: Metadata,
         controller_epoch: int | None = None,
         partitions: Collection[TopicIdPartition] | None = None,
-    ) -> pa.Table | None:
+    ) -> RowChanges | None:
         """Give partitions back to their preferred replicas where those are in sync.
 
         Parameters: as of `elect`; `partitions`, which ones, or `None` for those of the brokers
-        that are too far from leading their share. Returns the new rows, or `None` where nothing
-        changes.
+        that are too far from leading their share, which depends on all rows. Returns as `elect`.
         """
         rows = self._annotated(table, metadata, controller_epoch)
         if partitions is None:
@@ -140,18 +142,18 @@ def _written(
     changed: set[TopicIdPartition],
     metadata: Metadata,
     controller_epoch: int | None,
-) -> pa.Table | None:
-    """Return the rows as they are to be written, the partition epochs of `changed` raised."""
+) -> RowChanges | None:
+    """Return the rows of the `changed` partitions with raised partition epochs."""
     if not changed:
         return None
     members: dict[TopicIdPartition, Rows] = {key: [] for key in sorted(changed)}
     for row in rows:
         of_partition = members.get(TopicIdPartition(row["topic_id"], row["partition"]))
-        if of_partition is None or controller_epoch is None:
-            row["min_isr"] = row["published_min_isr"]
         if of_partition is None:
             continue
         of_partition.append(row)
+        if controller_epoch is None:
+            row["min_isr"] = row["published_min_isr"]
         leader = metadata.brokers.get(row["leader"])
         row["leader_broker_epoch"] = leader.broker_epoch if leader else -1
         row["partition_epoch"] += 1
@@ -167,4 +169,4 @@ def _written(
             leader_epoch=first["leader_epoch"],
             isr=sorted(row["broker_id"] for row in of_partition if row["in_isr"]),
         )
-    return PARTITION_STATE.rows(rows)
+    return RowChanges(PARTITION_STATE.rows([row for of in members.values() for row in of]))

@@ -26,9 +26,9 @@ from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import rewrite_slice
-from sparklog.storage.control_table import ControlTable
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.storage.new_file import discard_file
+from sparklog.storage.sharded_table import ShardedTable
 
 _log = get_logger(__name__)
 
@@ -45,7 +45,7 @@ class Follower:
         self,
         broker_id: int,
         reader: MetadataReader,
-        partition_state: ControlTable,
+        partition_state: ShardedTable,
         replicas: Replicas,
         producer_state: ProducerState,
         purgatory: Purgatory,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparklog.config import Settings
-from sparklog.model import TopicIdPartition
+from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.control_table import ControlTable
 from sparklog.storage.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
+from sparklog.storage.shards import keys_of
 
 
 def min_isr(metadata: Metadata, state: PartitionState, settings: Settings) -> int:
@@ -34,15 +34,12 @@ def configured_min_isr(topic: TopicInfo | None, settings: Settings) -> int:
     return settings.min_insync_replicas if own is None else own
 
 
-_LEFT = ("in_isr", "in_elr", "partition_epoch", "leader_broker_epoch")
-"""The columns that change where a broker leaves."""
-
 NO_REGISTRATION = -1
 """The leader's broker epoch while no process leads a partition."""
 
 
 def change_isr(
-    partition_state: ControlTable,
+    partition_state: ShardedTable,
     rules: Rules,
     held: Mapping[TopicIdPartition, PartitionState],
     proposed: Mapping[TopicIdPartition, frozenset[int]],
@@ -54,30 +51,30 @@ def change_isr(
     and the leader must look again. Returns the partitions that were changed.
     """
 
-    def change(rows: pa.Table) -> tuple[pa.Table | None, set[TopicIdPartition]]:
+    def decide(rows: pa.Table) -> RowChanges:
         moved: list[dict[str, Any]] = []
-        for row in _rows_of(rows, proposed):
+        for row in rows.to_pylist():
             key = TopicIdPartition(row["topic_id"], row["partition"])
             if row["partition_epoch"] != held[key].partition_epoch:
                 continue
             row["was_in_isr"] = row["in_isr"]
             row["in_isr"] = row["broker_id"] in proposed[key]
             row["is_unclean"] = False
+            row["published_min_isr"] = row["min_isr"]
             row["min_isr"] = min_isr_of[key]
             row["partition_epoch"] += 1
             moved.append(row)
-        if not moved:
-            return None, set()
-        set_eligible_replicas(rules, moved)
-        return _with_rows(rows, moved, ("in_isr", "in_elr", "partition_epoch")), {
-            TopicIdPartition(row["topic_id"], row["partition"]) for row in moved
-        }
+        if moved:
+            set_eligible_replicas(rules, moved)
+        for row in moved:
+            row["min_isr"] = row["published_min_isr"]
+        return RowChanges(PARTITION_STATE.rows(moved))
 
-    return partition_state.update(change)
+    return _partitions_of(partition_state.change_rows(decide, proposed))
 
 
 def leave_isr(
-    partition_state: ControlTable,
+    partition_state: ShardedTable,
     broker_id: int,
     keys: Collection[TopicIdPartition],
     *,
@@ -97,13 +94,12 @@ def leave_isr(
     Returns the partitions, of those that exist, in whose ISR and ELR the broker is no longer.
     """
 
-    def change(rows: pa.Table) -> tuple[pa.Table | None, set[TopicIdPartition]]:
+    def decide(rows: pa.Table) -> RowChanges:
         members: dict[TopicIdPartition, list[dict[str, Any]]] = defaultdict(list)
-        for row in _rows_of(rows, wanted):
+        for row in rows.to_pylist():
             members[TopicIdPartition(row["topic_id"], row["partition"])].append(row)
         moved: list[dict[str, Any]] = []
-        left = set()
-        for key, replicas in members.items():
+        for replicas in members.values():
             own = [row for row in replicas if row["broker_id"] == broker_id]
             if not own:
                 continue
@@ -112,7 +108,6 @@ def leave_isr(
             )
             if keep_last and not others and own[0]["in_isr"]:
                 continue
-            left.add(key)
             for row in own:
                 row["in_isr"] = row["in_elr"] = False
             for row in replicas:
@@ -121,48 +116,14 @@ def leave_isr(
                     # Not the registration that was elected: the controller elects (rule 7.2).
                     row["leader_broker_epoch"] = NO_REGISTRATION
             moved += replicas
-        if not moved:
-            return None, left
-        moved.sort(key=itemgetter("row_number"))
-        return _with_rows(rows, moved, _LEFT), left
+        return RowChanges(PARTITION_STATE.rows(moved))
 
-    wanted = set(keys)
-    return partition_state.update(change) if wanted else set()
+    return _partitions_of(partition_state.change_rows(decide, keys))
 
 
-def _rows_of(table: pa.Table, keys: Collection[TopicIdPartition]) -> list[dict[str, Any]]:
-    """Return the rows of some partitions, each with its `row_number` in the table.
-
-    The other rows stay in Arrow: there may be thousands, and the shorter a compare-and-set takes
-    the seldomer another writer is faster.
-    """
-    topic_ids = pa.array({key.topic_id for key in keys}, pa.string())
-    partitions = pa.array({key.partition for key in keys}, pa.int32())
-    mask = pc.and_(pc.is_in(table["topic_id"], topic_ids), pc.is_in(table["partition"], partitions))
-    numbers = pc.indices_nonzero(mask)
-    rows: list[dict[str, Any]] = table.take(numbers).to_pylist()
-    return [
-        row | {"row_number": number}
-        for row, number in zip(rows, numbers.to_pylist(), strict=True)
-        if (row["topic_id"], row["partition"]) in keys
-    ]
-
-
-def _with_rows(
-    table: pa.Table, rows: Sequence[Mapping[str, Any]], columns: Collection[str]
-) -> pa.Table:
-    """Return the table with these columns as in `rows`, which `_rows_of` has returned, in order."""
-    is_changed = [False] * table.num_rows
-    for row in rows:
-        is_changed[row["row_number"]] = True
-    mask = pa.array(is_changed)
-    for name in columns:
-        place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
-        values = pa.array([row[name] for row in rows], field.type)
-        changed = pc.replace_with_mask(table[name].combine_chunks(), mask, values)
-        table = table.set_column(place, field, changed)
-    return table
+def _partitions_of(changes: RowChanges) -> set[TopicIdPartition]:
+    keys = keys_of(changes.rows, PARTITION_STATE)
+    return {TopicIdPartition(topic_id, partition) for topic_id, partition, _ in keys}
 
 
 def set_eligible_replicas(rules: Rules, rows: list[dict[str, Any]]) -> set[TopicIdPartition]:

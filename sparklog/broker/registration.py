@@ -28,6 +28,7 @@ from sparklog.storage.damage import REBUILT_FROM_LOG
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.sharded_table import ShardedTable
 
 _log = get_logger(__name__)
 
@@ -194,7 +195,7 @@ def _doubts(
 
 
 def _leave(
-    partition_state: ControlTable, reader: MetadataReader, broker_id: int, doubts: _Doubts
+    partition_state: ShardedTable, reader: MetadataReader, broker_id: int, doubts: _Doubts
 ) -> None:
     """Leave the ISR and ELR of every partition whose replica is in doubt."""
     roots_of = {

@@ -22,6 +22,7 @@ from sparklog.errors import ConfigError, ProtocolError, SparklogError
 from sparklog.model import TopicIdPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
 from sparklog.storage.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.storage.shard_rewrites import RowChanges
 
 
 class TopicDescription(NamedTuple):
@@ -149,15 +150,15 @@ class Admin:
             before.partition(*name).key: name for name in partition_names(partitions)
         }
 
-        def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
+        def decide(rows: pa.Table) -> RowChanges | None:
             metadata = self._connection.metadata()
             if election_type == "preferred":
                 elect = partial(self._elections.elect_preferred, partitions=asked)
             else:
                 elect = partial(self._elections.elect, unclean=asked)
-            return with_known_topics(rows, metadata, elect), None
+            return with_known_topics(rows, metadata, elect)
 
-        self._connection.root.partition_state.update(change)
+        self._connection.root.partition_state.change_rows(decide, asked)
         after = self._connection.metadata()
         return {
             partition: _election_error(election_type, before.partitions[key], after.partitions[key])

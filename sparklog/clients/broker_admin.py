@@ -15,6 +15,7 @@ from sparklog.config import Settings
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, PARTITION_STATE, BrokerState, TopicPartition
 from sparklog.storage.metadata import BrokerInfo, Metadata
+from sparklog.storage.shard_rewrites import RowChanges
 
 _WATCH_SECONDS = 0.02
 """How often a broker's heartbeat is polled, in seconds."""
@@ -79,7 +80,8 @@ class BrokerAdmin:
         table = self._connection.root.partition_state
         table.refresh()
         rows = table.rows()
-        after = with_known_topics(rows, metadata, self._elections.elect) or rows
+        elected = with_known_topics(rows, metadata, self._elections.elect)
+        after = rows if elected is None else elected.applied_to(rows, PARTITION_STATE)
         last = _last_in_sync(after.to_pylist(), broker_id)
         if last and not force:
             shown = ", ".join(map(str, last[:5])) + (" and others" if len(last) > 5 else "")
@@ -164,16 +166,18 @@ class BrokerAdmin:
         `gives_up`: also where it is the last one, and out of the eligible replicas.
         """
 
-        def change(table: pa.Table) -> tuple[pa.Table | None, None]:
+        def decide(table: pa.Table) -> RowChanges | None:
             left = _without(table, broker_id) if gives_up else None
             elected = with_known_topics(
-                table if left is None else left,
+                table if left is None else left.applied_to(table, PARTITION_STATE),
                 self._as_ended(broker_id, state),
                 self._elections.elect,
             )
-            return (left if elected is None else elected), None
+            if left is None or elected is None:
+                return elected or left
+            return RowChanges(elected.applied_to(left.rows, PARTITION_STATE))
 
-        self._connection.root.partition_state.update(change)
+        self._connection.root.partition_state.change_rows(decide)
 
 
 def _last_in_sync(rows: _Rows, broker_id: int) -> list[TopicPartition]:
@@ -189,8 +193,8 @@ def _last_in_sync(rows: _Rows, broker_id: int) -> list[TopicPartition]:
     return [name for of, (name, in_isr) in own.items() if in_isr or of not in others]
 
 
-def _without(table: pa.Table, broker_id: int) -> pa.Table | None:
-    """Return `partition_state` without this broker in any set, `None` where it is in none."""
+def _without(table: pa.Table, broker_id: int) -> RowChanges | None:
+    """Return the rows of the partitions that this broker leaves; `None` if it is in no set."""
     rows: _Rows = table.to_pylist()
     left = {
         (row["topic_id"], row["partition"])
@@ -202,4 +206,5 @@ def _without(table: pa.Table, broker_id: int) -> pa.Table | None:
             row["partition_epoch"] += 1
             if row["broker_id"] == broker_id:
                 row["in_isr"] = row["in_elr"] = False
-    return PARTITION_STATE.rows(rows) if left else None
+    changed = [row for row in rows if (row["topic_id"], row["partition"]) in left]
+    return RowChanges(PARTITION_STATE.rows(changed)) if left else None

@@ -10,10 +10,11 @@ delayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.clients.committed_logs import CommittedLogs
 from sparklog.clients.connection import Connection
@@ -22,7 +23,9 @@ from sparklog.clients.offsets import Offsets
 from sparklog.clock import Clock, SystemClock
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import CONSUMER_OFFSETS, TopicIdPartition, TopicPartition
-from sparklog.storage.control_table import ControlTable
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
+from sparklog.storage.shards import keys_of
 
 MAX_OFFSET = (1 << 63) - 1
 MAX_METADATA_BYTES = 4096
@@ -47,7 +50,7 @@ class GroupChangedError(SparklogError):
 class CommittedOffsets:
     """The committed offsets of all groups."""
 
-    def __init__(self, table: ControlTable, clock: Clock | None = None) -> None:
+    def __init__(self, table: ShardedTable, clock: Clock | None = None) -> None:
         self._table = table
         self._clock = clock or SystemClock()
 
@@ -58,8 +61,8 @@ class CommittedOffsets:
             _key(row): OffsetAndMetadata(
                 row["committed_offset"], row["metadata"] or "", _epoch(row["leader_epoch"])
             )
-            for row in self._table.rows().to_pylist()
-            if row["group_id"] == group_id and row["committed_offset"] is not None
+            for row in self._table.rows_of([(group_id,)]).to_pylist()
+            if row["committed_offset"] is not None
         }
 
     def commit(
@@ -76,10 +79,21 @@ class CommittedOffsets:
         """
         _check(offsets)
         now_ms = self._clock.now_ms()
+        new = CONSUMER_OFFSETS.rows(
+            [
+                _unset(group_id, fence, key, topic)
+                | {
+                    "committed_offset": committed.offset,
+                    "leader_epoch": committed.leader_epoch,
+                    "metadata": committed.metadata,
+                    "committed_at_ms": now_ms,
+                }
+                for key, (topic, committed) in offsets.items()
+            ]
+        )
 
-        def change(table: pa.Table) -> tuple[pa.Table, None]:
-            rows: list[dict[str, Any]] = table.to_pylist()
-            newest = _newest_fence(rows, group_id)
+        def decide(rows: pa.Table) -> RowChanges:
+            newest = _newest_fence(rows)
             if newest.generation > fence.generation:
                 raise ProtocolError(
                     "ILLEGAL_GENERATION",
@@ -87,22 +101,9 @@ class CommittedOffsets:
                     f"{fence.generation}: poll, to join it again",
                 )
             _check_epoch(group_id, newest, fence)
-            rows = [
-                row for row in rows if not (row["group_id"] == group_id and _key(row) in offsets)
-            ]
-            for key, (topic, committed) in offsets.items():
-                rows.append(
-                    _unset(group_id, fence, key, topic)
-                    | {
-                        "committed_offset": committed.offset,
-                        "leader_epoch": committed.leader_epoch,
-                        "metadata": committed.metadata,
-                        "committed_at_ms": now_ms,
-                    }
-                )
-            return CONSUMER_OFFSETS.rows(rows), None
+            return RowChanges(new)
 
-        self._table.update(change)
+        self._table.change_rows(decide, [(group_id,)])
 
     def fence(
         self, group_id: str, fence: GroupFence, partitions: Mapping[TopicIdPartition, str]
@@ -114,49 +115,44 @@ class CommittedOffsets:
         `GroupChangedError` where a newer epoch has.
         """
 
-        def change(table: pa.Table) -> tuple[pa.Table | None, None]:
-            rows: list[dict[str, Any]] = table.to_pylist()
-            newest = _newest_fence(rows, group_id)
+        def decide(table: pa.Table) -> RowChanges | None:
+            newest = _newest_fence(table)
             if newest.generation > fence.generation:
                 raise ProtocolError(
                     "ILLEGAL_GENERATION", f"group {group_id} is at generation {newest.generation}"
                 )
             _check_epoch(group_id, newest, fence)
-            mine = [row for row in rows if row["group_id"] == group_id]
+            mine: list[dict[str, Any]] = table.to_pylist()
             missing = partitions.keys() - {_key(row) for row in mine}
             if mine and not missing and all(_fence(row) == fence for row in mine):
-                return None, None
-            for row in mine:
-                row.update(fence._asdict())
+                return None
+            rows = [row | fence._asdict() for row in mine]
             rows += [_unset(group_id, fence, key, partitions[key]) for key in sorted(missing)]
-            if not mine and not missing:
-                rows.append(_without_partition(group_id, fence))
-            return CONSUMER_OFFSETS.rows(rows), None
+            return RowChanges(CONSUMER_OFFSETS.rows(rows or [_without_partition(group_id, fence)]))
 
-        self._table.update(change)
+        self._table.change_rows(decide, [(group_id,)])
 
     def group_ids(self) -> set[str]:
         """Return the groups that have committed anything."""
         self._table.refresh()
-        rows = self._table.rows().to_pylist()
-        return {row["group_id"] for row in rows if row["committed_offset"] is not None}
+        rows = self._table.rows()
+        return set(rows.filter(pc.is_valid(rows["committed_offset"]))["group_id"].to_pylist())
 
     def delete(self, group_id: str, fence: GroupFence) -> None:
         """Remove what a group has committed, and go on refusing commits under older fences."""
 
-        def change(table: pa.Table) -> tuple[pa.Table | None, None]:
-            rows: list[dict[str, Any]] = table.to_pylist()
-            mine = [row for row in rows if row["group_id"] == group_id]
-            if not mine:
-                return None, None
-            kept = [row for row in rows if row["group_id"] != group_id]
+        def decide(table: pa.Table) -> RowChanges | None:
+            if not table.num_rows:
+                return None
+            kept = []
             if fence.generation:
                 # One row is enough to keep the fence.
-                first = mine[0]
-                kept.append(_unset(group_id, fence, _key(first), first["topic"]))
-            return CONSUMER_OFFSETS.rows(kept), None
+                [first] = table.slice(0, 1).to_pylist()
+                kept = [_unset(group_id, fence, _key(first), first["topic"])]
+            removed = frozenset(keys_of(table, CONSUMER_OFFSETS))
+            return RowChanges(CONSUMER_OFFSETS.rows(kept), removed)
 
-        self._table.update(change)
+        self._table.change_rows(decide, [(group_id,)])
 
 
 def commit_as(
@@ -275,10 +271,14 @@ def _check_epoch(group_id: str, newest: GroupFence, fence: GroupFence) -> None:
         )
 
 
-def _newest_fence(rows: Collection[Mapping[str, Any]], group_id: str) -> GroupFence:
-    return max(
-        (_fence(row) for row in rows if row["group_id"] == group_id), default=GroupFence(-1, -1)
-    )
+def _newest_fence(rows: pa.Table) -> GroupFence:
+    """Return the newest fence in the rows of a group."""
+    generation = pc.max(rows["generation"]).as_py()
+    if generation is None:
+        return GroupFence(-1, -1)
+    epochs = rows["group_epoch"].filter(pc.equal(rows["generation"], generation))
+    # Older versions wrote no epoch.
+    return GroupFence(generation, pc.max(epochs).as_py() or 0)
 
 
 def _fence(row: Mapping[str, Any]) -> GroupFence:

@@ -9,14 +9,17 @@ of that has a number, the generation.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.errors import ProtocolError
 from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
-from sparklog.storage.control_table import ControlTable
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
+from sparklog.storage.shards import keys_of
 
 GroupState = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names. A group that was deleted is dead, and keeps a row: its generation must not begin
@@ -205,24 +208,27 @@ def _elected_protocol(members: Collection[Member]) -> str:
 class ConsumerGroups:
     """The groups of a cluster, in its table `consumer_groups`; threads may share it."""
 
-    def __init__(self, table: ControlTable) -> None:
+    def __init__(self, table: ShardedTable) -> None:
         self._table = table
-        self._found: tuple[pa.Table, str, Group] | None = None
+        self._found: tuple[tuple[int, int], Group] | None = None
 
     def find(self, group_id: str) -> Group:
         """Return the group as it is now."""
         self._table.refresh()
-        rows, found = self._table.rows(), self._found
+        state, found = self._table.state, self._found
         # Every member polls it ten times a second, and it seldom changes.
-        if found is None or found[0] is not rows or found[1] != group_id:
-            found = self._found = rows, group_id, _of_rows(group_id, rows)
-        return found[2]
+        if found is None or found[0] != state or found[1].group_id != group_id:
+            rows = self._table.rows_of([(group_id,)])
+            found = self._found = state, _of_rows(group_id, rows.to_pylist())
+        return found[1]
 
     def all(self) -> list[Group]:
         """Return all groups that exist as they are now, by name."""
         self._table.refresh()
-        rows = self._table.rows()
-        found = (_of_rows(name, rows) for name in sorted(set(rows["group_id"].to_pylist())))
+        rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in self._table.rows().to_pylist():
+            rows[row["group_id"]].append(row)
+        found = (_of_rows(name, rows[name]) for name in sorted(rows))
         return [group for group in found if group.exists]
 
     def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
@@ -230,21 +236,26 @@ class ConsumerGroups:
 
         `step` is called again where another member was faster; it may raise.
         """
+        after = Group(group_id)
 
-        def change(rows: pa.Table) -> tuple[pa.Table | None, Group]:
-            before = _of_rows(group_id, rows)
+        def decide(rows: pa.Table) -> RowChanges | None:
+            nonlocal after
+            before = _of_rows(group_id, rows.to_pylist())
             after = step(before)
             if after == before:
-                return None, after
+                return None
             after = after._replace(group_epoch=before.group_epoch + 1)
-            others = [row for row in rows.to_pylist() if row["group_id"] != group_id]
-            return CONSUMER_GROUPS.rows([*others, *_rows(after)]), after
+            # Rows that are removed before they are put come in the order of the members.
+            return RowChanges(
+                CONSUMER_GROUPS.rows(_rows(after)), frozenset(keys_of(rows, CONSUMER_GROUPS))
+            )
 
-        return self._table.update(change)
+        self._table.change_rows(decide, [(group_id,)])
+        return after
 
 
-def _of_rows(group_id: str, table: pa.Table) -> Group:
-    rows = [row for row in table.to_pylist() if row["group_id"] == group_id]
+def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:
+    """Return the group with these rows."""
     if not rows:
         return Group(group_id)
     of_group = {name: rows[0][name] for name in Group._fields[:-1]}

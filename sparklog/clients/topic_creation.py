@@ -12,6 +12,7 @@ from sparklog.errors import CommitConflictError, ProtocolError
 from sparklog.model import PARTITION_STATE, TOPICS
 from sparklog.storage.metadata import CREATING, LIVE
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shard_rewrites import RowChanges
 
 
 def store_topic(
@@ -33,11 +34,12 @@ def store_topic(
     root.topics.update(lambda old: (_with_claim(old, entry), None))
     try:
         rows = PARTITION_STATE.rows([dict(row) for row in partitions])
-        root.partition_state.update(lambda old: (pa.concat_tables([old, rows]), None))
+        created = {(row["topic_id"], row["partition"]) for row in partitions}
+        root.partition_state.change_rows(lambda _: RowChanges(rows), created)
         root.topics.update(lambda old: (_with_live(old, entry), None))
     except (ProtocolError, CommitConflictError):
         root.topics.update(lambda old: (without_claims(old, [topic_id]), None))
-        root.partition_state.update(lambda old: (without_topics(old, [topic_id]), None))
+        root.partition_state.change_rows(lambda old: without_topics(old, [topic_id]))
         raise
 
 

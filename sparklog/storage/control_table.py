@@ -131,7 +131,7 @@ def take_fence(
                 )
             return False
         if not log.commit("FENCE", transactions={fence.transaction: fence.epoch}):
-            raise _moved(log)
+            raise moved(log)
         return True
 
     return _until_it_lands(table, attempt)
@@ -366,7 +366,7 @@ class ControlTable:
         with self._lock:
             check_fence(self._log, fence)
             if not self._log.commit("SET TRANSACTIONS", transactions=transactions):
-                raise _moved(self._log)
+                raise moved(self._log)
             self.commits += 1
             if self._rows is not None:
                 self._rows = self.version, self._rows[1]
@@ -382,50 +382,56 @@ class ControlTable:
         with self._lock:
             check_fence(self._log, fence)
             if self.version != loaded:
-                raise _moved(self._log, loaded)
+                raise moved(self._log, loaded)
             self._add_columns()
-            if not self._overwrite(self._with_unknown_columns(rows), transactions):
-                raise _moved(self._log, loaded)
-            self.commits += 1
+            self._overwrite(self._with_unknown_columns(rows), transactions)
             self._rows = self.version, rows
 
     def _with_unknown_columns(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with the columns of the table that a later release has added to it."""
         if not self._has_unknown_columns:
             return rows
+        return self._with_unknown_columns_of(self._files, rows)
+
+    def _with_unknown_columns_of(self, paths: Iterable[str], rows: pa.Table) -> pa.Table:
         declared = {field.name for field in open_delta_table(self.location).schema().fields}
-        files = [ParquetContent(self.location.read_bytes(path)).read() for path in self._files]
+        files = [ParquetContent(self.location.read_bytes(path)).read() for path in paths]
         return with_unknown_columns(rows, files, declared, self.schema)
 
-    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None) -> bool:
+    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None = None) -> None:
+        """Commit `rows` in place of all rows, as the next version."""
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
         with self._discarding(file):
             if not self._log.commit("WRITE", [file], removed, transactions):
-                raise _moved(self._log)
+                raise moved(self._log)
         self._files = {file.path: (self.version, 0)}
-        return True
+        self.commits += 1
 
     @contextmanager
-    def _discarding(self, file: AddedFile) -> Iterator[None]:
-        """Remove a file whose commit fails within the block, unless it has landed all the same."""
+    def _discarding(self, *files: AddedFile) -> Iterator[None]:
+        """Remove files whose commit fails within the block, unless it has landed all the same."""
         version = self._log.version + 1
         try:
             yield
         except CommitConflictError:
-            discard_file(self.location, file.path)
+            self._discard(files)
             raise
         except (OSError, StorageError, DeltaError) as error:
             # A commit that is there may be this one: its answer was lost.
             if self.location.is_local and not has_commit(self.location, version):
-                discard_file(self.location, file.path)
+                self._discard(files)
             self._raise_damage(error)
             raise
 
-    def _write(self, rows: pa.Table) -> AddedFile:
-        """Write `rows` as a file that is no part of the table yet."""
+    def _discard(self, files: Iterable[AddedFile]) -> None:
+        for file in files:
+            discard_file(self.location, file.path)
+
+    def _write(self, rows: pa.Table, name: str = "part") -> AddedFile:
+        """Write `rows` as a file that is no part of the table yet; `name` begins its path."""
         # By name, too, files come in the order in which a process wrote them.
-        path = f"part-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
+        path = f"{name}-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
         content = io.BytesIO()
         # Without statistics, which no reader of whole files needs and no checksum covers.
         options = {"store_schema": False, "write_page_checksum": True, "write_statistics": False}
@@ -472,7 +478,7 @@ class ControlTable:
                 self._replace(new, loaded, fence)
             return result
 
-        return _retrying(CommitConflictError)(attempt)
+        return retrying(CommitConflictError)(attempt)
 
     def append(self, rows: pa.Table, fence: Fence | None = None) -> None:
         """Append `rows` as one file; other writers may append or trim at the same time.
@@ -505,15 +511,14 @@ class ControlTable:
                 with self._discarding(written[0]):
                     is_mine = self._log.commit("WRITE", written)
                 if not is_mine:
-                    raise _moved(self._log)
+                    raise moved(self._log)
                 self._files[written[0].path] = self.version, 0
                 self.commits += 1
 
         try:
             _until_it_lands(self.location, attempt)
         except (CommitConflictError, FencedError):
-            for file in written:
-                discard_file(self.location, file.path)
+            self._discard(written)
             raise
 
     def new_files(self, since: int) -> list[str]:
@@ -584,43 +589,12 @@ class ControlTable:
                 if not gone:
                     return
                 if not self._log.commit("DELETE", (), [RemovedFile(p, now_ms) for p in gone]):
-                    raise _moved(self._log)
+                    raise moved(self._log)
                 for path in gone:
                     del self._files[path]
                 self.commits += 1
 
         _until_it_lands(self.location, attempt)
-
-    def replace_files(
-        self, paths: Sequence[str], rows: pa.Table, fence: Fence | None = None
-    ) -> str:
-        """Remove whole files and append `rows` as one, in one commit; others may go on appending.
-
-        Returns the new file's path. Raises `FencedError` as `compare_and_set` does.
-        """
-        written = self._write(self._as_stored(rows))
-
-        def attempt() -> None:
-            with self._lock:
-                self._load()
-                check_fence(self._log, fence)
-                now_ms = time.time_ns() // 1_000_000
-                gone = [RemovedFile(path, now_ms) for path in paths if path in self._files]
-                with self._discarding(written):
-                    is_mine = self._log.commit("WRITE", [written], gone)
-                if not is_mine:
-                    raise _moved(self._log)
-                for file in gone:
-                    del self._files[file.path]
-                self._files[written.path] = self.version, 0
-                self.commits += 1
-
-        try:
-            _until_it_lands(self.location, attempt)
-        except (CommitConflictError, FencedError):
-            discard_file(self.location, written.path)
-            raise
-        return written.path
 
 
 def _live_files(table: DeltaTable) -> dict[str, tuple[int, int] | None]:
@@ -635,7 +609,8 @@ def _times_ms(table: DeltaTable) -> dict[str, int]:
     return dict(zip(map(unquote, actions["path"].to_pylist()), times, strict=True))
 
 
-def _moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
+def moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
+    """Return the error of a writer whose version was taken by another's commit."""
     version = log.version if loaded is None else loaded
     return CommitConflictError(
         f"{log.location.uri} moved past version {version}: reload and try again"
@@ -644,14 +619,14 @@ def _moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
 
 def _until_it_lands(table: Location, commit: Callable[[], _Result]) -> _Result:
     try:
-        return _retrying(CommitConflictError)(commit)
+        return retrying(CommitConflictError)(commit)
     except CommitConflictError as error:
         raise CommitConflictError(
             f"{table.uri} moves too fast: others write to it without a pause"
         ) from error
 
 
-def _retrying(lost: type[Exception]) -> tenacity.Retrying:
+def retrying(lost: type[Exception]) -> tenacity.Retrying:
     """Try again, with jitter, after another writer was faster."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(lost),

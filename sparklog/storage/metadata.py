@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparklog.config import TopicConfig, parse
 from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shards import ShardedRows, changed_units
 
 LIVE, CREATING = "live", "creating"
 """The states of a topic's row: a topic, or an admin's claim on the name of one to be created."""
@@ -144,8 +142,43 @@ class Metadata(NamedTuple):
         return state
 
 
-_States = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""The states of three tables; see `ControlTable.state`."""
+Versions = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""The states of `brokers`, `topics` and `partition_state`; see `ControlTable.state`."""
+
+
+_States = Mapping[TopicIdPartition, PartitionState]
+
+
+class _Partitions(NamedTuple):
+    """The states of all partitions in some rows; `visible` are those whose topic is in `topics`."""
+
+    rows: ShardedRows
+    states: _States
+    topics: Mapping[str, TopicInfo]
+    visible: _States
+
+    def at(self, rows: ShardedRows, topics: Mapping[str, TopicInfo]) -> _Partitions:
+        """Return the states in newer rows; an unchanged partition keeps its object.
+
+        Only the rows of changed partitions are converted.
+        """
+        keys = {TopicIdPartition(*unit) for unit in changed_units(self.rows, rows)}
+        changed = _partitions(rows.rows_of(keys).to_pylist())
+        states = _with_changed(self.states, keys, changed)
+        if topics is self.topics:
+            changed = {key: state for key, state in changed.items() if key.topic_id in topics}
+            return _Partitions(rows, states, topics, _with_changed(self.visible, keys, changed))
+        visible = {key: state for key, state in states.items() if key.topic_id in topics}
+        return _Partitions(rows, states, topics, visible)
+
+
+def _with_changed(states: _States, keys: Iterable[TopicIdPartition], changed: _States) -> _States:
+    """Return `states` with those of `keys` as in `changed`, without those that are not there."""
+    result = {**states, **changed}
+    for key in keys:
+        if key not in changed:
+            result.pop(key, None)
+    return result
 
 
 class MetadataReader:
@@ -154,15 +187,14 @@ class MetadataReader:
     def __init__(self, cluster: ClusterRoot, storage_options: StorageOptions) -> None:
         self._cluster = cluster
         self._storage_options = storage_options
-        self._loaded: _States | None = None
-        self._versions: _States | None = None
+        self._loaded: Versions | None = None
+        self._versions: Versions | None = None
         self._brokers_state = (0, -1)
         self._metadata = Metadata({}, {}, {})
-        self._rows = PARTITION_STATE.columns.empty_table()
-        self._states: dict[TopicIdPartition, PartitionState] = {}
+        self._partitions = _Partitions(ShardedRows({}, PARTITION_STATE), {}, {}, {})
 
     @property
-    def versions(self) -> _States | None:
+    def versions(self) -> Versions | None:
         """What changes whenever the metadata do; heartbeats alone change nothing."""
         return self._versions
 
@@ -186,40 +218,15 @@ class MetadataReader:
         if loaded[0] != before[0]:
             topics = _topics(cluster.topics.rows().to_pylist())
         if loaded[:2] != before[:2]:
-            states = self._load_states(cluster.partition_state.rows())
-            partitions = {key: state for key, state in states.items() if key.topic_id in topics}
+            # One assignment: threads may share a reader.
+            self._partitions = self._partitions.at(cluster.partition_state.sharded_rows(), topics)
+            partitions = self._partitions.visible
         if brokers is not self._metadata.brokers or self._versions is None:
             self._brokers_state = loaded[2]
         self._metadata = Metadata(brokers, topics, partitions)
         self._loaded = loaded
         self._versions = (self._brokers_state, *loaded[:2])
         return self._metadata
-
-    def _load_states(self, rows: pa.Table) -> Mapping[TopicIdPartition, PartitionState]:
-        """Return all partitions; those whose rows are as before are the same objects."""
-        changed = _changed_rows(self._rows, rows)
-        if changed is None:
-            self._states = _partitions(rows.to_pylist())
-        elif changed:
-            # All rows of a partition, also of replicas to which nothing has happened.
-            keys = {
-                TopicIdPartition(rows["topic_id"][n].as_py(), rows["partition"][n].as_py())
-                for n in changed
-            }
-            found = rows.filter(
-                pc.and_(
-                    pc.is_in(
-                        rows["topic_id"], pa.array({one.topic_id for one in keys}, pa.string())
-                    ),
-                    pc.is_in(
-                        rows["partition"], pa.array({one.partition for one in keys}, pa.int32())
-                    ),
-                )
-            )
-            states = _partitions(found.to_pylist())
-            self._states |= {key: state for key, state in states.items() if key in keys}
-        self._rows = rows
-        return self._states
 
     @property
     def metadata(self) -> Metadata:
@@ -267,26 +274,6 @@ def _topics(rows: list[dict[str, Any]]) -> dict[str, TopicInfo]:
         for row in rows
         if row["state"] == LIVE
     }
-
-
-_REPLICA = ("topic_id", "partition", "broker_id")
-
-
-def _changed_rows(before: pa.Table, after: pa.Table) -> list[int] | None:
-    """Return the numbers of the rows that differ, `None` where replicas came, went or moved."""
-    if before.num_rows != after.num_rows or not before.select(_REPLICA).equals(
-        after.select(_REPLICA)
-    ):
-        return None
-    changed: set[int] = set()
-    for name in after.column_names:
-        if not before[name].equals(after[name]):
-            is_same = pc.coalesce(
-                pc.equal(before[name], after[name]),
-                pc.and_(pc.is_null(before[name]), pc.is_null(after[name])),
-            )
-            changed.update(pc.indices_nonzero(pc.invert(is_same)).to_pylist())
-    return sorted(changed)
 
 
 def _partitions(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, PartitionState]:

@@ -28,6 +28,7 @@ from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
+from sparklog.storage.sharded_table import ShardedTable
 
 
 def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[ControlTable]:
@@ -37,11 +38,25 @@ def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[Control
     """
 
     def open_table(root: ClusterRoot) -> ControlTable:
-        if schema.name not in root.tables:
-            _add_tables(root.location, [schema])
+        _add_missing(root, schema)
         return root.open_table(schema)
 
     return cached_property(open_table)
+
+
+def _sharded_when_asked_for(schema: model.TableSchema) -> cached_property[ShardedTable]:
+    """Return a sharded table as `_opened_when_asked_for` returns a control table."""
+
+    def open_table(root: ClusterRoot) -> ShardedTable:
+        _add_missing(root, schema)
+        return root.open_sharded_table(schema)
+
+    return cached_property(open_table)
+
+
+def _add_missing(root: ClusterRoot, schema: model.TableSchema) -> None:
+    if schema.name not in root.tables:
+        _add_tables(root.location, [schema])
 
 
 class ClusterRoot:
@@ -55,9 +70,9 @@ class ClusterRoot:
     controller = _opened_when_asked_for(model.CONTROLLER)
     producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
     stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
-    consumer_groups = _opened_when_asked_for(model.CONSUMER_GROUPS)
+    consumer_groups = _sharded_when_asked_for(model.CONSUMER_GROUPS)
     consumer_group_heartbeats = _opened_when_asked_for(model.CONSUMER_GROUP_HEARTBEATS)
-    consumer_offsets = _opened_when_asked_for(model.CONSUMER_OFFSETS)
+    consumer_offsets = _sharded_when_asked_for(model.CONSUMER_OFFSETS)
 
     def __init__(self, location: Location, *, reopens: bool = False) -> None:
         self.location = location
@@ -69,11 +84,15 @@ class ClusterRoot:
         self._first_commit = first_commit(location.child(model.FORMAT.name))
         self.brokers = self.open_table(model.BROKERS)
         self.topics = self.open_table(model.TOPICS)
-        self.partition_state = self.open_table(model.PARTITION_STATE)
+        self.partition_state = self.open_sharded_table(model.PARTITION_STATE)
 
     def open_table(self, schema: model.TableSchema) -> ControlTable:
         """Open one of the root's tables."""
         return ControlTable(self.location, schema, reopens=self._reopens)
+
+    def open_sharded_table(self, schema: model.TableSchema) -> ShardedTable:
+        """Open one of the root's tables that have a conflict key."""
+        return ShardedTable(self.location, schema, reopens=self._reopens)
 
     def check_in_place(self) -> None:
         """Raise `StorageError` where the root is gone, or another cluster's."""

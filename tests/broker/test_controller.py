@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from sparklog.broker.election import Elections
+from sparklog.broker.isr import leave_isr
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, PRODUCE_REQUESTS, TOPICS
 from sparklog.storage.delta_log import CONTROLLER_EPOCH
+from sparklog.storage.location import Location
+from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, error_of_consume, rows, table
 
@@ -262,6 +270,64 @@ def test_a_broker_that_comes_while_the_controller_decides_is_not_overlooked(
     [epoch] = {row["broker_epoch"] for row in rows(cluster, None, BROKERS) if not row["broker_id"]}
     assert cluster.partition("t", 0).leader_epoch == 1
     assert epoch == cluster._connection.metadata().partition("t", 0).leader_broker_epoch
+
+
+class TestTheElectionOfManyPartitions:
+    """A decision on 60 partitions, beside commits about other ones."""
+
+    @pytest.fixture
+    def decided(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The number of rows that each election has decided upon."""
+        elect = Elections.elect
+        counts: list[int] = []
+
+        def noted(of: Elections, rows: pa.Table, *arguments: Any) -> object:
+            counts.append(rows.num_rows)
+            return elect(of, rows, *arguments)
+
+        monkeypatch.setattr(Elections, "elect", noted)
+        return counts
+
+    @pytest.fixture
+    def cluster(self, start: Start) -> LocalCluster:
+        assignment = {n: [0, 1, 2] for n in range(60)}
+        cluster = start(2, 0, 1, assignment=assignment)
+        cluster.tick_until_idle()
+        return cluster
+
+    def test_is_one_decision_however_often_it_loses_the_race(
+        self, cluster: LocalCluster, decided: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others add and change a partition before each of its first ten commits (7.2, 7.5)."""
+        other = ClusterRoot(Location.of(str(cluster._root / "cluster"))).partition_state
+        commit = ShardedTable._commit_shards
+        lost: list[int] = []
+
+        def commit_late(of: ShardedTable, *arguments: Any) -> None:
+            if of is not other and len(lost) < 10:
+                lost.append(of.version)
+                row = other.rows().slice(0, 1).to_pylist()[0]
+                row |= {"topic_id": "foreign", "partition": 0, "partition_epoch": len(lost)}
+                change = RowChanges(PARTITION_STATE.rows([row]))
+                other.change_rows(lambda _: change, [("foreign", 0)])
+            commit(of, *arguments)
+
+        cluster.crash(0)
+        cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
+        monkeypatch.setattr(ShardedTable, "_commit_shards", commit_late)
+        cluster.controller_tick()
+        states = [cluster.partition("t", n) for n in range(60)]
+        assert {(state.leader, tuple(state.isr)) for state in states} == {(1, (1, 2))}
+        assert (len(lost), decided[0], set(decided[1:])) == (10, 180, {0})
+
+    def test_leaves_out_the_partitions_of_which_nothing_is_new(
+        self, cluster: LocalCluster, decided: list[int]
+    ) -> None:
+        key = cluster._connection.metadata().partition("t", 7).key
+        leave_isr(cluster._connection.root.partition_state, 1, [key])
+        cluster.controller_tick()
+        cluster.controller_tick()
+        assert decided == [3]
 
 
 def test_an_unknown_topic_is_refused(start: Start) -> None:

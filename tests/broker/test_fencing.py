@@ -23,9 +23,9 @@ from sparklog.model import (
     PARTITION_STATE,
     PRODUCE_REQUESTS,
 )
-from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.copying import Copy
 from sparklog.storage.delta_log import open_delta_table
+from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
     check_at_rest,
@@ -345,21 +345,21 @@ class TestAnOldController:
 
 
 def during_update(
-    monkeypatch: pytest.MonkeyPatch, table: ControlTable, action: Callable[[], object]
+    monkeypatch: pytest.MonkeyPatch, table: ShardedTable, action: Callable[[], object]
 ) -> None:
-    """Let something happen once, when an update of `table` has loaded it and not yet decided."""
-    update = table.update
+    """Let something happen once, when a change of `table` has loaded it and not yet decided."""
+    change_rows = table.change_rows
     left = [action]
 
-    def late(change: Callable[[Any], Any], fence: Fence | None = None) -> object:
-        def changed(rows: pa.Table) -> Any:
+    def late(decide: Callable[[Any], Any], *args: Any, **options: Any) -> object:
+        def decided(rows: pa.Table) -> Any:
             if left:
                 left.pop()()
-            return change(rows)
+            return decide(rows)
 
-        return update(changed, fence)
+        return change_rows(decided, *args, **options)
 
-    monkeypatch.setattr(table, "update", late)
+    monkeypatch.setattr(table, "change_rows", late)
 
 
 class TestAnInSyncSetThatShrinksMeanwhile:

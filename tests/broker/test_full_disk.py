@@ -168,7 +168,7 @@ def test_a_control_tables_file_that_does_not_fit_is_removed(
     assert table.rows().num_rows == 1
 
 
-@pytest.mark.parametrize("write", ["append", "compare_and_set", "replace_files"])
+@pytest.mark.parametrize("write", ["append", "compare_and_set"])
 def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
     table: ControlTable, write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,9 +176,8 @@ def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(DeltaLog, "commit", full)
-    paths: list[list[str]] = [[]] if write == "replace_files" else []
     with pytest.raises(OSError, match="No space left"):
-        getattr(table, write)(*paths, PRODUCE_REQUESTS.rows(rows_of(9)))
+        getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(9)))
     assert list(Path(table.location.uri).glob("*.parquet")) == []
 
 

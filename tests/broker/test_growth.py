@@ -13,8 +13,8 @@ from pathlib import Path
 from sparklog.broker.isr import change_isr
 from sparklog.model import PARTITION_STATE
 from sparklog.protocol.rules import DuckDBRules
-from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
+from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
 
 FEW, MANY = 250, 2000
@@ -66,7 +66,7 @@ def test_an_isr_change_of_one_partition_converts_no_other(tmp_path: Path) -> Non
     cluster = LocalCluster(tmp_path, brokers=[0, 1, 2])
     cluster.create_topic("t", assignment={n: [0, 1, 2] for n in range(5000)})
     states = list(cluster._connection.metadata().partitions.values())
-    table = ControlTable(Location.of(str(tmp_path / "cluster")), PARTITION_STATE)
+    table = ShardedTable(Location.of(str(tmp_path / "cluster")), PARTITION_STATE)
     rules = DuckDBRules()
 
     def shrink(number: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.broker.isr import leave_isr
 from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, rows, table, values
 
@@ -20,7 +21,7 @@ def key(cluster: LocalCluster) -> TopicIdPartition:
 
 
 def leave(cluster: LocalCluster, broker: int, *, keep_last: bool = False) -> set[TopicIdPartition]:
-    state = table(cluster, None, PARTITION_STATE)
+    state = ClusterRoot(table(cluster, None, PARTITION_STATE).root).partition_state
     return leave_isr(state, broker, {key(cluster)}, keep_last=keep_last)
 
 

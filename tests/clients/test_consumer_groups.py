@@ -608,17 +608,17 @@ class TestMembers:
         older.seek(name, 3)
         generation = ConsumerGroups(connection.root.consumer_groups).find("g").generation
         table = older._root.consumer_offsets
-        original = table.update
+        original = table.change_rows
 
-        def resume_late(change: Callable[..., Any]) -> Any:
-            monkeypatch.setattr(table, "update", original)
+        def resume_late(*arguments: Any) -> Any:
+            monkeypatch.setattr(table, "change_rows", original)
             newer = make(group_instance_id="i-1", enable_auto_commit=False)
             poll_until(shared(newer, other), newer, other)
             if offset is not None:
                 newer.commit({name: offset})
-            return original(change)
+            return original(*arguments)
 
-        monkeypatch.setattr(table, "update", resume_late)
+        monkeypatch.setattr(table, "change_rows", resume_late)
         with pytest.raises(ProtocolError, match="FENCED_INSTANCE_ID"):
             older.commit()
         committed = CommittedOffsets(connection.root.consumer_offsets).fetch("g")

@@ -44,8 +44,9 @@ class Creating:
 
             return call
 
-        for table in (root.topics, root.partition_state):
-            self._monkeypatch.setattr(table, "update", interrupted(table.update))
+        table = root.partition_state
+        self._monkeypatch.setattr(root.topics, "update", interrupted(root.topics.update))
+        self._monkeypatch.setattr(table, "change_rows", interrupted(table.change_rows))
 
     def create(self) -> None:
         Admin(self.connection).create_topic("t", 2, 2)

@@ -11,9 +11,11 @@ import pytest
 
 from sparklog.errors import ProtocolError, StorageError
 from sparklog.model import BROKERS, PARTITION_STATE, TOPICS, TopicIdPartition
+from sparklog.storage import metadata
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.shard_rewrites import RowChanges
 
 
 @pytest.fixture
@@ -211,3 +213,26 @@ def test_partitions_that_come_and_go_are_seen(cluster: ClusterRoot) -> None:
         lambda rows: (rows.filter(pc.not_equal(rows["topic_id"], "id-0")), None)
     )
     assert [key.topic_id for key in reader.load().partitions] == ["id-1"]
+
+
+def test_a_change_of_one_partition_converts_its_rows_alone(
+    cluster: ClusterRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many partitions its file and the other files have."""
+    replicas = [replica("id", n, n) | {"partition": p} for p in range(1000) for n in (1, 2)]
+    cluster.partition_state.compare_and_set(PARTITION_STATE.rows(replicas))
+    assert len(cluster.partition_state.sharded_rows().shards) > 2
+    reader = MetadataReader(cluster, {})
+    reader.load()
+    converted: list[int] = []
+
+    def noted(rows: list[dict[str, Any]]) -> Any:
+        converted.append(len(rows))
+        return partitions_of(rows)
+
+    partitions_of = metadata._partitions
+    monkeypatch.setattr(metadata, "_partitions", noted)
+    change = PARTITION_STATE.rows([replica("id", 1, 1) | {"partition": 500, "in_isr": False}])
+    cluster.partition_state.change_rows(lambda _: RowChanges(change), [("id", 500)])
+    reader.load()
+    assert converted == [2]

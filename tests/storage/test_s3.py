@@ -21,10 +21,11 @@ from sparklog.model import (
     CLUSTER_TABLES,
     CONTROLLER,
     LOG,
+    PARTITION_STATE,
     PRODUCE_REQUESTS,
     new_batch_path,
 )
-from sparklog.storage import delta_log
+from sparklog.storage import delta_log, shard_rewrites
 from sparklog.storage.batch_files import (
     BatchFileWriter,
     file_checksum,
@@ -38,9 +39,12 @@ from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
 from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
 from tests.storage.batches import FENCE, P0, batch_of_file, write_file
 from tests.storage.losing_proxy import LosingProxy, Way, losing_proxy
 
@@ -137,6 +141,17 @@ def lease(sequence: int) -> object:
     return CONTROLLER.rows([row])
 
 
+def noted(name: str, calls: list[str]) -> Callable[..., object]:
+    """Return a method of `ObjectStore` that adds its name to `calls`."""
+    original = getattr(ObjectStore, name)
+
+    def call(of: ObjectStore, *arguments: object) -> object:
+        calls.append(name)
+        return original(of, *arguments)
+
+    return call
+
+
 class TestRoots:
     def test_both_kinds_are_created_once(self, at: At) -> None:
         cluster = ClusterRoot.create(at("a cluster"))
@@ -210,6 +225,32 @@ class TestControlTables:
         assert first.refresh()
         assert first.rows().equals(lease(2))
         assert first.rows_at(1).equals(lease(1))
+
+    def test_a_change_of_one_row_is_two_puts_and_read_by_three_gets(
+        self, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file and the commit are put; the commit, the file and the next commit, which does
+        not exist, are read. Nothing is listed.
+        """
+        monkeypatch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
+        root = at("cluster")
+        create_table(root, PARTITION_STATE)
+        writer = ShardedTable(root, PARTITION_STATE)
+        rows = [{"topic_id": "t", "partition": n, "broker_id": 0} for n in range(40)]
+        writer.compare_and_set(PARTITION_STATE.rows(rows))
+        reader = ShardedTable(root, PARTITION_STATE)
+        assert len(reader.sharded_rows().shards) == 10
+        requests: list[str] = []
+        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names"):
+            monkeypatch.setattr(ObjectStore, name, noted(name, requests))
+        change = RowChanges(PARTITION_STATE.rows([rows[7] | {"leader": 1}]))
+        writer.change_rows(lambda _: change, [("t", 7)])
+        # The first GET finds no newer commit.
+        assert requests == ["get", "put_new", "put_new"]
+        requests.clear()
+        assert reader.refresh()
+        assert reader.rows_of([("t", 7)])["leader"].to_pylist() == [1]
+        assert requests == ["get", "get", "get"]
 
     def test_requests_are_appended_read_and_trimmed(self, at: At) -> None:
         create_table(at("broker"), PRODUCE_REQUESTS)
@@ -395,6 +436,18 @@ class TestLostAnswers:
         table.compare_and_set(lease(1))
         assert (proxy.lost, table.version) == (1, 1)
         assert ControlTable(root, CONTROLLER).rows().equals(lease(1))
+
+    def test_a_change_of_rows_lands_once(
+        self, losing: tuple[LosingProxy, Location], way: Way
+    ) -> None:
+        proxy, root = losing
+        create_table(root, PARTITION_STATE)
+        table = ShardedTable(root, PARTITION_STATE)
+        rows = PARTITION_STATE.rows([{"topic_id": "t", "partition": 0, "broker_id": 0}])
+        proxy.lose_next(way)
+        table.change_rows(lambda _: RowChanges(rows), [("t", 0)])
+        assert (proxy.lost, table.version, table.commits) == (1, 1, 1)
+        assert ShardedTable(root, PARTITION_STATE).rows().equals(rows)
 
     def test_an_append_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
         proxy, root = losing

@@ -1,0 +1,272 @@
+"""Control tables whose rows are kept in several files, so that a change commits what it changes.
+
+A change replaces the files that hold its rows, by one commit. A writer that loses the race for a
+version follows the log. If the rows that it has decided upon are unchanged, it commits again: the
+same files, except for those whose sources another writer has replaced, which are written again. It
+decides again only on units (`sparklog.storage.shards`) whose rows have changed.
+
+For any reader it is a plain Delta table, and a table of one file is read as well.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from sparklog.errors import CommitConflictError
+from sparklog.model import TableSchema
+from sparklog.storage.control_table import (
+    ControlTable,
+    Fence,
+    check_fence,
+    moved,
+    retrying,
+)
+from sparklog.storage.delta_log import AddedFile, RemovedFile
+from sparklog.storage.location import Location
+from sparklog.storage.shard_rewrites import (
+    DecidedChanges,
+    Rewrite,
+    RowChanges,
+    rewrites,
+    rewritten,
+    split,
+)
+from sparklog.storage.shards import Shard, ShardedRows, Unit, changed_units
+from sparklog.storage.side_by_side import side_by_side
+
+Decision: TypeAlias = Callable[[pa.Table], "RowChanges | None"]
+"""Returns the changes to the rows that it is given, `None` for none."""
+
+_NUMBERED = re.compile(r"part-(\d{5})-")
+
+
+class ShardedTable(ControlTable):
+    """A control table with a primary key and a conflict key; see `ControlTable`.
+
+    `compare_and_set` and `update` replace all rows, for decisions that depend on all of them.
+    """
+
+    def __init__(self, root: Location, schema: TableSchema, *, reopens: bool = False) -> None:
+        if not schema.conflict_key or schema.key[: len(schema.conflict_key)] != schema.conflict_key:
+            raise ValueError(f"the conflict key of {schema.name} does not begin its primary key")
+        super().__init__(root, schema, reopens=reopens)
+        self._shards: dict[str, Shard] = {}
+        self._current: tuple[tuple[int, int], ShardedRows] | None = None
+
+    def sharded_rows(self) -> ShardedRows:
+        """Return all rows of the loaded version, by their files; it reads those that are new."""
+        with self._lock:
+            if self._current is None or self._current[0] != self.state:
+                new = [path for path in sorted(self._files) if path not in self._shards]
+                is_local = self.location.is_local
+                tables = side_by_side(self.read_file, new, 0, is_local=is_local)
+                self._shards |= {
+                    path: Shard(rows, self.schema) for path, rows in zip(new, tables, strict=True)
+                }
+                self._shards = {path: self._shards[path] for path in self._files}
+                self._current = self.state, ShardedRows(self._shards, self.schema)
+            return self._current[1]
+
+    def rows_of(self, units: Collection[Unit]) -> pa.Table:
+        """Return the rows of some units in the loaded version."""
+        return self.sharded_rows().rows_of(units)
+
+    def change_rows(
+        self,
+        decide: Decision,
+        units: Collection[Unit] | None = None,
+        fence: Fence | None = None,
+        *,
+        is_unit_wise: bool = True,
+    ) -> RowChanges:
+        """Change rows, and commit the files that hold them; return the changes.
+
+        Parameters: `decide` is given the rows of `units` (`None`: of all) in the newest version.
+        It is called again, after a jittered wait, if another writer has changed some of them
+        before the changes were committed: with the rows of these units alone, since it decides on
+        each unit by its rows; or with all of them if `is_unit_wise` is false. It may change units
+        that it was given, and add rows to `units` that have none. `fence` is checked at each
+        attempt.
+
+        Raises `FencedError` as `compare_and_set` does, and `CommitConflictError` if the changes did
+        not land in 50 attempts.
+        """
+        pending = _PendingChange(self.schema, decide, units, is_unit_wise=is_unit_wise)
+
+        def attempt() -> None:
+            self.refresh()
+            live = self.sharded_rows()
+            undecided = pending.undecided(live)
+            if undecided is None or undecided:
+                pending.decide(live, undecided)
+            with self._lock:
+                # Another thread may have loaded a newer version, or `decide` itself.
+                if self.sharded_rows() is not live:
+                    raise moved(self._log)
+                if pending.changes:
+                    self._commit_changes(live, pending, fence)
+
+        try:
+            retrying(CommitConflictError)(attempt)
+        except Exception:
+            self._discard(pending.drop_files())
+            raise
+        return pending.changes.as_changes()
+
+    def _commit_changes(
+        self, live: ShardedRows, pending: _PendingChange, fence: Fence | None
+    ) -> None:
+        check_fence(self._log, fence)
+        planned = rewrites(live, pending.changes)
+        if not planned:
+            return
+        self._add_columns()
+        self._write_pending(live, pending, planned)
+        # No other attempt may use or discard them while the outcome of this one is unknown.
+        committing, pending.files = pending.files, {}
+        try:
+            self._commit_shards(
+                [one for rewrite in planned for one in committing[rewrite]],
+                [path for rewrite in planned for path in rewrite.sources],
+            )
+        except CommitConflictError:
+            pending.files = committing
+            raise
+
+    def _write_pending(
+        self, live: ShardedRows, pending: _PendingChange, planned: Sequence[Rewrite]
+    ) -> None:
+        """Write the files of the rewrites for which an earlier attempt has not written them."""
+        self._discard(pending.drop_files(except_for=planned))
+        next_number = 1 + max(map(_number, live.shards), default=-1)
+        new: list[tuple[Rewrite, int, pa.Table]] = []
+        for rewrite in planned:
+            if rewrite in pending.files:
+                continue
+            pending.files[rewrite] = []
+            for place, rows in enumerate(rewritten(live, pending.changes, rewrite)):
+                if rewrite.sources and not place:
+                    new.append((rewrite, _number(rewrite.sources[0]), rows))
+                else:
+                    new.append((rewrite, next_number, rows))
+                    next_number += 1
+
+        def write(one: tuple[Rewrite, int, pa.Table]) -> tuple[Rewrite, _Written]:
+            rewrite, number, rows = one
+            stored = rows
+            if self._has_unknown_columns:
+                stored = self._with_unknown_columns_of(rewrite.sources, rows)
+            written = self._write(stored, f"part-{number:05}"), Shard(rows, self.schema)
+            found.append(written)
+            return rewrite, written
+
+        found: list[_Written] = []
+        try:
+            in_order = side_by_side(write, new, 0, is_local=self.location.is_local)
+        except Exception:
+            self._discard(file for file, _ in found)
+            raise
+        for rewrite, written in in_order:
+            pending.files[rewrite].append(written)
+
+    def _commit_shards(
+        self,
+        written: Sequence[_Written],
+        removed: Sequence[str],
+        transactions: Mapping[str, int] | None = None,
+    ) -> None:
+        files = [file for file, _ in written]
+        now_ms = time.time_ns() // 1_000_000
+        with self._discarding(*files):
+            gone = [RemovedFile(path, now_ms) for path in removed]
+            is_mine = self._log.commit("WRITE", files, gone, transactions)
+        if not is_mine:
+            raise moved(self._log)
+        for path in removed:
+            del self._files[path]
+        for position, (file, shard) in enumerate(written):
+            self._files[file.path] = self.version, position
+            self._shards[file.path] = shard
+        self.commits += 1
+
+    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None = None) -> None:
+        tables = split(rows, self.schema, rows.num_rows)
+        written = [
+            (self._write(one, f"part-{number:05}"), Shard(self._as_stored(one), self.schema))
+            for number, one in enumerate(tables)
+        ]
+        try:
+            self._commit_shards(written, list(self._files), transactions)
+        except CommitConflictError:
+            self._discard(file for file, _ in written)
+            raise
+
+    def _loaded(self) -> tuple[int, pa.Table]:
+        with self._lock:
+            return self.version, self.sharded_rows().rows
+
+    def _read(self, paths: Iterable[str]) -> pa.Table:
+        return super()._read(sorted(paths))
+
+
+_Written: TypeAlias = tuple[AddedFile, Shard]
+"""A file and its rows."""
+
+
+class _PendingChange:
+    """Changes that are not committed yet, and the files that were written for them.
+
+    Invariant: `changes` are the decision on the rows that `undecided` was given last.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        decide: Decision,
+        units: Collection[Unit] | None,
+        *,
+        is_unit_wise: bool,
+    ) -> None:
+        self._schema = schema
+        self._decide = decide
+        self._units = None if units is None else frozenset(units)
+        self._is_unit_wise = is_unit_wise
+        self._decided: ShardedRows | None = None
+        self.changes = DecidedChanges(schema)
+        self.files: dict[Rewrite, list[_Written]] = {}
+
+    def undecided(self, live: ShardedRows) -> AbstractSet[Unit] | None:
+        """Return the units to be decided upon in the `live` rows, `None` for all."""
+        if self._decided is None:
+            return self._units
+        changed: AbstractSet[Unit] = changed_units(self._decided, live)
+        if self._units is not None:
+            changed &= self._units
+        if not changed:
+            self._decided = live
+        return changed if self._is_unit_wise or not changed else self._units
+
+    def decide(self, live: ShardedRows, units: AbstractSet[Unit] | None) -> None:
+        """Decide on the `live` rows of `units`, which `undecided` has returned."""
+        rows = live.rows if units is None else live.rows_of(units)
+        decided = self._decide(rows) or RowChanges(self._schema.columns.empty_table())
+        stored = decided.rows.select(self._schema.columns.names).cast(self._schema.columns)
+        self.changes.replace(RowChanges(stored, decided.removed), units)
+        self._decided = live
+
+    def drop_files(self, except_for: Collection[Rewrite] = ()) -> list[AddedFile]:
+        """Forget the written files that the changes do not need any more, and return them."""
+        dropped = [one for one in self.files if one not in except_for]
+        return [file for one in dropped for file, _ in self.files.pop(one)]
+
+
+def _number(path: str) -> int:
+    """Return the number in the name of a file, which gives it its place; 0 without one."""
+    numbered = _NUMBERED.match(path)
+    return int(numbered[1]) if numbered else 0
