@@ -42,6 +42,9 @@ _log = get_logger(__name__)
 _LOOK_SECONDS = 0.003
 """How often brokers that wait look for the next commit of what they follow, in folders."""
 
+_BUSY_SECONDS = 0.3
+"""How long brokers on object stores look without a pause after something has changed."""
+
 _REST_SECONDS = 0.002
 """How long the rest of a request is waited for, of which one leader's part has come."""
 
@@ -96,6 +99,7 @@ class Application:
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
         # The same threads all along: rules and Spark keep a connection for each.
+        self._changed_at = 0.0
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._failures = RepeatedFailures(_log)
@@ -163,6 +167,8 @@ class Application:
         report = TickReport()
         with self._round_lock:
             brokers = list(self._brokers.values())
+            for broker in brokers:
+                broker.look_ahead()
             for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
                 report.add(self._attempt(Broker.controller_tick, broker))
             for tick in (Broker.leader_tick, Broker.follower_tick):
@@ -197,7 +203,9 @@ class Application:
         """
         try:
             while self._is_going_on():
-                if not self.round().changed:
+                if self.round().changed:
+                    self._changed_at = time.monotonic()
+                else:
                     self._wait()
             if self._farewell is Broker.stop:
                 self._hand_over()
@@ -208,6 +216,12 @@ class Application:
 
     def _wait(self) -> None:
         """Wait for tick.interval.ms, or until somebody has written what a tick looks at."""
+        brokers = list(self._brokers.values())
+        if not self._troubles and any(broker.is_on_store for broker in brokers):
+            is_busy = time.monotonic() - self._changed_at < _BUSY_SECONDS
+            if is_busy or any(broker.awaits_news for broker in brokers):
+                # Each look is a request to a store, which takes as long as a wait.
+                return
         deadline = time.monotonic() + self.config.tick_interval_ms / 1000
         while (left := deadline - time.monotonic()) > 0:
             if self._stopping.wait(min(left, _LOOK_SECONDS)):

@@ -24,6 +24,7 @@ from sparklog.broker.led_partitions import FollowerReports
 from sparklog.broker.log_directories import number_log_directories
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.observations import Observations
+from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.registration import check_registered, heartbeat, register
@@ -43,6 +44,9 @@ from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_distinct
 
 _log = get_logger(__name__)
+
+_METADATA_MS = 500
+"""How often rounds look at the cluster's tables on an object store."""
 
 
 class Broker:
@@ -102,6 +106,12 @@ class Broker:
             settings,
             observations or Observations(),
         )
+        self._peers = Peers(self._reader.location)
+        # The peers that follow what this broker leads.
+        self._followers_of: dict[Peer, ReplicaRows] = {}
+        self._metadata_at_ms: int | None = None
+        self._is_looked = False
+        self._is_metadata_due = True
         self._transactional_ids = TransactionalIds(cluster, rules, settings)
         self._state: BrokerState = "alive"
         self._roots: dict[int, BrokerRoot] = {}
@@ -138,6 +148,7 @@ class Broker:
                     rules,
                     settings,
                     copier,
+                    self._peers,
                 )
             )
             self._mergers.append(
@@ -152,8 +163,6 @@ class Broker:
                     self._lock,
                 )
             )
-        # By broker, its root, and its process: one that was started anew may have new tables.
-        self._reports: dict[tuple[int, int, int], ReplicaRows] = {}
         # What has changed in them since the last leader tick that was completed.
         self._reported: set[TopicIdPartition] = set()
         self._failures = RepeatedFailures(_log)
@@ -174,10 +183,41 @@ class Broker:
         """
         return (
             any(root.produce_requests.has_news() for root in self._roots.values())
-            or any(report.has_news() for report in list(self._reports.values()))
-            or any(follower.has_news() for follower in self._followers)
+            or self._peers.have_news()
             or self._cluster.partition_state.has_news()
         )
+
+    def look_ahead(self) -> None:
+        """Ask object stores, side by side, for what the next ticks look at: one tick of each role.
+
+        So a round of ticks waits for one request, not for one after another. The metadata are
+        looked at every `_METADATA_MS`: a leader and a follower act on what they have seen, as one
+        that is slow does, and are fenced. Does nothing for roots in folders.
+        """
+        if not self.is_on_store:
+            return
+        now_ms = self._clock.monotonic_ms()
+        since_ms = self._metadata_at_ms
+        if since_ms is None or now_ms - since_ms >= _METADATA_MS:
+            self._metadata_at_ms = now_ms
+            self._is_metadata_due = True
+            self._reader.look_ahead()
+            self._cluster.controller.look_ahead()
+        for root in self._roots.values():
+            root.produce_requests.look_ahead()
+        self._peers.look_ahead()
+        self._is_looked = True
+
+    @property
+    def is_on_store(self) -> bool:
+        """Whether a root that the broker looks at lies on an object store."""
+        locations = [self._cluster.location, *(root.location for root in self._roots.values())]
+        return not all(location.is_local for location in locations)
+
+    @property
+    def awaits_news(self) -> bool:
+        """Whether a request waits that others' commits will complete."""
+        return any(leader.has_waiting for leader in self._leaders)
 
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
@@ -358,8 +398,12 @@ class Broker:
         """Return the newest metadata; `FencedError` where it names a newer process."""
         if self.is_paused and self._reader.versions is not None:
             return self._reader.metadata
+        if self._is_looked and self._reader.versions is not None and not self._is_metadata_due:
+            return self._reader.metadata
+        self._is_metadata_due = False
         self._check_cluster_root()
         metadata = self._reader.load()
+        self._peers.keep({(of, one.broker_epoch) for of, one in metadata.brokers.items()})
         mine = metadata.brokers.get(self.broker_id)
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
         return metadata
@@ -385,31 +429,36 @@ class Broker:
         """Follow the journals of those that follow what this broker leads."""
         if self.is_paused:
             # It acts on what it had read, whether or not it has done so before.
-            return FollowerReports(self._report_rows(), set().union(*self._reports.values()))
+            return FollowerReports(self._report_rows(), set().union(*self._followers_of.values()))
         wanted = {
-            (replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
+            Peer(replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
             for state in metadata.partitions.values()
             if state.leader == self.broker_id
             for replica in state.replicas
             if replica.broker_id != self.broker_id
         }
-        self._reports = {of: one for of, one in self._reports.items() if of in wanted}
+        self._followers_of = {of: one for of, one in self._followers_of.items() if of in wanted}
         for of in sorted(wanted):
             try:
-                if of not in self._reports:
-                    self._reports[of] = ReplicaRows(self._reader.location(of[0], of[1]))
-                self._reported |= self._reports[of].refresh()
-                self._failures.over(of)
+                rows = self._peers.rows(of)
+                rows.refresh()
             except UNREADABLE as error:
                 self._failures.warning(of, "follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.
-                lost = self._reports.pop(of, None)
+                lost = self._followers_of.pop(of, None)
                 self._reported |= lost.keys() if lost is not None else set()
+                self._peers.let_go(of)
+                continue
+            if self._followers_of.get(of) is not rows:
+                self._followers_of[of] = rows
+                self._reported |= rows.keys()
+            self._reported |= rows.take_changed()
+            self._failures.over(of)
         return FollowerReports(self._report_rows(), frozenset(self._reported))
 
     def _report_rows(self) -> dict[int, list[ReplicaRows]]:
         rows: dict[int, list[ReplicaRows]] = defaultdict(list)
-        for (broker_id, _, _), read in self._reports.items():
+        for (broker_id, _, _), read in self._followers_of.items():
             rows[broker_id].append(read)
         return rows
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.isr import leave_isr
-from sparklog.broker.leader_roots import UNREADABLE, LeaderProcess, LeaderRoots
+from sparklog.broker.leader_roots import UNREADABLE, LeaderRoots
+from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_fetch import ProducerFetcher
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
@@ -52,6 +53,7 @@ class Follower:
         rules: Rules,
         settings: Settings,
         copier: Copier,
+        peers: Peers,
     ) -> None:
         self._broker_id = broker_id
         self._reader = reader
@@ -63,19 +65,15 @@ class Follower:
         self._rules = rules
         self._settings = settings
         self._copier = copier
-        self._leader_roots = LeaderRoots(reader)
+        self._leader_roots = LeaderRoots(reader, peers)
         self._producers = ProducerFetcher(producer_state, self._leader_roots)
         self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
         self._failures = RepeatedFailures(_log)
         self._partitions: object = None
-        self._by_leader: dict[LeaderProcess, dict[TopicIdPartition, PartitionState]] = {}
+        self._by_leader: dict[Peer, dict[TopicIdPartition, PartitionState]] = {}
         self._seen: _News = {}
         self._agreed: dict[TopicIdPartition, object] = {}
         self._reported: dict[TopicIdPartition, object] = {}
-
-    def has_news(self) -> bool:
-        """Say whether a leader has certainly written something since the last tick."""
-        return self._leader_roots.have_news()
 
     def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> TickReport:
         """Do what is to be done at `now_ms`."""
@@ -90,6 +88,8 @@ class Follower:
         self._seen = {}
         agreed = self._agree(followed, now_ms)
         effects.done("truncate")
+        # Beside the copies: whether the leaders are still the same by then.
+        self._reader.look_ahead()
         copied = self._fetcher.fetch(agreed, now_ms, report)
         effects.done("copy")
         batches = self._arrived(copied, agreed, now_ms)
@@ -139,9 +139,7 @@ class Follower:
                     followed.append(Followed(key, state, root, row))
         return followed
 
-    def _wanted(
-        self, metadata: Metadata
-    ) -> dict[LeaderProcess, dict[TopicIdPartition, PartitionState]]:
+    def _wanted(self, metadata: Metadata) -> dict[Peer, dict[TopicIdPartition, PartitionState]]:
         """Return what this root follows, by the leaders; looked for when the partitions change."""
         if metadata.partitions is not self._partitions:
             self._partitions = metadata.partitions
@@ -153,7 +151,7 @@ class Follower:
                 leader = state.replica(state.leader) if state.leader is not None else None
                 if leader is None or leader.broker_id == self._broker_id:
                     continue
-                of = LeaderProcess(leader.broker_id, leader.root, state.leader_broker_epoch)
+                of = Peer(leader.broker_id, leader.root, state.leader_broker_epoch)
                 self._by_leader[of][key] = state
         return self._by_leader
 

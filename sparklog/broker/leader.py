@@ -133,6 +133,11 @@ class Leader:
         self._led.note_lags(now_ms)
         self._replicas.commit(now_ms)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a produce request waits for its followers."""
+        return bool(self._purgatory.watched("DelayedProduce"))
+
     def led(self) -> Iterable[PartitionState]:
         """Return the partitions that this root leads, as of the last tick."""
         return [leadership.state for leadership in self._led.values()]

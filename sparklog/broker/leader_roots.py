@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from deltalake.exceptions import DeltaError
 
+from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import producer_batches
 from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import PRODUCER_STATE, ProducerBatch, TopicIdPartition
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Journal, Row
+from sparklog.storage.journal import Row
 from sparklog.storage.location import Location
 from sparklog.storage.metadata import MetadataReader
 from sparklog.storage.replica_rows import ReplicaRows
@@ -23,38 +23,24 @@ UNREADABLE = (StorageError, DeltaError, OSError)
 """What reading another broker's root may raise."""
 
 
-class LeaderProcess(NamedTuple):
-    """A leader's root, by its number, and the process that leads from it.
-
-    A broker that was started anew may have new tables under the old names.
-    """
-
-    broker_id: int
-    root: int
-    broker_epoch: int
-
-
 class LeaderRoot:
     """The tables of a leader's root, as a follower reads them.
 
     `fetch_id` names the fetches from it.
     """
 
-    def __init__(self, of: LeaderProcess, location: Location) -> None:
+    def __init__(self, of: Peer, location: Location, rows: ReplicaRows) -> None:
+        self.of = of
         self.location = location
         self.fetch_id = "/".join(("fetch", *map(str, of)))
-        self.log = Journal(location)
-        self._rows = ReplicaRows(location, self.log)
+        self.log = rows.journal
+        self._rows = rows
         self._producer_state: ControlTable | None = None
 
     def rows(self) -> Mapping[TopicIdPartition, Row]:
         """Return the newest rows of the leader's replicas; `log` is at their version."""
         self._rows.refresh()
         return self._rows
-
-    def has_news(self) -> bool:
-        """Say whether the leader has certainly committed something."""
-        return self._rows.has_news()
 
     def producer_batches(self) -> list[ProducerBatch]:
         """Return what the leader knows of producers whose batches it has merged (3.6, 8.4)."""
@@ -68,28 +54,27 @@ class LeaderRoot:
 class LeaderRoots:
     """The leaders' roots that are open."""
 
-    def __init__(self, reader: MetadataReader) -> None:
+    def __init__(self, reader: MetadataReader, peers: Peers) -> None:
         self._reader = reader
-        self._open: dict[LeaderProcess, LeaderRoot] = {}
+        self._peers = peers
+        self._open: dict[Peer, LeaderRoot] = {}
         self._failures = RepeatedFailures(_log)
 
-    def keep(self, wanted: Collection[LeaderProcess]) -> None:
+    def keep(self, wanted: Collection[Peer]) -> None:
         """Let go of all but these."""
         self._open = {of: root for of, root in self._open.items() if of in wanted}
 
-    def open(self, of: LeaderProcess) -> LeaderRoot:
+    def open(self, of: Peer) -> LeaderRoot:
         """Return a leader's root; one of `UNREADABLE` where it is not there."""
         if of not in self._open:
-            self._open[of] = LeaderRoot(of, self._reader.location(of.broker_id, of.root))
+            location = self._reader.location(of.broker_id, of.root)
+            self._open[of] = LeaderRoot(of, location, self._peers.rows(of))
         return self._open[of]
-
-    def have_news(self) -> bool:
-        """Say whether a leader has certainly written its rows anew."""
-        return any(root.has_news() for root in list(self._open.values()))
 
     def let_go(self, root: LeaderRoot, error: Exception) -> None:
         """Open a root anew in the next tick; the replicas of other leaders go on."""
         self._failures.warning(
             root.location.uri, "leader not readable", root=root.location.uri, error=str(error)
         )
+        self._peers.let_go(root.of)
         self._open = {of: one for of, one in self._open.items() if one is not root}

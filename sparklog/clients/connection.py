@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -64,19 +65,27 @@ class Connection:
         self.root = ClusterRoot(Location.of(self.cluster, storage_options), reopens=True)
         self.rules = rules or DuckDBRules()
         self._reader = MetadataReader(self.root, storage_options or {})
+        self._looked_at = float("-inf")
         self._journals: dict[tuple[str, int | None], Journal] = {}
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
-    def metadata(self) -> Metadata:
-        """Return the newest metadata.
+    def metadata(self, max_age_ms: int = 0) -> Metadata:
+        """Return the newest metadata, or on an object store what was looked up `max_age_ms` ago.
 
         Raises `StorageError` where the cluster's root is gone, or another cluster's by now.
         """
+        now = time.monotonic()
+        is_young = (now - self._looked_at) * 1000 < max_age_ms
+        if is_young and not self.root.location.is_local:
+            return self._reader.metadata
         try:
-            return self._reader.load()
+            self._reader.look_ahead()
+            metadata = self._reader.load()
         except StorageError:
             self.root.check_in_place()
             raise
+        self._looked_at = now
+        return metadata
 
     def leader_location(self, state: PartitionState) -> Location:
         """Return the root in which the partition's leader keeps it.

@@ -34,6 +34,7 @@ from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, new_batch_path
 from sparklog.storage.batch_files import BatchFileWriter
 from sparklog.storage.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.storage.side_by_side import side_by_side
 
 _log = get_logger(__name__)
 
@@ -201,7 +202,7 @@ class Sender:
         batches = self._accumulator.due(self._clock.monotonic_ms(), self._flushing > 0)
         if not batches:
             return
-        requested: list[RequestedBatch] = []
+        due: list[tuple[ProducerBatch, PartitionState]] = []
         sent: dict[TopicIdPartition, tuple[ProducerBatch, int]] = {}
         refused: list[tuple[ProducerBatch, str]] = []
         try:
@@ -210,7 +211,7 @@ class Sender:
                 for batch in batches:
                     self._fail(batch, "INVALID_PRODUCER_EPOCH")
                 return
-            metadata = self._connection.metadata()
+            metadata = self._connection.metadata(_METADATA_MS)
             for batch in batches:
                 state = metadata.partitions.get(batch.key)
                 if state is None or state.leader is None:
@@ -218,8 +219,15 @@ class Sender:
                     error = "LEADER_NOT_AVAILABLE" if is_known else "UNKNOWN_TOPIC_OR_PARTITION"
                     refused.append((batch, error))
                 else:
-                    requested.append(self._written(batch, state))
+                    self._stamp(batch)
+                    due.append((batch, state))
                     sent[batch.key] = batch, state.leader_epoch
+            requested = side_by_side(
+                lambda one: self._written(*one),
+                due,
+                sum(record.size_bytes for batch, _ in due for record in batch.records),
+                is_local=self._connection.root.location.is_local,
+            )
             pending = self._client.send(
                 requested, self._config.acks, self._config.request_timeout_ms
             )
@@ -240,11 +248,16 @@ class Sender:
         self._in_flight.append(_InFlight(pending, sent, deadline))
 
     def _written(self, batch: ProducerBatch, state: PartitionState) -> RequestedBatch:
-        """Write a batch to its leader's inbox, stamped with this producer's id and its sequence."""
+        """Write a batch to its leader's inbox."""
         log = self._connection.leader_location(state).child("log")
         writer = BatchFileWriter(log, new_batch_path(batch.batch_id))
         writer.write(batch.table())
         file = writer.close()
+        stamp = batch.producer_id, batch.producer_epoch, batch.base_sequence
+        return RequestedBatch(state, file, *stamp)
+
+    def _stamp(self, batch: ProducerBatch) -> None:
+        """Give a batch this producer's id and its sequence, where it has none."""
         if self._config.is_idempotent and batch.base_sequence < 0:
             if self._identity is None:
                 self._identity = self._ids.allot(self._config.transactional_id)
@@ -252,8 +265,6 @@ class Sender:
             batch.producer_id, batch.producer_epoch = self._identity
             batch.base_sequence = self._sequences[batch.key]
             self._sequences[batch.key] = (batch.base_sequence + len(batch.records)) % (1 << 31)
-        stamp = batch.producer_id, batch.producer_epoch, batch.base_sequence
-        return RequestedBatch(state, file, *stamp)
 
     def _renew_transactional_id(self) -> None:
         """Keep the transactional id from expiring; fenced where another producer has it by now.
@@ -297,7 +308,7 @@ class Sender:
         if not self._in_flight or time.monotonic() - self._leaders_checked < _LEADERS_SECONDS:
             return None
         self._leaders_checked = time.monotonic()
-        return self._connection.metadata()
+        return self._connection.metadata(_METADATA_MS)
 
     def _give_up_deposed(self, one: _InFlight, metadata: Metadata) -> None:
         """A request that names a past leader epoch may never be answered: do not wait for it."""
@@ -372,6 +383,10 @@ class Sender:
                 self._buffered_bytes -= record.size_bytes
                 self._outstanding.discard(record.future)
             self._changed.notify_all()
+
+
+_METADATA_MS = 1_000
+"""How old metadata from an object store may be: a look takes as long as a request."""
 
 
 def _error(batch: ProducerBatch, name: str, detail: str | None = None) -> ProtocolError:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -500,10 +501,13 @@ class ControlTable:
 
     def _commit_append(self, rows: pa.Table, written: list[AddedFile], fence: Fence | None) -> None:
         """Commit `rows`; `written` keeps their file from one attempt to the next."""
+        attempts = count()
 
         def attempt() -> None:
             with self._lock:
-                self._load()
+                # A store refuses a commit whose version is taken: to look before costs a request.
+                if self.location.is_local or self._log.is_uncertain or next(attempts) > 0:
+                    self._load()
                 check_fence(self._log, fence)
                 # Not before the table is known to be there: its folder would be created.
                 if not written:

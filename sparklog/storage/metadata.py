@@ -198,6 +198,11 @@ class MetadataReader:
         """What changes whenever the metadata do; heartbeats alone change nothing."""
         return self._versions
 
+    def look_ahead(self) -> None:
+        """Ask an object store for what is new beside the caller; `load` takes it."""
+        for table in (self._cluster.topics, self._cluster.partition_state, self._cluster.brokers):
+            table.look_ahead()
+
     def load(self) -> Metadata:
         """Return the newest metadata; a part of which nothing is new is the same object."""
         cluster = self._cluster

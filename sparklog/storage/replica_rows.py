@@ -10,33 +10,36 @@ from sparklog.storage.location import Location
 
 
 class ReplicaRows(Mapping[TopicIdPartition, Row]):
-    """The rows of the replicas in the broker root at `root`, as of the last look.
+    """The rows of the replicas in the broker root at `root`, as of the last look."""
 
-    Parameters: `journal`, the root's journal where it is open.
-    """
-
-    def __init__(self, root: Location, journal: Journal | None = None) -> None:
-        self._journal = journal or Journal(root)
-        self._is_new = True
+    def __init__(self, root: Location) -> None:
+        self.journal = Journal(root)
+        """The journal that has the rows, at their version."""
+        self._changed: set[TopicIdPartition] = set(self.journal.rows)
 
     def __getitem__(self, key: TopicIdPartition) -> Row:
-        return self._journal.rows[key]
+        return self.journal.rows[key]
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
-        return iter(self._journal.rows)
+        return iter(self.journal.rows)
 
     def __len__(self) -> int:
-        return len(self._journal.rows)
+        return len(self.journal.rows)
 
     def has_news(self) -> bool:
         """Say whether the journal has certainly gone on."""
-        return self._journal.has_news()
+        return self.journal.has_news()
 
-    def refresh(self) -> set[TopicIdPartition]:
-        """Load the newest rows; return the partitions whose rows may be others than before."""
-        self._journal.refresh()
-        moved = self._journal.take_moved()
-        if self._is_new:
-            self._is_new = False
-            return moved | self._journal.rows.keys()
-        return moved
+    def look_ahead(self) -> None:
+        """Ask an object store for the journal's next commits, beside the caller."""
+        self.journal.look_ahead()
+
+    def refresh(self) -> None:
+        """Load the newest rows."""
+        self.journal.refresh()
+        self._changed |= self.journal.take_moved()
+
+    def take_changed(self) -> set[TopicIdPartition]:
+        """Return the partitions whose rows may be others than when this was asked last."""
+        changed, self._changed = self._changed, set()
+        return changed

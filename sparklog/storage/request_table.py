@@ -123,10 +123,14 @@ class _RequestLog(DeltaLog):
         self.transactions = {}
 
     def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
-        if ahead is not None and ahead.result() is None:
+        if ahead is None:
+            return _read_commit(self.location, version)
+        content = ahead.result()
+        if content is None:
             return None
-        # What there is, is read with the care that a client's commit needs.
-        return _read_commit(self.location, version)
+        is_small = len(content) <= _MOST_COMMIT_BYTES
+        fault = None if is_small else f"it has {len(content)} bytes"
+        return _parsed(self.location, version, content if is_small else b"", fault)
 
     def _check_protocol(self) -> None:
         """Take any protocol: clients commit to the table."""
@@ -142,8 +146,14 @@ def _read_commit(table: Location, version: int) -> Commit | None:
     content, fault = _limited_bytes(table, path)
     if content is None and fault is None:
         return None
-    actions, is_sound = _actions(content or b"", _valid_action)
+    return _parsed(table, version, content or b"", fault)
+
+
+def _parsed(table: Location, version: int, content: bytes, fault: str | None) -> Commit:
+    """Return the files of a commit, which is mended where it has to be."""
+    actions, is_sound = _actions(content, _valid_action)
     if fault is not None or not is_sound:
+        path = commit_path(version)
         _mend(table, path, actions, fault or "it has actions that are not valid")
     return _commit(version, actions)
 

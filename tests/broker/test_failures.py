@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from sparklog.errors import CommitConflictError
-from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.model import PARTITION_STATE
 from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log, report, table, values
@@ -89,11 +89,11 @@ def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
     refresh = ReplicaRows.refresh
     read: list[ReplicaRows] = []
 
-    def failing(rows: ReplicaRows) -> set[TopicIdPartition]:
+    def failing(rows: ReplicaRows) -> None:
         if read:
             raise RuntimeError("unforeseen")
         read.append(rows)
-        return refresh(rows)
+        refresh(rows)
 
     monkeypatch.setattr(ReplicaRows, "refresh", failing)
     with pytest.raises(RuntimeError, match="unforeseen"):

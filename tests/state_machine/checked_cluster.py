@@ -23,11 +23,13 @@ from sparklog.broker.election import ElectionType
 from sparklog.broker.tick import StoppedError
 from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
-from sparklog.model import CLUSTER_TABLES, FORMAT, Batch
+from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch
 from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.delta_log import LOG_VERSION
+from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
@@ -84,6 +86,12 @@ def _step(method: _Method) -> _Method:
         return result
 
     return cast(_Method, call)
+
+
+def _described_version(root: Path) -> int:
+    """The version of a broker's journal that all of its checkpoints describe."""
+    tables = (DeltaTable(str(root / schema.name)) for schema in CHECKPOINTS)
+    return min(table.transaction_version(LOG_VERSION) or 0 for table in tables)
 
 
 class _Request(NamedTuple):
@@ -431,7 +439,10 @@ class CheckedCluster:
 
     @_step
     def clean_up(self, *roots: str) -> None:
-        """Write a checkpoint of every table of these roots and remove the commits before it."""
+        """Write Delta's checkpoint of every table of these roots and remove the commits before it.
+
+        Of a journal those go that the checkpoint tables describe.
+        """
         self._clean_up(*roots)
 
     def _clean_up(self, *roots: str) -> None:
@@ -442,8 +453,12 @@ class CheckedCluster:
                     continue
                 table = DeltaTable(str(log.parent))
                 table.create_checkpoint()
+                last = table.version()
+                if log.parent.name == LOG.name:
+                    # A journal is cleaned up behind the checkpoints only.
+                    last = min(last, _described_version(log.parent.parent))
                 for commit in log.glob("*.json"):
-                    if commit.stem.isdigit() and int(commit.stem) < table.version():
+                    if commit.stem.isdigit() and int(commit.stem) < last:
                         commit.unlink()
             self._invariants.clean_up(self.root / root)
 

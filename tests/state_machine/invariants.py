@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 from sparklog.broker.isr import NO_REGISTRATION
 from sparklog.clients.connection import Connection
 from sparklog.errors import ProtocolError
-from sparklog.model import PARTITION_STATE, Batch, TopicIdPartition
+from sparklog.model import (
+    HIGH_WATERMARK_CHECKPOINT,
+    PARTITION_STATE,
+    Batch,
+    TopicIdPartition,
+)
 from sparklog.storage.batch_files import read_records
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.journal import Journal
@@ -60,7 +65,7 @@ class _Root:
         self._location = location
         self.log = Journal(location)
         self.records: dict[TopicIdPartition, list[Written]] = {}
-        self._seen = -1
+        self._seen = -1, 0
         self._values: dict[str, list[bytes]] = {}
 
     @property
@@ -71,9 +76,11 @@ class _Root:
     def refresh(self) -> bool:
         """Load what is new; say whether anything is."""
         self.log.refresh()
-        if self.log.version == self._seen:
+        checkpoints = Path(self._location.uri, HIGH_WATERMARK_CHECKPOINT.name, "_delta_log")
+        checkpointed = checkpoints.stat().st_mtime_ns
+        if (self.log.version, checkpointed) == self._seen:
             return False
-        self._seen = self.log.version
+        self._seen = self.log.version, checkpointed
         self.records = {key: self._read(key) for key in self.log.partitions()}
         self._check_recovery()
         return True
