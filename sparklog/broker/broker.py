@@ -356,7 +356,7 @@ class Broker:
         """Write the checkpoint tables of all roots as they are now."""
         with self._lock:
             for replicas in self._replicas:
-                replicas.keep_checkpoints(self._clock.now_ms(), at_once=True)
+                replicas.checkpoints.write_last(self._clock.now_ms())
 
     def _clean_stop(self) -> dict[str, Any]:
         """Return the mark of a clean stop: digests, by which the logs are recognised (7.2).

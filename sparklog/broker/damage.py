@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.isr import leave_isr
 from sparklog.broker.led_partitions import FollowerReports
 from sparklog.broker.producer_state import ProducerState
-from sparklog.broker.replicas import VERIFY_INTERVAL_MS, Damage, Replicas
+from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
 from sparklog.config import Settings
 from sparklog.errors import DamagedError

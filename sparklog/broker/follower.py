@@ -100,7 +100,7 @@ class Follower:
             report.changed = self._replicas.commit(now_ms)
         self._reported |= reported
         effects.done("log_commit")
-        self._replicas.keep_checkpoints(now_ms)
+        self._replicas.checkpoints.keep(now_ms)
         report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
         report.commits = self._root.commits() - before

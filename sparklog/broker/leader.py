@@ -75,7 +75,7 @@ class Leader:
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._looked_at_ms, now_ms)
         self.appends.inbox.look(now_ms)
-        self._replicas.find_damage(now_ms)
+        self._replicas.checkpoints.verify(now_ms)
         is_idle = not (
             touched
             or reports.changed & self._led.keys()
@@ -125,7 +125,7 @@ class Leader:
     def _keep_tables(self, now_ms: int) -> None:
         """Remove taken requests and write checkpoints, where it is time."""
         self.appends.inbox.trim(now_ms)
-        self._replicas.keep_checkpoints(now_ms)
+        self._replicas.checkpoints.keep(now_ms)
 
     def park(self, now_ms: int) -> None:
         """Write down how far behind the followers are, for the next run (5.1)."""

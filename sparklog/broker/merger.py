@@ -308,7 +308,7 @@ class Merger:
             # By then the log itself says that it is old enough.
             if now_ms - times[1] < self._settings.log_merger_min_lag_ms
         }
-        self._replicas.keep_checkpoints(now_ms)
+        self._replicas.checkpoints.keep(now_ms)
         effects.done("checkpoint")
         report = MergeReport(len(removed), len(added))
         _log.info("batches merged", root=self._replicas.root.location.uri, **report._asdict())

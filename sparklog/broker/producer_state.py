@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.broker.replicas import Replicas, overwrite
+from sparklog.broker.checkpoints import overwrite
+from sparklog.broker.replicas import Replicas
 from sparklog.config import Settings
 from sparklog.model import PRODUCER_STATE, Batch, ProducerBatch, TopicIdPartition
 from sparklog.protocol.rules import Rules

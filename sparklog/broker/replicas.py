@@ -12,28 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
+from sparklog.broker.checkpoints import Checkpoints
 from sparklog.broker.purgatory import Purgatory
-from sparklog.errors import CommitConflictError, DamagedError, StorageError
+from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
-from sparklog.storage.control_table import ControlTable, Fence
-from sparklog.storage.delta_log import LOG_VERSION
-from sparklog.storage.journal import Histories, Step, Taken, taken_transaction
+from sparklog.storage.journal import Histories, Step, Taken
 from sparklog.storage.location import one_line
 from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)
-
-
-_MOST_COMMITS = 100
-"""Commits of the journal at most that whoever opens it reads after the checkpoints."""
-
-VERIFY_INTERVAL_MS = 10_000
-"""How often a broker verifies its tables that other processes depend on, to find damage."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +73,7 @@ class Replicas:
         checkpoint_interval_ms: int = 5_000,
     ) -> None:
         self.root = root
+        self.checkpoints = Checkpoints(root, checkpoint_interval_ms)
         self._purgatory = purgatory
         self.root_index = root_index
         self._rules = rules
@@ -102,13 +94,7 @@ class Replicas:
         self.journal_damage: DamagedError | None = None
         """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
-        self._verified_at_ms = 0
-        self._checkpoint_interval_ms = checkpoint_interval_ms
-        self._checkpoint_at_ms = 0
-        self._is_checkpoint_due = False
-        self._written: dict[str, pa.Table] = {}
         self._version = self._journal.version
-        self._described_version = self._described()
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
@@ -238,7 +224,8 @@ class Replicas:
             )
         )
         self._journal.commit_step(added, removed, step, now_ms)
-        self._is_checkpoint_due |= is_news
+        if is_news:
+            self.checkpoints.note_change()
         self._version = self._journal.version
         self._told -= rows.keys()
         self._told |= {key for key, row in rows.items() if _tells_of_damage(row)}
@@ -355,27 +342,7 @@ class Replicas:
         epoch, offset = self._leader_faults.get(key, (None, None))
         return offset if epoch == self[key].leader_epoch else None
 
-    def find_damage(self, now_ms: int) -> None:
-        """Verify the checkpoints where that is due, and replace damaged ones.
-
-        Only in local folders: an object store verifies its objects itself, and reads cost requests.
-        """
-        is_due = now_ms >= self._verified_at_ms + VERIFY_INTERVAL_MS
-        if not is_due or not self.root.location.is_local:
-            return
-        self._verified_at_ms = now_ms
-        for table in self.root.checkpoints:
-            try:
-                table.verify()
-            except DamagedError as error:
-                _log.error("checkpoint written again", error=str(error))
-                table.mend_log(self.root.fence)
-                self._described_version = -1
-                self._written.clear()
-        if self._described_version < 0:
-            self.keep_checkpoints(now_ms, at_once=True)
-
-    # --- checkpoints ----------------------------------------------------------------------------
+    # --- what the journal says ------------------------------------------------------------------
 
     @property
     def is_written(self) -> bool:
@@ -384,60 +351,6 @@ class Replicas:
         It does not before the first commit, and while a commit that was found is looked at.
         """
         return not self._unwritten
-
-    def write_checkpoints(self, now_ms: int, *, at_once: bool = False) -> bool:
-        """Write what the journal says into the checkpoint tables, where it is time (rule 1.5).
-
-        It is time replica.high.watermark.checkpoint.interval.ms after the last time, if a replica
-        has changed, and after `_MOST_COMMITS` commits in any case; `at_once`, now. Commits of the
-        journal are cleaned up after that only. Returns whether anything was written.
-        """
-        version = self._journal.version
-        behind = version - self._described_version
-        is_due = self._is_checkpoint_due and now_ms >= self._checkpoint_at_ms
-        if not (is_due or behind >= _MOST_COMMITS or (at_once and behind)):
-            return False
-        is_far = at_once or behind >= _MOST_COMMITS
-        self._write_table(self.root.delayed_operations, self._journal.operation_table(), is_far)
-        # Before the rows, which name the version of the histories beside them.
-        epochs = self.root.leader_epoch_checkpoint
-        self._write_table(epochs, self._journal.epoch_table(), is_far)
-        described = {LOG_VERSION: version}
-        taken = self._journal.taken
-        if taken is not None:
-            described[taken_transaction(taken.table_id)] = taken.version
-        rows = self._journal.row_table(epochs_version=epochs.version)
-        overwrite(self.root.high_watermark_checkpoint, rows, self.root.fence, described)
-        self._described_version = version
-        self._is_checkpoint_due = False
-        self._checkpoint_at_ms = now_ms + self._checkpoint_interval_ms
-        self._journal.write_due_checkpoint()
-        return True
-
-    def _write_table(self, table: ControlTable, rows: pa.Table, is_far: bool) -> None:
-        """Write a checkpoint whose rows have changed; others name their version where it is far."""
-        described = {LOG_VERSION: self._journal.version}
-        written = self._written.get(table.schema.name)
-        if written is None or not written.equals(rows):
-            overwrite(table, rows, self.root.fence, described)
-            self._written[table.schema.name] = rows
-        elif is_far:
-            table.set_transactions(described, self.root.fence)
-
-    def keep_checkpoints(self, now_ms: int, *, at_once: bool = False) -> None:
-        """Write the checkpoint tables where it is time; a failure is logged, and tried again."""
-        try:
-            self.write_checkpoints(now_ms, at_once=at_once)
-        except (StorageError, DeltaError, OSError) as error:
-            # The journal says it all; opening it takes longer meanwhile.
-            self._checkpoint_at_ms = now_ms + self._checkpoint_interval_ms
-            _log.warning(
-                "checkpoints not written", root=self.root.location.uri, error=one_line(error)
-            )
-
-    def _described(self) -> int:
-        """Return the version of the journal that all checkpoint tables describe."""
-        return min(table.held_by(LOG_VERSION) or 0 for table in self.root.checkpoints)
 
     def settle(self) -> None:
         """Discard what a tick that failed has staged, and take over what a lost answer has hidden.
@@ -531,11 +444,6 @@ class Replicas:
         # Readers are to see that another process has taken the root over.
         self._unwritten |= self._replicas.keys()
         self._told = {key for key, row in rows.items() if _tells_of_damage(row)}
-        if any(table.held_by(LOG_VERSION) is None for table in self.root.checkpoints):
-            # They are a new root's, an earlier release's, or were damaged. Readers take them to
-            # describe the newest version until the journal goes on.
-            self.write_checkpoints(0, at_once=True)
-        self._described_version = self._described()
         self._recover_damage(rows)
 
     def _recover_damage(self, rows: Mapping[TopicIdPartition, Mapping[str, Any]]) -> None:
@@ -597,29 +505,6 @@ class _Derived(NamedTuple):
 
     replicas: list[dict[str, Any]]
     epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]]
-
-
-def overwrite(
-    table: ControlTable,
-    rows: pa.Table,
-    fence: Fence,
-    transactions: Mapping[str, int] | None = None,
-) -> None:
-    """Overwrite one of the broker's own tables by what it has in memory.
-
-    Nobody else writes there, so where the table has moved a newer process has taken its fence
-    (`FencedError`), or the broker's own maintenance was there and the memory is still the truth.
-    """
-    try:
-        table.compare_and_set(rows, fence, transactions)
-    except CommitConflictError:
-        table.refresh()
-        table.compare_and_set(rows, fence, transactions)
-    except DamagedError as error:
-        # The table was removed or its log damaged while the broker ran.
-        _log.error("table recreated", error=str(error))
-        table.recreate(fence)
-        table.compare_and_set(rows, fence, transactions)
 
 
 def _tells_of_damage(row: Mapping[str, Any]) -> bool:

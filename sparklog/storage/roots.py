@@ -24,7 +24,7 @@ from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.damage import set_aside
 from sparklog.storage.delta_log import commit_path, first_commit, has_commit
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
@@ -149,6 +149,8 @@ class BrokerRoot:
         self.location = location
         self.fence = Fence("broker_epoch", broker_epoch)
         self._damaged = damaged
+        self.is_rebuilt = any(schema.name in damaged for schema in CHECKPOINTS)
+        """Whether a checkpoint starts again empty."""
         self.high_watermark_checkpoint = self._opened(model.HIGH_WATERMARK_CHECKPOINT)
         self.leader_epoch_checkpoint = self._opened(model.LEADER_EPOCH_CHECKPOINT)
         self.producer_state = self._opened(model.PRODUCER_STATE)
@@ -160,7 +162,7 @@ class BrokerRoot:
             self.leader_epoch_checkpoint,
             self.delayed_operations,
         )
-        self.log = Journal(location, self.fence, self.checkpoints)
+        self.log = Journal(location, self.fence, self.checkpoints, damaged)
 
     def _opened(self, schema: model.TableSchema) -> ControlTable:
         """Open a table under the fence; one that is damaged starts again, empty."""
@@ -199,8 +201,7 @@ class BrokerRoot:
             with suppress(DamagedError):
                 RecordLog(location)
                 # The log is whole, but not what the state of the replicas follows from.
-                for schema in (model.HIGH_WATERMARK_CHECKPOINT, model.LEADER_EPOCH_CHECKPOINT):
-                    found[schema.name] = error
+                found |= dict.fromkeys((schema.name for schema in CHECKPOINTS), error)
         return found
 
     @staticmethod

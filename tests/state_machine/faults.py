@@ -49,7 +49,7 @@ def answered_before_the_log_commit(patch: Patch) -> None:
 
 
 def what_failed_is_kept(patch: Patch) -> None:
-    """What a tick that failed has staged counts, and what is found in the journal later does not."""
+    """What a failed tick has staged counts, and what the journal shows later does not."""
 
     def refresh(self: Replicas) -> None:
         self.root.log.refresh()

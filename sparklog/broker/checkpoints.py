@@ -1,0 +1,205 @@
+"""The checkpoints of one broker root: tables that lag behind its journal, as Kafka's do (rule 1.5).
+
+They are for recovery, for people and for SQL. A checkpoint names the version of the journal that it
+describes; commits of the journal are cleaned up only when all of them describe later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
+from sparklog.logger import get_logger
+from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import LOG_VERSION
+from sparklog.storage.journal import taken_transaction
+from sparklog.storage.location import one_line
+from sparklog.storage.roots import BrokerRoot
+
+_log = get_logger(__name__)
+
+MOST_COMMITS = 100
+"""Commits of the journal at most that whoever opens it reads after the checkpoints."""
+
+VERIFY_INTERVAL_MS = 10_000
+"""How often a broker verifies its tables that other processes depend on, to find damage."""
+
+
+class _State(NamedTuple):
+    """What the journal says at a version, as the rows of the three tables."""
+
+    version: int
+    operations: pa.Table
+    epochs: pa.Table
+    rows: pa.Table
+    taken: Mapping[str, int]
+
+
+class Checkpoints:
+    """Writes the checkpoints of one root; on an object store beside the ticks."""
+
+    def __init__(self, root: BrokerRoot, interval_ms: int) -> None:
+        self._root = root
+        self._journal = root.log
+        self._interval_ms = interval_ms
+        self._due_at_ms = 0
+        self._verify_at_ms = 0
+        self._has_changed = False
+        # What each table has, as far as this process has written it.
+        self._written: dict[str, pa.Table] = {}
+        self._described_version = min(map(self._described, root.checkpoints))
+        self._beside: ThreadPoolExecutor | None = None
+        if not root.location.is_local:
+            self._beside = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._writing: Future[None] | None = None
+        is_unnamed = any(table.held_by(LOG_VERSION) is None for table in root.checkpoints)
+        if root.is_rebuilt or is_unnamed:
+            # They are a new root's, an earlier release's, or were damaged. Readers take them to
+            # describe the newest version until the journal goes on.
+            self.write(0)
+
+    def note_change(self) -> None:
+        """Note that a replica has changed otherwise than by the time of its report."""
+        self._has_changed = True
+
+    def keep(self, now_ms: int) -> None:
+        """Write the checkpoints where it is time; a failure is logged, and tried again.
+
+        It is time replica.high.watermark.checkpoint.interval.ms after the last time, if a replica
+        has changed, and after `MOST_COMMITS` commits in any case.
+        """
+        behind = self._journal.version - self._described_version
+        is_due = self._has_changed and now_ms >= self._due_at_ms
+        if not (is_due or behind >= MOST_COMMITS):
+            return
+        if self._beside is None:
+            self._attempt(now_ms)
+        elif self._writing is None or self._writing.done():
+            state = self._begin(now_ms)
+            self._writing = self._beside.submit(self._attempt, now_ms, state)
+
+    def write(self, now_ms: int) -> bool:
+        """Write the checkpoints now; return whether they were behind the journal.
+
+        Raises what writing a table raises.
+        """
+        if self._writing is not None:
+            self._writing.result()
+        if self._described_version == self._journal.version and not self._root.is_rebuilt:
+            return False
+        self._write(self._begin(now_ms), is_last=True)
+        return True
+
+    def write_last(self, now_ms: int) -> None:
+        """Write the checkpoints at a clean stop; a failure is only logged."""
+        try:
+            self.write(now_ms)
+        except (StorageError, DeltaError, OSError, FencedError) as error:
+            self._warn(error)
+
+    def verify(self, now_ms: int) -> None:
+        """Verify the checkpoints where that is due, and write damaged ones again.
+
+        Only in local folders: an object store verifies its objects itself, and reads cost requests.
+        """
+        if now_ms < self._verify_at_ms or self._beside is not None:
+            return
+        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        for table in self._root.checkpoints:
+            try:
+                table.verify()
+            except DamagedError as error:
+                _log.error("checkpoint written again", error=str(error))
+                table.mend_log(self._root.fence)
+                self._described_version = -1
+                self._written.clear()
+        if self._described_version < 0:
+            self._attempt(now_ms)
+
+    def _attempt(self, now_ms: int, state: _State | None = None) -> None:
+        try:
+            self._write(state or self._begin(now_ms))
+        except (StorageError, DeltaError, OSError) as error:
+            self._has_changed = True
+            self._warn(error)
+        except FencedError as error:
+            if self._beside is None:
+                raise
+            # The next commit to the journal finds it as well.
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        # The journal says it all; opening it takes longer meanwhile.
+        root = self._root.location.uri
+        _log.warning("checkpoints not written", root=root, error=one_line(error))
+
+    def _begin(self, now_ms: int) -> _State:
+        self._has_changed = False
+        self._due_at_ms = now_ms + self._interval_ms
+        journal = self._journal
+        taken = journal.taken
+        return _State(
+            journal.version,
+            journal.operation_table(),
+            journal.epoch_table(),
+            journal.row_table(),
+            {} if taken is None else {taken_transaction(taken.table_id): taken.version},
+        )
+
+    def _write(self, state: _State, *, is_last: bool = False) -> None:
+        root = self._root
+        self._write_table(root.delayed_operations, state.operations, state.version, is_last)
+        # Before the rows, which name the version of the histories beside them.
+        epochs = root.leader_epoch_checkpoint
+        self._write_table(epochs, state.epochs, state.version, is_last)
+        versions = pa.repeat(pa.scalar(epochs.version, pa.int64()), state.rows.num_rows)
+        index = state.rows.column_names.index("epochs_version")
+        rows = state.rows.set_column(index, state.rows.schema.field(index), versions)
+        described = {LOG_VERSION: state.version, **state.taken}
+        overwrite(root.high_watermark_checkpoint, rows, root.fence, described)
+        self._described_version = state.version
+        if min(map(self._described, root.checkpoints)) > state.version - 2 * MOST_COMMITS:
+            self._journal.write_due_checkpoint()
+
+    def _write_table(
+        self, table: ControlTable, rows: pa.Table, version: int, is_last: bool
+    ) -> None:
+        """Write a checkpoint whose rows have changed; another one names its version at times."""
+        written = self._written.get(table.schema.name)
+        if written is None or not written.equals(rows):
+            overwrite(table, rows, self._root.fence, {LOG_VERSION: version})
+            self._written[table.schema.name] = rows
+        elif is_last or version - self._described(table) >= MOST_COMMITS:
+            table.set_transactions({LOG_VERSION: version}, self._root.fence)
+
+    @staticmethod
+    def _described(table: ControlTable) -> int:
+        return table.held_by(LOG_VERSION) or 0
+
+
+def overwrite(
+    table: ControlTable,
+    rows: pa.Table,
+    fence: Fence,
+    transactions: Mapping[str, int] | None = None,
+) -> None:
+    """Overwrite one of the broker's own tables by what it has in memory.
+
+    Nobody else writes there, so where the table has moved a newer process has taken its fence
+    (`FencedError`), or the broker's own maintenance was there and the memory is still the truth.
+    """
+    try:
+        table.compare_and_set(rows, fence, transactions)
+    except CommitConflictError:
+        table.refresh()
+        table.compare_and_set(rows, fence, transactions)
+    except DamagedError as error:
+        # The table was removed or its log damaged while the broker ran.
+        _log.error("table recreated", error=str(error))
+        table.recreate(fence)
+        table.compare_and_set(rows, fence, transactions)
