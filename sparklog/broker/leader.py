@@ -75,6 +75,9 @@ class Leader:
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._looked_at_ms, now_ms)
         self.appends.inbox.look(now_ms)
+        if self._replicas.journal_damage is not None:
+            # Nothing is led, and no answer can be given.
+            return TickReport()
         self._replicas.checkpoints.verify(now_ms)
         is_idle = not (
             touched
@@ -99,7 +102,6 @@ class Leader:
             *taken.answers,
             *_answers(self._purgatory.try_complete_else_watch(taken.delayed, standing)),
             *_answers(self._purgatory.check_and_complete("DelayedProduce", keys, standing)),
-            *_answers(self._purgatory.expire("DelayedProduce", now_ms)),
         ]
         inbox = self.appends.inbox
         position = inbox.taken()
@@ -111,7 +113,10 @@ class Leader:
         fired = self._led.change_in_sync_sets(keys, metadata, now_ms)
         effects.done("isr_change")
         keys = fired[Trigger.HIGH_WATERMARK_MOVED]
-        answers = _answers(self._purgatory.check_and_complete("DelayedProduce", keys, standing))
+        answers = [
+            *_answers(self._purgatory.check_and_complete("DelayedProduce", keys, standing)),
+            *_answers(self._purgatory.expire("DelayedProduce", now_ms)),
+        ]
         self._replicas.commit(now_ms, answers=answers)
         effects.done("checkpoint")
         changed = self._root.log.version != version or bool(fired[Trigger.ISR_CHANGED])

@@ -105,6 +105,8 @@ def three(start: Start) -> LocalCluster:
     cluster = start(0, 1, 2, min_isr=2)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
+    for broker in cluster._brokers.values():
+        broker._replicas[0].checkpoints.write(cluster.clock.now_ms())
     return cluster
 
 

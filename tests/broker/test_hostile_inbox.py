@@ -181,6 +181,9 @@ def check_served(cluster: LocalCluster) -> None:
     cluster.tick_until_idle()
     assert error(pending) == "NONE"
     assert log(cluster, 0)[-1] == "after"
+    # Requests that were taken are removed together.
+    cluster.clock.advance(5_000)
+    cluster.leader_tick(0)
     assert DeltaTable(str(table_of(cluster))).file_uris() == []
     assert rows(cluster, 0, PRODUCE_REQUESTS) == []
 

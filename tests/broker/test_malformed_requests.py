@@ -627,6 +627,8 @@ def test_thousands_of_malformed_requests_stop_no_tick_and_spoil_no_honest_one(
     cluster.tick_until_idle()
     assert len(traffic.attacks) > 3_000
     traffic.check()
+    cluster.clock.advance(5_000)
+    cluster.leader_tick(0)
     assert not rows(cluster, 0, PRODUCE_REQUESTS)
 
 
