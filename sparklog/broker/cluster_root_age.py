@@ -1,7 +1,7 @@
 """Recognising a cluster root that was restored to an older state, before anything is written to it.
 
 A broker's own roots carry epochs that the cluster root has given out. Invariant: the broker epoch
-of a root's fence and the leader epochs of its checkpoint are at most those in the cluster root. An
+of a root's fence and the leader epochs of its replicas are at most those in the cluster root. An
 older cluster root would give the same epochs out again, to other processes and leaders.
 """
 

@@ -38,9 +38,9 @@ class Trigger(Enum):
     """
 
     HIGH_WATERMARK_MOVED = "A.1, B.1"
-    """Fetches of consumers, who see it in the leader's checkpoint; produces."""
+    """Fetches of consumers, which see it in the leader's journal; produces."""
     LEADER_APPENDED = "A.2"
-    """Fetches of followers, who see it in the leader's checkpoint."""
+    """Fetches of followers, which see it in the leader's journal."""
     FOLLOWER_REPORTED = "B.2"
     """Produces."""
     ISR_CHANGED = "C.1"

@@ -31,7 +31,7 @@ _log = get_logger(__name__)
 class Replica:
     """What a broker keeps of one replica beside its log.
 
-    `leader_epoch` is the epoch that the checkpointed row bears: for a follower, that of the
+    `leader_epoch` is the epoch in the replica's row in the journal: for a follower, that of the
     leader with which its log was last found to agree (rules 1.5, 6.4); -1 before that.
     `parked_lags` is what a leader that was parked noted of its followers (5.1); see `Leadership`.
     """

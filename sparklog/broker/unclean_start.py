@@ -65,7 +65,7 @@ class OwnLog:
         return self.log.log_end_offset(key, row["log_start_offset"] if row else 0)
 
     def high_watermark(self, key: TopicIdPartition) -> int:
-        """Return the checkpointed high watermark of a replica."""
+        """Return the high watermark of a replica, as of its journal."""
         row = self.log.rows.get(key)
         return row["high_watermark"] if row else 0
 
@@ -84,8 +84,8 @@ def shortened_replicas(
     `own` are the broker's logs by the number of their log directory.
 
     A member of the ISR or ELR has every committed record, and nobody has more records of an epoch
-    than its leader. Only checkpoints of the newest leader epoch that the replica knows, or of later
-    ones, count: an unclean election may have replaced what older ones describe. Checkpoints that
+    than its leader. Only rows of the newest leader epoch that the replica knows, or of later
+    ones, count: an unclean election may have replaced what older ones describe. Journals that
     cannot be read are passed over.
     """
     partitions = reader.load().partitions

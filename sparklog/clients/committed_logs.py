@@ -29,7 +29,7 @@ committed, so looking more often would only cost; whatever fails is looked up an
 class CommittedLogs:
     """What may be seen of the partitions of one cluster, and the records themselves (rule 2.6).
 
-    Logs, checkpoints and metadata are opened once and followed commit by commit: a look at
+    Journals and metadata are opened once and followed commit by commit: a look at
     partitions of which nothing has changed costs a version look-up for each leader's root. Not
     safe for threads, like the `connection` that it reads with.
     """

@@ -106,8 +106,10 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
     batches of each broker's log, one row a file; `records`, every record of every replica.
 
     The views are evaluated when they are queried, over the newest tables; a broker that registers
-    later is seen after the next call. Spark reads object stores with its own settings. A
-    broker root that cannot be read is left out with a `UserWarning` that names it.
+    later is seen after the next call. `high_watermark_checkpoint`, `leader_epoch_checkpoint` and
+    `delayed_operations` are as of the broker's journal, and are read with the connection's storage
+    options. Spark reads the other tables on object stores with its own settings. A broker root that
+    cannot be read is left out with a `UserWarning` that names it.
 
     `records` shows what lies in the logs, committed or not, once for every replica; a tail that
     a failed leader left behind is seen until it is truncated. `COMMITTED_RECORDS` joins it with
