@@ -55,16 +55,22 @@ class DefaultSource(DataSource):
         """
         from sparklog.datasource.columns import ddl
         from sparklog.datasource.options import parse_read_options
+        from sparklog.datasource.replica_state import asks_for_state, state_ddl
 
+        if asks_for_state(self.options):
+            return state_ddl(self.options)
         return ddl(include_headers=parse_read_options(self.options).include_headers)
 
     @errors_in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query; `ConfigError` for options that are wrong there."""
-        from pyspark_sparklog.readers import BatchReader
+        from pyspark_sparklog.readers import BatchReader, StateReader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
+        from sparklog.datasource.replica_state import asks_for_state
 
+        if asks_for_state(self.options):
+            return StateReader(dict(self.options))
         options = parse_read_options(self.options, "batch")
         check_schema(schema.simpleString(), include_headers=options.include_headers)
         return BatchReader(options)

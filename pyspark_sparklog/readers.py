@@ -55,6 +55,24 @@ class BatchReader(DataSourceReader):
         return _read(partition)
 
 
+class StateReader(DataSourceReader):
+    """Reads the state of replicas in one task, when the query runs."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the one partition."""
+        return [InputPartition(0)]
+
+    @errors_in_one_line()
+    def read(self, partition: InputPartition) -> Iterator[Any]:  # noqa: ARG002 - Spark's
+        """Return the rows, as Arrow's record batches."""
+        from sparklog.datasource.replica_state import read_state
+
+        return iter(read_state(self._options).to_batches())
+
+
 class RefusedStreamReader(DataSourceStreamReader):
     """The reader of a stream that cannot be: each of its methods raises why.
 

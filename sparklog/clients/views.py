@@ -17,14 +17,19 @@ import pyarrow as pa
 
 from sparklog.clients.arguments import check_session
 from sparklog.clients.connection import Connection, connection_of
-from sparklog.datasource.replica_state import JOURNALED
 from sparklog.errors import StorageError
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+STATE_TABLE, STATE_OF_ROOT = "sparklog.state.table", "sparklog.state.root"
+STATE_STORE = "sparklog.state.secret"
+"""The options of `format("sparklog")` by which the views read the state of replicas: the name of a
+checkpoint table, the broker root, and its store's options as JSON, which Spark redacts by the name.
+"""
 
 _BROKER_ID = pa.field("broker_id", pa.int32())
 
@@ -124,7 +129,6 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
         for uri in broker.online_roots.values()
     ]
     cluster = connection.root.location.uri
-    _register_state(spark)
     # Delta runs a small job to open a table, so they are opened side by side.
     with ThreadPoolExecutor(max_workers=8) as pool:
         opened = pool.map(partial(_load, spark, cluster), CLUSTER_TABLES)
@@ -153,23 +157,12 @@ def _load(spark: SparkSession, root: str, schema: TableSchema) -> DataFrame:
     return spark.read.format("delta").load(f"{root}/{schema.name}")
 
 
-def _register_state(spark: SparkSession) -> None:
-    from pyspark_sparklog.state import StateSource
-
-    with warnings.catch_warnings():
-        # It may be registered already.
-        warnings.simplefilter("ignore")
-        spark.dataSource.register(StateSource)
-
-
 def _load_state(
     spark: SparkSession, root: str, schema: TableSchema, options: StorageOptions
 ) -> DataFrame:
     """Return a table whose newest rows the root's journal has, read anew by every query."""
-    from pyspark_sparklog.state import NAME
-
-    reader = spark.read.format(NAME).option("table", schema.name).option("root", root)
-    return reader.option("storage_options", json.dumps(options)).load()
+    reader = spark.read.format("sparklog").option(STATE_TABLE, schema.name)
+    return reader.option(STATE_OF_ROOT, root).option(STATE_STORE, json.dumps(options)).load()
 
 
 def _broker_views(
@@ -184,7 +177,7 @@ def _broker_views(
     try:
         frames = {
             schema.name: _load_state(spark, root, schema, options)
-            if schema.name in JOURNALED
+            if schema in CHECKPOINTS
             else _load(spark, root, schema)
             for schema in BROKER_TABLES
         }

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 import pyarrow as pa
 
+from sparklog.clients.views import STATE_OF_ROOT, STATE_STORE, STATE_TABLE
 from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
-    TableSchema,
 )
 from sparklog.storage.journal import CHECKPOINTS, Journal
-from sparklog.storage.location import Location, StorageOptions
-
-JOURNALED = {schema.name: schema for schema in CHECKPOINTS}
-"""The tables whose newest rows the journal has, by their names."""
+from sparklog.storage.location import Location
 
 _TYPES = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
 
 
-def read_state(table: str, root: str, storage_options: StorageOptions) -> pa.Table:
-    """Return the rows of one of `JOURNALED` in the broker root at `root`, as the journal has them.
+def asks_for_state(options: Mapping[str, str]) -> bool:
+    """Return whether the options of a read are those of a view over replicas' state."""
+    return STATE_TABLE in options
+
+
+def read_state(options: Mapping[str, str]) -> pa.Table:
+    """Return the rows of the table that the options name, as the root's journal has them.
 
     Raises `StorageError` where the root cannot be read.
     """
-    journal = Journal(Location.of(root, storage_options), with_operations=True)
+    root = Location.of(options[STATE_OF_ROOT], json.loads(options[STATE_STORE]))
+    journal = Journal(root, with_operations=True)
     tables = {
         HIGH_WATERMARK_CHECKPOINT.name: journal.row_table,
         LEADER_EPOCH_CHECKPOINT.name: journal.epoch_table,
         DELAYED_OPERATIONS.name: journal.operation_table,
     }
-    return tables[table]()
+    return tables[options[STATE_TABLE]]()
 
 
-def ddl(schema: TableSchema) -> str:
-    """Return the columns of a table in Spark's words."""
-    return ", ".join(f"{column.name} {_TYPES[column.type]}" for column in schema.columns)
+def state_ddl(options: Mapping[str, str]) -> str:
+    """Return the columns of the table that the options name, in Spark's words."""
+    schemas = {schema.name: schema for schema in CHECKPOINTS}
+    columns = schemas[options[STATE_TABLE]].columns
+    return ", ".join(f"{column.name} {_TYPES[column.type]}" for column in columns)

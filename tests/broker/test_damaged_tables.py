@@ -22,6 +22,7 @@ from sparklog.model import (
     BROKERS,
     CLUSTER_TABLES,
     CONTROLLER,
+    DELAYED_OPERATIONS,
     FORMAT,
     LOG,
     PARTITION_STATE,
@@ -81,10 +82,10 @@ def folder(cluster: LocalCluster, root: str, schema: TableSchema) -> Path:
 
 
 def inflict(cluster: LocalCluster, root: str, schema: TableSchema, damage: Damage) -> None:
-    """Damage a table, which gets a row first where it has no data file."""
+    """Damage a table, which gets a row first where it has no data file, or an empty one."""
     location = Location.of(str(Path(cluster._root) / root))
     table = ControlTable(location, schema)
-    if not table.new_files(-1):
+    if schema is DELAYED_OPERATIONS or not table.new_files(-1):
         columns = {one.name: None for one in schema.columns}
         table.append(schema.rows([columns]))
     [*_, file] = table.new_files(-1)
