@@ -20,7 +20,13 @@ _BROKERS = (0, 1, 2)
 _TICKS = 300
 _MINUTE = 30
 """Heartbeats of a minute: one every two seconds."""
-_DUE = ("cluster/brokers", "cluster/controller", "high_watermark_checkpoint")
+_DUE = (
+    "cluster/brokers",
+    "cluster/controller",
+    "high_watermark_checkpoint",
+    "leader_epoch_checkpoint",
+    "delayed_operations",
+)
 
 
 def run(bench: Bench, figures: Figures) -> None:

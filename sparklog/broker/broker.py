@@ -222,9 +222,10 @@ class Broker:
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
-        Damaged replicas are found and repaired before that. `stop_after` ends the tick after one
-        effect, as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit, isr_change,
-        checkpoint, responses. Raises `FencedError` where a newer process plays this broker; the
+        Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
+        as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
+        journal, with answers), isr_change, checkpoint (the commit of what the new in-sync sets have
+        committed), responses (the end of the tick, before tables are kept). Raises `FencedError` where a newer process plays this broker; the
         caller must then drop it.
         """
         with self._lock:

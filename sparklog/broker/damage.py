@@ -4,7 +4,7 @@ A replica is damaged from an offset on: its log has a fault there (`RecordLog.da
 Parquet file of the batch there is missing or has not its checksum. It is repaired in this order,
 each step durable before the next:
 
-1. The report says so: columns `damaged_offset` and `damage` of high_watermark_checkpoint.
+1. The replica's row in the journal says so: columns `damaged_offset` and `damage`.
 2. The broker leaves the ISR and the ELR, and leads the partition no longer.
 3. Under another leader, the batches from the offset on are removed, which may be below the own
    high watermark: nobody counts on them any more.

@@ -2,8 +2,8 @@
 
 A tick takes the waiting requests first and looks at the followers after. Each step loads and lets a
 rule decide; what they decide is one commit of the root's journal. Effects happen in the order:
-becoming leader (epoch entry), journal, in-sync sets and what they commit, responses. Every crash
-between two of them is survivable.
+becoming leader (epoch entry), journal, in-sync sets, journal with what these have committed. Every
+crash between two of them is survivable.
 """
 
 from __future__ import annotations
