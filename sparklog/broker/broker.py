@@ -225,8 +225,8 @@ class Broker:
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
         as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
         journal, with answers), isr_change, checkpoint (the commit of what the new in-sync sets have
-        committed), responses (the end of the tick, before tables are kept). Raises `FencedError` where a newer process plays this broker; the
-        caller must then drop it.
+        committed), responses (the end of the tick, before tables are kept). Raises `FencedError`
+        where a newer process plays this broker; the caller must then drop it.
         """
         with self._lock:
             metadata = self._load()

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -232,8 +233,9 @@ class DeltaLog:
         if self.location.is_local or self.is_uncertain:
             return
         self._fresh_until = 0.0
+        readers = _reading(os.getpid())
         self._ahead = {
-            version: _readers.submit(_content, self.location, commit_path(version))
+            version: readers.submit(_content, self.location, commit_path(version))
             for version in range(self.version + 1, self.version + 1 + self._reach)
         }
 
@@ -566,13 +568,18 @@ def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
     if table.is_local or len(versions) < 2:
         yield from map(read, versions)
         return
-    yield from _readers.map(read, versions)
+    yield from _reading(os.getpid()).map(read, versions)
 
 
 _READERS = 32
 """Commits that are read at a time from an object store."""
 
-_readers = ThreadPoolExecutor(4 * _READERS, thread_name_prefix="commits")
+
+@cache
+def _reading(_process: int) -> ThreadPoolExecutor:
+    """Return the threads that read commits, for a whole process; a forked one has none."""
+    return ThreadPoolExecutor(4 * _READERS, thread_name_prefix="commits")
+
 
 _FRESH_S = 1.0
 """Seconds for which what a look ahead has found counts as the newest, at most."""

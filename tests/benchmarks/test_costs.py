@@ -44,8 +44,9 @@ MOST_COMMITS, MOST_FILES = 24, 39
 """Of a round in which all three brokers take requests and copy, until it is answered."""
 MOST_BYTES = 55_000
 """Of a batch of one record, on three brokers with all tables that it passes."""
-MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS = 0, 15.34, 47
-"""Asked of a store: by a broker's idle tick, and by all brokers for a request of four batches."""
+MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS, MOST_KEPT_PUTS = 0, 15.34, 30, 20
+"""Asked of a store: by a broker's idle tick, by all brokers for a request of four batches, and for
+what is written every few seconds only."""
 
 
 def cluster_at_rest(folder: Path, partitions: int, spark: SparkSession | None) -> LocalCluster:
@@ -127,7 +128,8 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     assert count(IDLE, "LIST") <= MOST_IDLE_LISTS
     assert count(IDLE, "GET", "HEAD") <= MOST_IDLE_GETS
     assert count(BUSY, "PUT") <= MOST_BUSY_PUTS
-    assert count(ROUND, "PUT") == count(BUSY, "PUT") + count(SEND, "PUT")
+    # Checkpoints and the removal of requests fall into some rounds only.
+    assert 0 < count(ROUND, "PUT") <= count(BUSY, "PUT") + count(SEND, "PUT") + MOST_KEPT_PUTS
     names, *lines = figures.tables[ROUND_LIST]
     assert names.startswith("number,step,")
     assert len(lines) == count(ROUND, "PUT", "GET", "LIST", "HEAD", "DELETE")

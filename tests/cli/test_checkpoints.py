@@ -58,8 +58,8 @@ class Case(NamedTuple):
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The checkpointed rows of broker 0, by partition of topic `a`."""
-        rows = Journal(root(self.folder, 0)).row_table().to_pylist()
-        return {row["partition"]: row for row in rows}
+        rows = Journal(root(self.folder, 0)).rows
+        return {key.partition: dict(row) for key, row in rows.items()}
 
     def epochs(self) -> list[tuple[int, int, int]]:
         rows = Journal(root(self.folder, 0)).epoch_table().to_pylist()

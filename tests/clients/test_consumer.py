@@ -26,6 +26,7 @@ from sparklog.errors import (
     SparklogError,
 )
 from sparklog.model import Batch, TopicPartition
+from sparklog.protocol.rules import DuckDBRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -194,9 +195,9 @@ class TestWhatMayBeSeen:
         for of, name in (
             (ControlTable, "_read"),
             (DeltaTable, "update_incremental"),
-            (RecordLog, "refresh"),
             (RecordLog, "_load"),
             (Connection, "visible"),
+            (DuckDBRules, "run"),
         ):
             original = getattr(of, name)
 
@@ -211,7 +212,7 @@ class TestWhatMayBeSeen:
         produced(local, [b"b"])
         touched.clear()
         assert values(consumer.poll(1_000)) == [b"b"]
-        assert "refresh" in touched
+        assert "run" in touched
 
     def test_only_the_file_of_the_position_is_read(
         self, local: LocalCluster, connection: Connection, monkeypatch: pytest.MonkeyPatch
