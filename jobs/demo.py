@@ -172,12 +172,16 @@ class Demo:
                 self.application.drop_broker(crashed)
             else:
                 raise SparklogError(f"broker {crashed} had nothing to append, so it was not killed")
-        [visible] = self.connection.visible([state])
-        end = RecordLog(visible.location).log_end_offset(state.key)
+            [visible] = self.connection.visible([state])
+            end = RecordLog(visible.location).log_end_offset(state.key)
+            # By hand, while nobody acts: a dead broker's log can be read, and its followers would
+            # copy what it has appended until another one leads.
+            Admin(self.connection, settings=self.application.config).fence_broker(crashed)
         happened(
             f"broker {crashed} alone has offsets {visible.high_watermark} to {end - 1} of "
             f"{TOPIC}-0, and nobody was told that they are stored"
         )
+        happened(f"broker {crashed} is fenced, as by `sparklog brokers fence`")
         with step("fail over: the controller elects, and the producer sends what was not answered"):
             self.answers.append(pending.result())
         return crashed

@@ -37,6 +37,7 @@ BROKER: dict[str, Any] = {
 
 KAFKA_DEFAULTS = {
     "replica.lag.time.max.ms": 30_000,
+    "replica.high.watermark.checkpoint.interval.ms": 5_000,
     "replica.fetch.max.bytes": 1_048_576,
     "replica.fetch.response.max.bytes": 10_485_760,
     "producer.id.expiration.ms": 86_400_000,

@@ -174,6 +174,7 @@ class DeltaLog:
         self._ahead: dict[int, Future[bytes | None]] = {}
         self._reach = 1
         self._fresh_until = 0.0
+        self._to_end = False
         self._looked_at = _clocks()
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
@@ -205,7 +206,8 @@ class DeltaLog:
             if ahead and self.version + 1 not in ahead:
                 # There may be more: the next look asks for more at once.
                 self._reach = min(2 * self._reach, _READERS)
-                break
+                if not self._to_end:
+                    break
             commit = self._read(self.version + 1, ahead.get(self.version + 1))
             if ahead and commit is None:
                 self._reach = 1
@@ -223,16 +225,18 @@ class DeltaLog:
         self.is_uncertain = False
         self._check_protocol()
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, *, to_end: bool = False) -> None:
         """Ask an object store for the next commits, beside the caller; `follow` takes them.
 
-        So a look at many tables takes as long as one request. What is found counts as the newest
+        So a look at many tables takes as long as one request. Where all that was asked for is
+        there, `follow` goes on to the newest commit (`to_end`), or the next look does. What is found counts as the newest
         for all who look at this handle until something is committed by it, for a second at most.
         Does nothing for a table in a folder.
         """
         if self.location.is_local or self.is_uncertain:
             return
         self._fresh_until = 0.0
+        self._to_end = to_end
         readers = _reading(os.getpid())
         self._ahead = {
             version: readers.submit(_content, self.location, commit_path(version))

@@ -201,7 +201,7 @@ class MetadataReader:
     def look_ahead(self) -> None:
         """Ask an object store for what is new beside the caller; `load` takes it."""
         for table in (self._cluster.topics, self._cluster.partition_state, self._cluster.brokers):
-            table.look_ahead()
+            table.look_ahead(to_end=True)
 
     def load(self) -> Metadata:
         """Return the newest metadata; a part of which nothing is new is the same object."""

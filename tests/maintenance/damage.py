@@ -20,9 +20,9 @@ from sparklog.model import (
 )
 from sparklog.storage.batch_actions import added_file, removed_file
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
-from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import LOG_VERSION, DeltaLog
-from sparklog.storage.journal import Journal
+from sparklog.storage.control_table import ControlTable, Fence
+from sparklog.storage.delta_log import BROKER_EPOCH, LOG_VERSION, DeltaLog
+from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -49,6 +49,14 @@ def change_rows(
     change(rows)
     table = ControlTable(root(folder, broker_id), schema)
     table.compare_and_set(schema.rows(rows), transactions={LOG_VERSION: journal.version})
+
+
+def commit_row(folder: Path, broker_id: int, key: TopicIdPartition, **changes: object) -> None:
+    """Commit a replica's row with these changes to the broker's journal, as its process would."""
+    location = root(folder, broker_id)
+    epoch = DeltaLog(location.child(LOG.name)).transactions[BROKER_EPOCH]
+    journal = Journal(location, Fence(BROKER_EPOCH, epoch))
+    journal.commit_step([], [], Step([{**journal.rows[key], **changes}]), 0)
 
 
 def batches(folder: Path, broker_id: int, key: TopicIdPartition) -> list[Batch]:

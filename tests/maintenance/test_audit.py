@@ -28,6 +28,7 @@ from tests.maintenance.damage import (
     Row,
     batches,
     change_rows,
+    commit_row,
     copy_cluster,
     replace_batches,
     rewritten,
@@ -557,7 +558,7 @@ def test_what_was_only_moving_is_not_reported(case: Case, monkeypatch: pytest.Mo
         result = run_rule(self, name, **inputs)
         if name == "audit_checkpoints":
             if not runs:
-                case.change(2, lambda row: row.update(high_watermark=8))
+                commit_row(case.folder, 2, case.key, high_watermark=8)
             runs.append(len(result))
         return result
 
