@@ -229,9 +229,9 @@ class DeltaLog:
         """Ask an object store for the next commits, beside the caller; `follow` takes them.
 
         So a look at many tables takes as long as one request. Where all that was asked for is
-        there, `follow` goes on to the newest commit (`to_end`), or the next look does. What is found counts as the newest
-        for all who look at this handle until something is committed by it, for a second at most.
-        Does nothing for a table in a folder.
+        there, `follow` goes on to the newest commit (`to_end`), or the next look does. What is
+        found counts as the newest for all who look at this handle until something is committed by
+        it, for a second at most. Does nothing for a table in a folder.
         """
         if self.location.is_local or self.is_uncertain:
             return
