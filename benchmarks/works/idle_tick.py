@@ -23,6 +23,8 @@ _MINUTE = 30
 _DUE = (
     "cluster/brokers",
     "cluster/controller",
+    # Followers renew their rows in the journal.
+    "/log",
     "high_watermark_checkpoint",
     "leader_epoch_checkpoint",
     "delayed_operations",
