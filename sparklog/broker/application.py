@@ -98,8 +98,8 @@ class Application:
         self._ended = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
-        # The same threads all along: rules and Spark keep a connection for each.
         self._changed_at = 0.0
+        # The same threads all along: rules and Spark keep a connection for each.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._failures = RepeatedFailures(_log)
@@ -162,13 +162,16 @@ class Application:
         self._forget_troubles(broker_id)
         return broker
 
-    def round(self) -> TickReport:
-        """Tick every broker once: controllers, then all leaders, then all followers."""
+    def round(self, *, to_end: bool = False) -> TickReport:
+        """Tick every broker once: controllers, then all leaders, then all followers.
+
+        `to_end`: on object stores, look at all that there is, and not at some of it (`look_ahead`).
+        """
         report = TickReport()
         with self._round_lock:
             brokers = list(self._brokers.values())
             for broker in brokers:
-                broker.look_ahead()
+                broker.look_ahead(to_end=to_end)
             for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
                 report.add(self._attempt(Broker.controller_tick, broker))
             for tick in (Broker.leader_tick, Broker.follower_tick):
@@ -182,7 +185,7 @@ class Application:
         Raises what made a tick of the last round fail, or a broker go: the work is not done then.
         """
         try:
-            while self._is_going_on() and self.round().changed:
+            while self._is_going_on() and self.round(to_end=True).changed:
                 pass
             # A run that is scheduled is over before the merger's time comes.
             while self.config.log_merger_enable and self._is_going_on() and self._merge():
@@ -220,7 +223,7 @@ class Application:
         if not self._troubles and any(broker.is_on_store for broker in brokers):
             is_busy = time.monotonic() - self._changed_at < _BUSY_SECONDS
             if is_busy or any(broker.awaits_news for broker in brokers):
-                # Each look is a request to a store, which takes as long as a wait.
+                self._stopping.wait(_LOOK_SECONDS)
                 return
         deadline = time.monotonic() + self.config.tick_interval_ms / 1000
         while (left := deadline - time.monotonic()) > 0:

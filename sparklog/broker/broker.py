@@ -187,25 +187,29 @@ class Broker:
             or self._cluster.partition_state.has_news()
         )
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, *, to_end: bool = False) -> None:
         """Ask object stores, side by side, for what the next ticks look at: one tick of each role.
 
         So a round of ticks waits for one request, not for one after another. The metadata are
         looked at every `_METADATA_MS`: a leader and a follower act on what they have seen, as one
-        that is slow does, and are fenced. Does nothing for roots in folders.
+        that is slow does, and are fenced. Of journals a part of the new commits may be seen, the
+        rest in later rounds. With `to_end` everything is looked at, and seen up to its end: a round
+        that changes nothing shows then that there is nothing to do. Does nothing for roots in
+        folders.
         """
         if not self.is_on_store:
             return
         now_ms = self._clock.monotonic_ms()
         since_ms = self._metadata_at_ms
-        if since_ms is None or now_ms - since_ms >= _METADATA_MS:
+        is_cheap = self._cluster.location.is_local
+        if to_end or is_cheap or since_ms is None or now_ms - since_ms >= _METADATA_MS:
             self._metadata_at_ms = now_ms
             self._is_metadata_due = True
             self._reader.look_ahead()
             self._cluster.controller.look_ahead()
         for root in self._roots.values():
-            root.produce_requests.look_ahead()
-        self._peers.look_ahead()
+            root.produce_requests.look_ahead(to_end=to_end)
+        self._peers.look_ahead(to_end=to_end)
         self._is_looked = True
 
     @property
@@ -235,6 +239,7 @@ class Broker:
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
             is_repairing = self._repair(metadata, reports, now_ms, effects)
             if is_repairing:
+                self._is_metadata_due = True
                 metadata, versions = self._load(), self._reader.versions
             report = self._each_root(
                 partial(leader.tick, metadata, versions, reports, now_ms, effects)

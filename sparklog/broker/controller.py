@@ -129,7 +129,9 @@ class Controller:
         with self._lease_lock:
             if self._fence is None:
                 return
-            # Never by memory alone: another broker may have taken over since (rule 10.7).
+            # Never by memory alone: another broker may have taken over since (rule 10.7), nor by
+            # what a round has seen just before.
+            self._cluster.controller.look_ahead(to_end=True)
             self._cluster.controller.refresh()
             lease = self._held_lease()
             if lease is None:

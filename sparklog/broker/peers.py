@@ -45,10 +45,10 @@ class Peers:
         """Open a peer's journal anew when it is read again."""
         self._open.pop(of, None)
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, *, to_end: bool) -> None:
         """Ask object stores for the next commits of all journals, beside the caller."""
         for rows in self._open.values():
-            rows.look_ahead()
+            rows.journal.look_ahead(to_end=to_end)
 
     def have_news(self) -> bool:
         """Say whether a peer has certainly committed something; only told of roots in folders."""

@@ -201,7 +201,8 @@ class ControlTable:
 
     def look_ahead(self, *, to_end: bool = False) -> None:
         """Ask an object store for the next commits beside the caller; `refresh` takes them."""
-        self._log.look_ahead(to_end=to_end)
+        with self._lock:
+            self._log.look_ahead(to_end=to_end)
 
     def has_news(self) -> bool:
         """Say whether there is certainly a newer version; only told of tables in a folder."""

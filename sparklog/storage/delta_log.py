@@ -173,7 +173,7 @@ class DeltaLog:
         self._checkpointed = self.version
         self._ahead: dict[int, Future[bytes | None]] = {}
         self._reach = 1
-        self._fresh_until = 0.0
+        self._seen_at: tuple[float, float] | None = None
         self._to_end = False
         self._looked_at = _clocks()
         self.is_uncertain = False
@@ -196,11 +196,9 @@ class DeltaLog:
             # The commit may be there without being on the disk.
             with suppress(FileNotFoundError):
                 self.location.sync([commit_path(self.version + 1)])
-        elif time.monotonic() < self._fresh_until:
+        elif self._seen_at is not None and not _is_ago(self._seen_at, _FRESH_S):
             return
         ahead, self._ahead = self._ahead, {}
-        if ahead:
-            self._fresh_until = time.monotonic() + _FRESH_S
         while to_version is None or self.version < to_version:
             began = _clocks()
             if ahead and self.version + 1 not in ahead:
@@ -222,6 +220,8 @@ class DeltaLog:
             self.transactions |= commit.transactions
             self._protocol = commit.protocol or self._protocol
             yield commit
+        if ahead:
+            self._seen_at = _clocks()
         self.is_uncertain = False
         self._check_protocol()
 
@@ -235,7 +235,7 @@ class DeltaLog:
         """
         if self.location.is_local or self.is_uncertain:
             return
-        self._fresh_until = 0.0
+        self._seen_at = None
         self._to_end = to_end
         readers = _reading(os.getpid())
         self._ahead = {
@@ -285,7 +285,7 @@ class DeltaLog:
         (`is_uncertain`): follow the log then before deciding anything.
         """
         transactions = transactions or {}
-        self._ahead, self._fresh_until = {}, 0.0
+        self._ahead, self._seen_at = {}, None
         self._check_protocol()
         commit_id = uuid.uuid4().hex
         self.is_uncertain = True
@@ -332,7 +332,7 @@ class DeltaLog:
         On object stores, where it takes a request, only where the log was not looked at for long:
         clean-up keeps commits for at least ten minutes.
         """
-        if not self.location.is_local and not _is_long_ago(self._looked_at):
+        if not self.location.is_local and not _is_ago(self._looked_at, _LONG_AGO_S):
             return False
         return not has_commit(self.location, self.version)
 
@@ -790,8 +790,8 @@ def _clocks() -> tuple[float, float]:
     return time.time(), time.monotonic()
 
 
-def _is_long_ago(clocks: tuple[float, float]) -> bool:
-    return any(now - then > _LONG_AGO_S for now, then in zip(_clocks(), clocks, strict=True))
+def _is_ago(clocks: tuple[float, float], seconds: float) -> bool:
+    return any(now - then > seconds for now, then in zip(_clocks(), clocks, strict=True))
 
 
 def commit_path(version: int) -> str:

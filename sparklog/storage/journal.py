@@ -129,10 +129,8 @@ class Journal(RecordLog):
         self.described_version = 0
         """The newest version of the log that a checkpoint described when the log was opened."""
         super().__init__(root, fence)
-
-    def row(self, key: TopicIdPartition) -> Row | None:
-        """Return the row of a replica, `None` where there is none."""
-        return self.rows.get(key)
+        # They are written anew, so that they are read where the log is opened again.
+        self._damaged = ()
 
     def has_news(self) -> bool:
         """Say whether there is certainly a newer version; only told of logs in a folder."""
@@ -149,10 +147,10 @@ class Journal(RecordLog):
         self.commit(added, removed, now_ms, json.dumps(entry, separators=(",", ":")))
         self._take(entry, (-1, -1, -1), self.version)
 
-    def row_table(self, epochs_version: int | None = None) -> pa.Table:
+    def row_table(self) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
 
-        `epochs_version`: the version of leader_epoch_checkpoint to be named, where there is one.
+        `epochs_version` is null: only a checkpoint has a version of the histories beside it.
         """
         rows = [self.rows[key] for key in sorted(self.rows)]
         columns: dict[str, list[Any]] = {
@@ -160,7 +158,6 @@ class Journal(RecordLog):
             for name in HIGH_WATERMARK_CHECKPOINT.columns.names
         }
         columns["log_version"] = [self.version] * len(rows)
-        columns["epochs_version"] = [epochs_version] * len(rows)
         return pa.table(columns, schema=HIGH_WATERMARK_CHECKPOINT.columns)
 
     def epoch_table(self) -> pa.Table:

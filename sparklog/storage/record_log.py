@@ -117,9 +117,9 @@ class RecordLog:
             # The next commits were cleaned up, or the root was lost or restored.
             self._reopen()
 
-    def look_ahead(self) -> None:
+    def look_ahead(self, *, to_end: bool = False) -> None:
         """Ask an object store for the next commits beside the caller; `refresh` takes them."""
-        self._log.look_ahead()
+        self._log.look_ahead(to_end=to_end)
 
     @property
     def is_uncertain(self) -> bool:

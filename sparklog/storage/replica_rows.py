@@ -30,10 +30,6 @@ class ReplicaRows(Mapping[TopicIdPartition, Row]):
         """Say whether the journal has certainly gone on."""
         return self.journal.has_news()
 
-    def look_ahead(self) -> None:
-        """Ask an object store for the journal's next commits, beside the caller."""
-        self.journal.look_ahead()
-
     def refresh(self) -> None:
         """Load the newest rows."""
         self.journal.refresh()

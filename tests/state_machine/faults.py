@@ -132,8 +132,8 @@ def checkpoint_ahead_of_the_journal(patch: Patch) -> None:
     """The checkpoints name a version of the journal that they do not describe yet."""
     row_table = Journal.row_table
 
-    def late(self: Journal, epochs_version: int | None = None) -> Any:
-        rows = row_table(self, epochs_version)
+    def late(self: Journal) -> Any:
+        rows = row_table(self)
         written = getattr(self, "_late", rows)
         self._late = rows  # type: ignore[attr-defined]
         return written

@@ -1,0 +1,144 @@
+"""A look ahead at tables on an object store: what it shows, and for how long it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.broker.application import Application
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.clients.producer import Producer
+from sparklog.config import ClusterConfig, parse
+from sparklog.model import CONTROLLER, PRODUCE_REQUESTS
+from sparklog.storage import delta_log
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.location import Location
+from tests.jobs.processes import wait_for
+from tests.storage.test_s3 import Store, at, lease, pytestmark, store
+
+__all__ = ["at", "pytestmark", "store"]
+
+At = Callable[[str], Location]
+
+
+@pytest.fixture
+def tables(at: At) -> tuple[ControlTable, ControlTable]:
+    """A writer and a reader of a table."""
+    create_table(at(""), CONTROLLER)
+    return ControlTable(at(""), CONTROLLER), ControlTable(at(""), CONTROLLER)
+
+
+def write(writer: ControlTable, count: int) -> None:
+    for sequence in range(count):
+        writer.compare_and_set(lease(sequence))
+
+
+def test_a_part_is_seen_and_twice_as_much_by_the_next_look(
+    tables: tuple[ControlTable, ControlTable],
+) -> None:
+    writer, reader = tables
+    write(writer, 7)
+    seen = []
+    for _ in range(4):
+        reader.look_ahead()
+        reader.refresh()
+        seen.append(reader.version)
+    assert seen == [1, 3, 7, 7]
+
+
+def test_to_its_end_all_is_seen(tables: tuple[ControlTable, ControlTable]) -> None:
+    writer, reader = tables
+    write(writer, 7)
+    reader.look_ahead(to_end=True)
+    reader.refresh()
+    assert reader.version == 7
+
+
+def test_what_was_seen_counts_until_the_next_look_or_a_commit(
+    tables: tuple[ControlTable, ControlTable],
+) -> None:
+    writer, reader = tables
+    reader.look_ahead()
+    reader.refresh()
+    write(writer, 1)
+    reader.refresh()
+    assert reader.version == 0
+    reader.look_ahead()
+    reader.refresh()
+    assert reader.version == 1
+    write(writer, 1)
+    reader.update(lambda _: (lease(9), None))
+    assert reader.version == 3
+
+
+def test_a_suspended_process_looks_again(
+    tables: tuple[ControlTable, ControlTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock since the start may not count the suspension; the system's does."""
+    writer, reader = tables
+    reader.look_ahead()
+    reader.refresh()
+    write(writer, 1)
+    clocks = delta_log._clocks()
+    monkeypatch.setattr(delta_log, "_clocks", lambda: (clocks[0] + 5, clocks[1]))
+    reader.refresh()
+    assert reader.version == 1
+
+
+def test_a_look_that_failed_counts_for_nothing(
+    tables: tuple[ControlTable, ControlTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = tables
+    write(writer, 1)
+
+    def away(*_: object) -> bytes:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_log, "_content", away)
+        reader.look_ahead()
+        with pytest.raises(OSError, match="away"):
+            reader.refresh()
+    reader.refresh()
+    assert reader.version == 1
+
+
+def test_a_scheduled_run_ends_when_all_is_done(store: Store) -> None:
+    """Its rounds see all there is: one that changes nothing shows that nothing is to be done."""
+    bucket = store.bucket()
+    config = {
+        "cluster.root": f"{bucket}/cluster",
+        "brokers": [{"broker.id": one, "log.dirs": [f"{bucket}/broker-{one}"]} for one in range(3)],
+        "storage.options": store.options(),
+    }
+    for records in ([], [b"a", b"b", b"c"], [b"d"]):
+        application = Application(parse(ClusterConfig, config, "the test's configuration"))
+        application.start()
+        connection = Connection(f"{bucket}/cluster", storage_options=store.options())
+        if not records:
+            Admin(connection).create_topic("t", 2, 3, configs={"min.insync.replicas": "2"})
+            application.run_until_idle()
+            continue
+        application.round(to_end=True)
+        with Producer(connection) as producer:
+            sent = [producer.send("t", value, partition=n % 2) for n, value in enumerate(records)]
+            _await_requests(connection, len({n % 2 for n in range(len(records))}))
+            application.run_until_idle()
+            offsets = [one.result(10).offset for one in sent]
+        assert len(offsets) == len(records)
+
+
+def _await_requests(connection: Connection, partitions: int) -> None:
+    """Wait until the requests of so many partitions lie in the leaders' inboxes."""
+
+    def arrived() -> bool:
+        found = 0
+        for broker in connection.metadata().brokers.values():
+            for uri in broker.online_roots.values():
+                root = Location.of(uri, connection.storage_options)
+                found += ControlTable(root, PRODUCE_REQUESTS).rows().num_rows
+        return found >= partitions
+
+    wait_for(arrived, "requests")
