@@ -225,7 +225,7 @@ class Settings(_Keys):
         2_000,
         gt=0,
         alias="broker.heartbeat.interval.ms",
-        description="How often a broker says that it lives.",
+        description="Interval of empty commits of a broker that makes no others, ms.",
     )
     tick_interval_ms: int = Field(
         50,
@@ -236,7 +236,7 @@ class Settings(_Keys):
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",
         alias="rules.engine",
-        description="What runs the protocol's rules: DuckDB in the driver, or Spark.",
+        description="What runs the rules: DuckDB in the driver (SQLite for a few rows), or Spark.",
     )
 
     @model_validator(mode="after")
@@ -463,7 +463,10 @@ class ClusterConfig(Settings):
 
     cluster_root: _Uri = Field(alias="cluster.root")
     brokers: list[BrokerEntry] = Field(min_length=1)
-    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, alias="storage.options")
+    storage_options: dict[str, _StoreOptions] = Field(
+        default_factory=dict, alias="storage.options", repr=False
+    )
+    # Not shown where a configuration is: it has the stores' credentials.
 
     @model_validator(mode="after")
     def _distinct(self) -> ClusterConfig:
@@ -478,7 +481,10 @@ class BrokerConfig(Settings):
     broker_id: int = Field(alias="broker.id", ge=0)
     log_dirs: _LogDirs = Field(alias="log.dirs", min_length=1)
     rack: str | None = Field(None, alias="broker.rack")
-    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, alias="storage.options")
+    storage_options: dict[str, _StoreOptions] = Field(
+        default_factory=dict, alias="storage.options", repr=False
+    )
+    # Not shown where a configuration is: it has the stores' credentials.
 
     @property
     def brokers(self) -> list[BrokerEntry]:

@@ -315,27 +315,44 @@ PRODUCER_STATE = _busy_table(
     timestamp_ms=_LONG,
     snapshot_offset=_LONG,
 )
-PRODUCE_REQUESTS = _busy_table(
-    "produce_requests",
-    request_id=_STRING,
-    topic_id=_STRING,
-    topic=_STRING,
-    partition=_INT,
-    leader_epoch=_INT,
-    path=_STRING,
-    record_count=_LONG,
-    byte_size=_LONG,
-    checksum=_STRING,
-    min_timestamp_ms=_LONG,
-    max_timestamp_ms=_LONG,
-    producer_id=_LONG,
-    producer_epoch=_INT,
-    base_sequence=_INT,
-    acks=_INT,
-    timeout_ms=_LONG,
-    client_id=_STRING,
-    created_at_ms=_LONG,
+_REQUEST_HEADER = pa.schema(
+    [
+        ("request_id", _STRING),
+        ("topic_id", _STRING),
+        ("topic", _STRING),
+        ("partition", _INT),
+        ("leader_epoch", _INT),
+        ("checksum", _STRING),
+        ("producer_id", _LONG),
+        ("producer_epoch", _INT),
+        ("base_sequence", _INT),
+        ("acks", _INT),
+        ("timeout_ms", _LONG),
+        ("client_id", _STRING),
+        ("created_at_ms", _LONG),
+    ]
 )
+PRODUCE_REQUESTS = TableSchema(
+    "produce_requests",
+    pa.schema([*_REQUEST_HEADER, *RECORD_COLUMNS]),
+    tuple(_REQUEST_HEADER.names),
+    _kept_for("10 minutes"),
+)
+"""The batches that wait for the leaders of this root: a file of the log's inbox is one row of
+`REQUEST_INDEX`, most of which are the file's partition values."""
+REQUEST_INDEX = pa.schema(
+    [
+        *(_REQUEST_HEADER.field(name) for name in _REQUEST_HEADER.names[:5]),
+        ("path", _STRING),
+        ("record_count", _LONG),
+        ("byte_size", _LONG),
+        _REQUEST_HEADER.field("checksum"),
+        ("min_timestamp_ms", _LONG),
+        ("max_timestamp_ms", _LONG),
+        *(_REQUEST_HEADER.field(name) for name in _REQUEST_HEADER.names[6:]),
+    ]
+)
+"""The columns of what is known of a batch that waits: one batch of a request, for one partition."""
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     ("operation_id",),

@@ -186,7 +186,7 @@ WORK = Work(
     run,
     (
         Target(f"{MANY}, {FOUR}", SPARKLOG, 3, against_what=f"{FEW}, {FOUR}"),
-        Target(f"{MANY}, {ALL}", SPARKLOG, 3, against_what=f"{FEW}, {ALL}"),
+        Target(f"{MANY}, {ALL}", SPARKLOG, 8, against_what=f"{FEW}, {ALL}"),
         Target(CONTROL, SPARKLOG, 150),
     ),
 )

@@ -85,5 +85,5 @@ WORK = Work(
     "through Python's gateway is included. sparklog syncs files and commits before they count, "
     "unless it says otherwise; Kafka does so with flush.messages=1.",
     run,
-    (Target(f"{WHAT}, p50", RESIDENT, 150, 60),),
+    (Target(f"{WHAT}, p50", RESIDENT, 50, 25),),
 )

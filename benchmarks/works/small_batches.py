@@ -99,7 +99,7 @@ WORK = Work(
     "each run.",
     run,
     (
-        Target(f"{WHAT}, p50", SPARKLOG, 250, 200),
+        Target(f"{WHAT}, p50", SPARKLOG, 200, 150),
         Target(f"{WHAT}, p99", SPARKLOG, 600),
     ),
 )

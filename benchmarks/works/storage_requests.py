@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figures, Target
+from benchmarks.prices import dollars
 from benchmarks.request_list import by_table, listed
 from benchmarks.requests import BulkProducer
 from benchmarks.s3_server import BYTES, KINDS, NOT_FOUND, REFUSED, Logged
@@ -25,30 +27,23 @@ HEARTBEAT = "a heartbeat of a broker"
 RENEWAL = "a follower's renewal, beside idle ticks"
 BUSY = "a request of 4 small batches, all brokers, beside idle ticks"
 SEND = "... and its producer"
+CHECKPOINTS = "the checkpoints after it, all brokers"
 MEBIBYTE = "a committed MiB, in batches of 4 MiB, all of them"
 ROUND = "a round of 4 partitions, acks=all, with its producer, all requests"
 READS = "GET and HEAD"
 ROUND_LIST = "storage_requests-round"
 """The table with the requests of a round, one by one."""
 
-AT_REST, WITH_REQUESTS = "at rest", "a request every tick"
-DOLLARS = "$ a month"
-
-HEARTBEAT_SECONDS = 2
 RENEWAL_SECONDS = 10
-INTERVALS_SECONDS = (1, 5)
-MONTH_SECONDS = 30.44 * 86_400
-PRICES = {"PUT": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7, "DELETE": 0.0}
-"""Dollars a request: the list prices of S3 Standard in us-east-1."""
-STORED_GB_MONTH = 0.023
-
+CHECKPOINT_SECONDS = 5
 FEW = "4 partitions"
 
 _NAMES = (*KINDS, NOT_FOUND, REFUSED, BYTES)
 _BROKERS = 3
-_IDLE_ROUNDS = 10
+_IDLE_ROUNDS = 6
 _SMALL, _LARGE_BYTES = [b"x" * 100], 4 << 20
 _HOUR_MS = 3_600_000
+_SETTLED_SECONDS = 0.3
 
 
 def run(bench: Bench, figures: Figures) -> None:
@@ -61,7 +56,6 @@ def run(bench: Bench, figures: Figures) -> None:
         ):
             for partitions in (4, many):
                 Counted(store, f"run-{one}-{partitions}", partitions).measure(figures)
-        add_costs(figures)
         bench.say(f"  run {one + 1}: {_told(figures)}")
 
 
@@ -96,21 +90,42 @@ class Counted:
     def measure(self, figures: Figures) -> None:
         """Count what each step asks of the store, and note it."""
         self._produce(_SMALL)
-        idle = self._counted(lambda: [self._application.round() for _ in range(_IDLE_ROUNDS)])
-        self._idle = {name: idle[name] / _IDLE_ROUNDS for name in _NAMES}
-        self._add(figures, IDLE, self._idle, _BROKERS)
-        self._add(figures, HEARTBEAT, self._counted(self._beat), _BROKERS)
+        # Twice: the first look afterwards still sees the new topic.
+        for _ in range(2):
+            self._clock.advance(RENEWAL_SECONDS * 1000)
+            self._worked_off()
+        idle = self._counted(self._tick_idly)
+        idle_ticks = {name: idle[name] / _IDLE_ROUNDS for name in _NAMES}
+        self._add(figures, IDLE, idle_ticks, _BROKERS)
+        still = self._counted(lambda: [self._application.round() for _ in range(_IDLE_ROUNDS)])
+        self._idle = {name: still[name] / _IDLE_ROUNDS for name in _NAMES}
+        self._add(figures, HEARTBEAT, self._beaten(), _BROKERS)
+        self._clock.advance(CHECKPOINT_SECONDS * 1000)
+        self._worked_off()
         self._clock.advance(RENEWAL_SECONDS * 1000)
         self._add(figures, RENEWAL, self._worked_off(), _BROKERS)
+        # The first with the checkpoints and the removals that are due, the second after these.
+        for _ in range(2):
+            self._produce(_SMALL)
         client, brokers = self._produce(_SMALL)
         self._add(figures, BUSY, brokers, 1)
         self._add(figures, SEND, client, 1)
+        self._clock.advance(CHECKPOINT_SECONDS * 1000)
+        self._add(figures, CHECKPOINTS, self._worked_off(), 1)
+        # With the removal of earlier requests, where that is due.
+        self._produce(_SMALL)
         self._add_round(figures)
         client, brokers = self._produce([random.Random(7).randbytes(_LARGE_BYTES)])
         both = {name: client[name] + brokers.get(name, 0) for name in _NAMES}
         self._add(figures, MEBIBYTE, both, 4 * _LARGE_BYTES / (1 << 20))
         self._application.stop()
         self._application.run_until_idle()
+
+    def _tick_idly(self) -> None:
+        """Make rounds a second apart, before a renewal is due."""
+        for _ in range(_IDLE_ROUNDS):
+            self._clock.advance(1000)
+            self._application.round()
 
     def _produce(self, values: list[bytes]) -> tuple[Counter[str], dict[str, float]]:
         """Return what a request with four batches asks: of its producer, and of all brokers."""
@@ -158,9 +173,20 @@ class Counted:
         assert pending.is_done
 
     def _worked_off(self) -> dict[str, float]:
-        """Work until there is nothing to do; return what that asks beyond so many idle rounds."""
+        """Work until there is nothing to do; return what that asks beyond so many idle rounds.
+
+        What brokers do beside their rounds is waited for: checkpoints, the removal of requests.
+        """
         rounds: list[int] = []
-        counts = self._counted(lambda: rounds.append(self._until_idle()))
+
+        def work() -> None:
+            rounds.append(self._until_idle())
+            counts: list[Counter[str]] = [Counter()]
+            while counts[-1] != counts[0] or len(counts) == 1:
+                time.sleep(_SETTLED_SECONDS)
+                counts = [counts[-1], self._store.counts()]
+
+        counts = self._counted(work)
         return {
             name: count - rounds[0] * self._idle[name]
             for name, count in counts.items()
@@ -173,6 +199,16 @@ class Counted:
         while self._application.round().changed:
             rounds += 1
         return rounds
+
+    def _beaten(self) -> dict[str, float]:
+        """Return the requests of a heartbeat of each broker, and of a round that reads them all."""
+
+        def beat() -> None:
+            self._beat()
+            self._application.round()
+
+        counts = self._counted(beat)
+        return {name: counts[name] - self._idle[name] for name in _NAMES}
 
     def _beat(self) -> None:
         with self._application.between_rounds() as brokers:
@@ -196,22 +232,6 @@ class Counted:
         figures.add(f"{what}: {READS}", system, "requests", found["GET"] + found["HEAD"])
 
 
-def add_costs(figures: Figures) -> None:
-    """Note what the last run's counts cost in a month, as `month_of` names it."""
-    for system in dict.fromkeys(one.system for one in figures):
-        for interval in INTERVALS_SECONDS:
-            rest = _at_rest(figures, system, interval)
-            busy = rest + _price(figures, BUSY, system) * MONTH_SECONDS / interval
-            busy += _price(figures, SEND, system) * MONTH_SECONDS / interval
-            figures.add(month_of(AT_REST, interval), system, DOLLARS, rest)
-            figures.add(month_of(WITH_REQUESTS, interval), system, DOLLARS, busy)
-
-
-def month_of(load: str, interval: float) -> str:
-    """Return the name of the cost figure of a load, with ticks every `interval` seconds."""
-    return f"{load}, ticks every {interval:g} s"
-
-
 def _told(figures: Figures) -> str:
     found = {
         name: one.values[-1]
@@ -222,14 +242,14 @@ def _told(figures: Figures) -> str:
 
 
 def appendix(figures: Figures) -> str:
-    """Return the counts as a table, the requests of a round by table, and a month's costs."""
+    """Return the counts as a table, the requests of a round by table, and a GiB's costs."""
     names = [*KINDS, NOT_FOUND, REFUSED]
     lines = [
         f"| | {' | '.join(names)} | KiB put |",
         f"|---|{'---:|' * (len(names) + 1)}",
     ]
     systems = list(dict.fromkeys(one.system for one in figures))
-    for what in (IDLE, HEARTBEAT, RENEWAL, BUSY, SEND, ROUND, MEBIBYTE):
+    for what in (IDLE, HEARTBEAT, RENEWAL, BUSY, SEND, CHECKPOINTS, ROUND, MEBIBYTE):
         for system in systems:
             counts = _medians(figures, what, system)
             cells = " | ".join(f"{counts[name]:.3g}" for name in names)
@@ -241,50 +261,9 @@ def appendix(figures: Figures) -> str:
             "",
             *by_table(figures.tables[ROUND_LIST]),
         ]
-    return "\n".join([*lines, "", *_costs(figures, systems)])
-
-
-def _costs(figures: Figures, systems: list[str]) -> list[str]:
-    prices = (
-        f"${PRICES['PUT'] * 1000:g} for 1,000 PUT or LIST, ${PRICES['GET'] * 1000:g} for 1,000 GET "
-        f"or HEAD (DELETE is free); a stored GB costs ${STORED_GB_MONTH:g} a month, "
-        f"${STORED_GB_MONTH * _BROKERS:g} on three replicas"
-    )
-    introduction = (
-        f"The requests of three brokers in a month of 30.44 days, at {prices}. Heartbeats "
-        f"every {HEARTBEAT_SECONDS} s, renewals every {RENEWAL_SECONDS} s; in the last column a "
-        "request with a small batch for each of 4 partitions arrives with every tick."
-    )
-    head = f"| ticks every | partitions | {AT_REST} | {WITH_REQUESTS} |"
-    lines = [introduction, "", head, "|---|---|---:|---:|"]
-    for interval in INTERVALS_SECONDS:
-        for system in systems:
-            found = [
-                figures.get(month_of(load, interval), system) for load in (AT_REST, WITH_REQUESTS)
-            ]
-            cells = ["" if one is None else f"${one.median:,.0f}" for one in found]
-            lines.append(f"| {interval} s | {system} | {' | '.join(cells)} |")
-    mebibyte = max(_dollars(_medians(figures, MEBIBYTE, system)) for system in systems)
+    mebibyte = max(dollars(_medians(figures, MEBIBYTE, system)) for system in systems)
     lines += ["", f"A committed GiB in batches of 4 MiB costs ${mebibyte * 1024:.3f} in requests."]
-    return lines
-
-
-def _at_rest(figures: Figures, system: str, interval: float) -> float:
-    """Return the dollars that a cluster at rest costs in a month."""
-    ticks = _price(figures, IDLE, system) / interval
-    heartbeats = _price(figures, HEARTBEAT, system) / HEARTBEAT_SECONDS
-    renewals = _price(figures, RENEWAL, system) / RENEWAL_SECONDS
-    return _BROKERS * (ticks + heartbeats + renewals) * MONTH_SECONDS
-
-
-def _price(figures: Figures, what: str, system: str) -> float:
-    """Return the dollars of one piece by the counts of the last run."""
-    found = {name: figures.get(f"{what}: {name}", system) for name in KINDS}
-    return _dollars({name: 0.0 if one is None else one.values[-1] for name, one in found.items()})
-
-
-def _dollars(counts: Mapping[str, float]) -> float:
-    return sum(counts[name] * price for name, price in PRICES.items())
+    return "\n".join(lines)
 
 
 def _medians(figures: Figures, what: str, system: str) -> dict[str, float]:
@@ -297,10 +276,10 @@ WORK = Work(
     "Storage requests",
     "A cluster of three brokers in one process on the S3 API server of the benchmarks, which "
     "counts requests by S3's price classes; rounds, heartbeats and time are made by hand, so that "
-    "each is counted alone. A renewal and a request of batches are counted without the idle ticks "
-    "that they take. A round is counted whole: from the producer's first request through all "
-    "ticks until nothing is left to do to the answer, which the producer polls once. Counts do "
-    "not depend on the machine.",
+    "each is counted alone. A heartbeat is counted with its reads by the others. It, a renewal and "
+    "a request of batches are counted without the idle ticks that they take. A round is counted "
+    "whole: from the producer's first request through all ticks until nothing is left to do to the "
+    "answer, which the producer polls once. Counts do not depend on the machine.",
     run,
     (
         Target(f"{ROUND}: PUT", FEW, 40, 26),
@@ -309,9 +288,6 @@ WORK = Work(
         Target(f"{ROUND}: HEAD", FEW, 0),
         Target(f"{IDLE}: {READS}", FEW, 5),
         Target(f"{IDLE}: LIST", FEW, 0),
-        Target(month_of(AT_REST, 1), FEW, 60, 30),
-        Target(month_of(WITH_REQUESTS, 1), FEW, 600, 400),
-        Target(month_of(WITH_REQUESTS, 5), FEW, 120),
     ),
     appendix=appendix,
     is_plotted=False,

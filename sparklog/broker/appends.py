@@ -16,7 +16,7 @@ from sparklog.config import Settings
 from sparklog.errors import ERROR_CODES
 from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.batch_files import BatchFile, files_faults
+from sparklog.storage.batch_files import BatchFile, PassingFault, files_faults
 from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.roots import BrokerRoot
 
@@ -84,6 +84,12 @@ class Appends:
         remembered = self._sequences.remembered(first, now_ms)
         duplicates = self._sequences.duplicates(first, remembered)
         checked = self._check(first, now_ms, standing, duplicates)
+        late = {row["position"] for row in first if _is_late(row)}
+        if late:
+            # Also what shares its fate.
+            self.inbox.leave(row for row in rows if {row["position"], row["repeats"]} & late)
+            rows = [row for row in rows if not {row["position"], row["repeats"]} & late]
+            first = [row for row in first if row["position"] not in late]
         errors = {row["position"]: row["error"] for row in checked}
         errors |= self._sequences.refused(first, errors, duplicates, remembered)
         fresh = [
@@ -247,6 +253,16 @@ class Appends:
                 }
             )
         return answers, operations
+
+
+_UPLOAD_MS = 5_000
+"""How long a request waits for its file: producers upload it while they append the request."""
+
+
+def _is_late(row: Mapping[str, Any]) -> bool:
+    """Say whether the file of a request may still be on its way, or its store be away."""
+    is_passing = isinstance(row["file_fault"], PassingFault)
+    return is_passing and bool(row["waited_ms"] < _UPLOAD_MS)
 
 
 def answer(

@@ -27,7 +27,8 @@ from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
 from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, FORMAT
-from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import Rules, SparkRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.location import Location
@@ -43,7 +44,14 @@ _LOOK_SECONDS = 0.003
 """How often brokers that wait look for the next commit of what they follow, in folders."""
 
 _BUSY_SECONDS = 0.3
-"""How long brokers on object stores look without a pause after something has changed."""
+"""How long brokers on object stores look without a pause after records or positions moved."""
+
+_AHEAD_SECONDS = 1.0
+"""How long followers look into their leaders' inboxes after records or positions moved."""
+
+_SHARE_OF_TICK, _WAITING_SHARE_OF_TICK = 0.05, 0.2
+"""The pause between such looks, as a share of tick.interval.ms: while records and positions move,
+and later, while requests wait for others' commits."""
 
 _REST_SECONDS = 0.002
 """How long the rest of a request is waited for, of which one leader's part has come."""
@@ -88,7 +96,7 @@ class Application:
         self._rules: Rules = (
             SparkRules(spark)
             if spark is not None and config.rules_engine == "spark"
-            else DuckDBRules()
+            else DriverRules()
         )
         self._brokers: dict[int, Broker] = {}
         self._brokers_lock = threading.Lock()
@@ -98,7 +106,7 @@ class Application:
         self._ended = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
-        self._changed_at = 0.0
+        self._traffic_at = 0.0
         # The same threads all along: rules and Spark keep a connection for each.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
@@ -172,6 +180,8 @@ class Application:
             brokers = list(self._brokers.values())
             for broker in brokers:
                 broker.look_ahead(to_end=to_end)
+                if time.monotonic() - self._traffic_at < _AHEAD_SECONDS:
+                    broker.copy_ahead()
             for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
                 report.add(self._attempt(Broker.controller_tick, broker))
             for tick in (Broker.leader_tick, Broker.follower_tick):
@@ -206,9 +216,10 @@ class Application:
         """
         try:
             while self._is_going_on():
-                if self.round().changed:
-                    self._changed_at = time.monotonic()
-                else:
+                report = self.round()
+                if report.has_traffic:
+                    self._traffic_at = time.monotonic()
+                if not report.changed:
                     self._wait()
             if self._farewell is Broker.stop:
                 self._hand_over()
@@ -221,9 +232,12 @@ class Application:
         """Wait for tick.interval.ms, or until somebody has written what a tick looks at."""
         brokers = list(self._brokers.values())
         if not self._troubles and any(broker.is_on_store for broker in brokers):
-            is_busy = time.monotonic() - self._changed_at < _BUSY_SECONDS
+            is_busy = time.monotonic() - self._traffic_at < _BUSY_SECONDS
             if is_busy or any(broker.awaits_news for broker in brokers):
-                self._stopping.wait(_LOOK_SECONDS)
+                # Ticks that are far apart are meant to cost less.
+                share = _SHARE_OF_TICK if is_busy else _WAITING_SHARE_OF_TICK
+                pause = self.config.tick_interval_ms / 1000 * share
+                self._stopping.wait(max(pause, _LOOK_SECONDS))
                 return
         deadline = time.monotonic() + self.config.tick_interval_ms / 1000
         while (left := deadline - time.monotonic()) > 0:
@@ -390,7 +404,7 @@ class Application:
     def _await_session(self, entry: BrokerEntry) -> None:
         brokers = ControlTable(self._location(self.config.cluster_root), BROKERS)
         timeout_ms = self.config.broker_session_timeout_ms
-        await_session(brokers, entry.broker_id, timeout_ms, self._clock)
+        await_session(brokers, entry.broker_id, timeout_ms, self._clock, self._location)
 
     def _location(self, uri: str) -> Location:
         return Location.of(uri, self.config.storage_options)

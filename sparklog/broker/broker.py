@@ -1,4 +1,4 @@
-"""A broker: the order in which its roles act, and when it says that it lives.
+"""A broker: the order in which its roles act, and its heartbeats.
 
 A broker is a process's worth of state over its roots. Its tables outlive it: what it needs after
 a crash is in them.
@@ -18,17 +18,20 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
 from sparklog.broker.fetch import Copier
 from sparklog.broker.follower import Follower
+from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.leader import Leader
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.led_partitions import FollowerReports
-from sparklog.broker.log_directories import number_log_directories
+from sparklog.broker.log_directories import LogDirectory, number_log_directories
 from sparklog.broker.merger import Merger, MergeReport
+from sparklog.broker.metadata_looks import Look, MetadataLooks
 from sparklog.broker.observations import Observations
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
-from sparklog.broker.registration import check_registered, heartbeat, register
+from sparklog.broker.registration import change_state, check_registered, register
 from sparklog.broker.replicas import Replicas
+from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.clock import Clock
@@ -45,9 +48,6 @@ from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_distinct
 
 _log = get_logger(__name__)
 
-_METADATA_MS = 500
-"""How often rounds look at the cluster's tables on an object store."""
-
 
 class Broker:
     """One broker, registered and with its state recovered.
@@ -57,6 +57,9 @@ class Broker:
     files; `observations`, what is known of the others' silence. The caller knows that the broker's
     last process is gone.
     """
+
+    # A follower's commit of a high watermark alone is a request that the next commit saves.
+    _high_watermarks_wait_ms = 0
 
     def __init__(
         self,
@@ -82,21 +85,22 @@ class Broker:
             BrokerRoot.create(root, cluster.cluster_id, broker_id)
         self._directories = number_log_directories(cluster.brokers, broker_id, roots)
         reader = MetadataReader(cluster, storage_options or {})
-        damage = {
-            number: BrokerRoot.damage(directory.location)
-            for number, directory in enumerate(self._directories)
-            if directory.location is not None
-        }
-        for errors in damage.values():
-            for error in errors.values():
-                _log.error("table starts again empty", broker=broker_id, error=str(error))
-        damaged = {number: frozenset(errors) for number, errors in damage.items()}
+        damaged = _damaged_tables(broker_id, self._directories)
         self.broker_epoch = register(
             reader, cluster, broker_id, self._directories, rack, clock.now_ms(), damaged
         )
-        # Heartbeats go on beside the ticks, which may be long, so they have a handle of their own.
+        # The row is changed beside the ticks, which may be long, by a handle of its own.
         self._registration = ControlTable(cluster_root, BROKERS)
         self._reader = MetadataReader(cluster, storage_options or {})
+        self._peers = Peers(self._reader.location)
+        self._roots: dict[int, BrokerRoot] = {}
+        self._heartbeats = Heartbeats(self._roots, settings)
+        self._signs = SignsOfLife(
+            broker_id,
+            self._roots,
+            self._peers,
+            lambda uri: Location.of(uri, storage_options),
+        )
         self._controller = Controller(
             broker_id,
             self.broker_epoch,
@@ -105,16 +109,16 @@ class Broker:
             rules,
             settings,
             observations or Observations(),
+            self._signs,
         )
-        self._peers = Peers(self._reader.location)
         # The peers that follow what this broker leads.
         self._followers_of: dict[Peer, ReplicaRows] = {}
-        self._metadata_at_ms: int | None = None
+        self._metadata_looks = MetadataLooks()
+        self._root_checked_at_ms = clock.monotonic_ms()
         self._is_looked = False
         self._is_metadata_due = True
         self._transactional_ids = TransactionalIds(cluster, rules, settings)
         self._state: BrokerState = "alive"
-        self._roots: dict[int, BrokerRoot] = {}
         self._replicas: list[Replicas] = []
         self._repairs: list[Repairs] = []
         self._leaders: list[Leader] = []
@@ -191,26 +195,37 @@ class Broker:
         """Ask object stores, side by side, for what the next ticks look at: one tick of each role.
 
         So a round of ticks waits for one request, not for one after another. The metadata are
-        looked at every `_METADATA_MS`: a leader and a follower act on what they have seen, as one
-        that is slow does, and are fenced. Of journals a part of the new commits may be seen, the
-        rest in later rounds. With `to_end` everything is looked at, and seen up to its end: a round
-        that changes nothing shows then that there is nothing to do. Does nothing for roots in
-        folders.
+        looked at as `MetadataLooks` says: a leader and a follower act on what they have seen, as
+        one that is slow does, and are fenced. Of journals a part of the new commits may be seen,
+        the rest in later rounds. With `to_end` everything is looked at, and seen up to its end: a
+        round that changes nothing shows then that there is nothing to do. Otherwise followers hold
+        new high watermarks back for two tick.interval.ms, or until they commit more. Does nothing
+        for roots in folders.
         """
         if not self.is_on_store:
             return
-        now_ms = self._clock.monotonic_ms()
-        since_ms = self._metadata_at_ms
-        is_cheap = self._cluster.location.is_local
-        if to_end or is_cheap or since_ms is None or now_ms - since_ms >= _METADATA_MS:
-            self._metadata_at_ms = now_ms
+        self._high_watermarks_wait_ms = 0 if to_end else 2 * self._settings.tick_interval_ms
+        partitions = self._cluster.partition_state.state
+        look = self._metadata_looks.next(partitions, self._clock.monotonic_ms())
+        if to_end or self._cluster.location.is_local:
+            look = Look.ALL
+        if look is not Look.NONE:
             self._is_metadata_due = True
+            self._signs.look_ahead()
+        if look is Look.ALL:
             self._reader.look_ahead()
             self._cluster.controller.look_ahead()
+        elif look is Look.PARTITIONS:
+            self._reader.look_ahead_at_partitions()
         for root in self._roots.values():
             root.produce_requests.look_ahead(to_end=to_end)
         self._peers.look_ahead(to_end=to_end)
         self._is_looked = True
+
+    def copy_ahead(self) -> None:
+        """Copy, beside the rounds, what waits for the leaders that this broker follows."""
+        for follower in self._followers:
+            follower.copy_ahead()
 
     @property
     def is_on_store(self) -> bool:
@@ -271,7 +286,8 @@ class Broker:
             metadata = self._load()
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
             return self._each_root(
-                partial(follower.tick, metadata, now_ms, effects) for follower in self._followers
+                partial(follower.tick, metadata, now_ms, effects, self._high_watermarks_wait_ms)
+                for follower in self._followers
             )
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
@@ -280,6 +296,7 @@ class Broker:
         Raises as `leader_tick` does.
         """
         self._check_cluster_root()
+        self._check_cluster_root_on_store()
         report = self._controller.tick(
             self._clock.monotonic_ms(), self._clock.now_ms(), Effects(stop_after)
         )
@@ -307,17 +324,39 @@ class Broker:
         return MergeReport(*map(sum, zip(*reports, strict=True)))
 
     def heartbeat(self) -> None:
-        """Say that the broker lives; may run beside a tick. Raises as `leader_tick` does."""
-        self._cluster.check_in_place()
-        self._beat(self._state)
-        self._controller.renew_lease()
+        """Show that the broker lives, and renew the lease if it holds it; may run beside a tick.
+
+        It lives as long as one of its journals goes on: an empty commit is made where nothing was
+        committed since the last heartbeat, or the lease is to be renewed. Raises as `leader_tick`
+        does.
+        """
+        self._check_cluster_root()
+        controller_epoch: int | None = None
+        failure: Exception | None = None
+        try:
+            controller_epoch = self._controller.epoch_to_renew()
+        except UNREADABLE as error:
+            # The lease is not renewed; the broker lives all the same.
+            failure = error
+        self._beat(controller_epoch)
+        if failure is not None:
+            raise failure
 
     def heartbeat_without_lease(self) -> None:
-        """Say that the broker lives, but not that its controller does."""
-        self._beat(self._state)
+        """Show that the broker lives, but not that its controller does."""
+        self._beat(None)
+
+    def _beat(self, controller_epoch: int | None) -> None:
+        self._heartbeats.beat(controller_epoch)
+        rows = self._cluster.brokers.rows().to_pylist()
+        mine = next((row for row in rows if row["broker_id"] == self.broker_id), None)
+        if mine is not None and mine["state"] == "fenced":
+            # It is alive again. By the rows as loaded last, since a heartbeat reads nothing there.
+            self._change_state(self._state, from_state="fenced")
 
     def look(self) -> None:
-        """Note which requests are there and how the others' rows are, before time passes."""
+        """Note the requests, the others' rows and journals, before time passes."""
+        self._heartbeats.note()
         self._controller.observe(self._clock.monotonic_ms())
         for leader in self._leaders:
             leader.appends.inbox.look(self._clock.now_ms())
@@ -335,12 +374,12 @@ class Broker:
                 except UNREADABLE as error:
                     _log.warning("lags not kept", broker=self.broker_id, error=str(error))
         self._write_checkpoints()
-        self._beat("parked", self._clean_stop() | {"parked_at_ms": now_ms})
+        self._change_state("parked", self._clean_stop() | {"parked_at_ms": now_ms})
 
     def prepare_to_stop(self) -> None:
         """Ask the controller to let others lead what this broker leads: controlled shutdown."""
         self._state = "stopping"
-        self._beat(self._state)
+        self._change_state(self._state)
 
     @property
     def can_hand_over(self) -> bool:
@@ -356,7 +395,7 @@ class Broker:
         """End for good: it is in sync and leads nowhere from the controller's next tick on."""
         self._controller.resign()
         self._write_checkpoints()
-        self._beat("stopped", self._clean_stop())
+        self._change_state("stopped", self._clean_stop())
 
     def _write_checkpoints(self) -> None:
         """Write the checkpoint tables of all roots as they are now."""
@@ -383,22 +422,45 @@ class Broker:
         ]
         return {"log_digest": json.dumps(digests)}
 
-    def _beat(self, state: BrokerState, mark: Mapping[str, Any] | None = None) -> None:
+    def _change_state(
+        self,
+        state: BrokerState,
+        mark: Mapping[str, Any] | None = None,
+        from_state: BrokerState | None = None,
+    ) -> None:
         # By its log's version a broker that comes back with an older copy is recognised (7.2).
         versions = [
             self._roots[number].log.version if number in self._roots else one.log_version
             for number, one in enumerate(self._directories)
         ]
         changes = {"log_version": json.dumps(versions), **(mark or {})}
-        heartbeat(self._registration, self.broker_id, self.broker_epoch, state, changes)
+        change_state(
+            self._registration,
+            self.broker_id,
+            self.broker_epoch,
+            state,
+            changes,
+            from_state=from_state,
+        )
 
     def _check_cluster_root(self) -> None:
         """Raise `StorageError` where the cluster root is gone or another cluster's.
 
-        On object stores, where it costs a request, heartbeats check it and ticks do not.
+        Only in local folders; see `_check_cluster_root_on_store`.
         """
         if self._cluster.location.is_local:
             self._cluster.check_in_place()
+
+    def _check_cluster_root_on_store(self) -> None:
+        """Check the cluster root on an object store, where that costs a request, at intervals.
+
+        The interval is broker.heartbeat.interval.ms.
+        """
+        now_ms = self._clock.monotonic_ms()
+        is_due = now_ms - self._root_checked_at_ms >= self._settings.broker_heartbeat_interval_ms
+        if is_due and not self._cluster.location.is_local:
+            self._cluster.check_in_place()
+            self._root_checked_at_ms = now_ms
 
     def _load(self) -> Metadata:
         """Return the newest metadata; `FencedError` where it names a newer process."""
@@ -467,6 +529,20 @@ class Broker:
         for (broker_id, _, _), read in self._followers_of.items():
             rows[broker_id].append(read)
         return rows
+
+
+def _damaged_tables(
+    broker_id: int, directories: Sequence[LogDirectory]
+) -> dict[int, frozenset[str]]:
+    """Return the names of the damaged tables of each root, by its number; they are logged."""
+    damaged: dict[int, frozenset[str]] = {}
+    for number, directory in enumerate(directories):
+        if directory.location is not None:
+            errors = BrokerRoot.damage(directory.location)
+            for error in errors.values():
+                _log.error("table starts again empty", broker=broker_id, error=str(error))
+            damaged[number] = frozenset(errors)
+    return damaged
 
 
 def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:

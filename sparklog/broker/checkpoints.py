@@ -1,7 +1,8 @@
 """The checkpoints of one broker root: tables that lag behind its journal, as Kafka's do (rule 1.5).
 
 They are for recovery, for people and for SQL. A checkpoint names the version of the journal that it
-describes; commits of the journal are cleaned up only when all of them describe later ones.
+describes; commits of the journal are cleaned up only when all of them describe later ones. The
+empty commits of heartbeats change no checkpoint: `DeltaLog.progress` counts five of them as one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from sparklog.storage.roots import BrokerRoot
 _log = get_logger(__name__)
 
 MOST_COMMITS = 100
-"""Commits of the journal at most that whoever opens it reads after the checkpoints."""
+"""Commits of the journal at most that its readers find after the checkpoints, when they open it.
+
+Five empty commits count as one.
+"""
 
 VERIFY_INTERVAL_MS = 10_000
 """How often a broker verifies its tables that other processes depend on, to find damage."""
@@ -34,6 +38,7 @@ class _State(NamedTuple):
     """What the journal says at a version, as the rows of the three tables."""
 
     version: int
+    progress: int
     operations: pa.Table
     epochs: pa.Table
     rows: pa.Table
@@ -53,6 +58,11 @@ class Checkpoints:
         # What each table has, as far as this process has written it.
         self._written: dict[str, pa.Table] = {}
         self._described_version = min(map(self._described, root.checkpoints))
+        # How far each table describes the journal, in its progress. The commits after the version
+        # that a table names count as ones with content until it is written.
+        self._described_progress = {
+            table.schema.name: self._described(table) for table in root.checkpoints
+        } | {root.high_watermark_checkpoint.schema.name: self._described_version}
         self._beside: ThreadPoolExecutor | None = None
         if not root.location.is_local:
             self._beside = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -73,7 +83,8 @@ class Checkpoints:
         It is time replica.high.watermark.checkpoint.interval.ms after the last time, if a replica
         has changed, and after `MOST_COMMITS` commits in any case.
         """
-        behind = self._journal.version - self._described_version
+        described = self._described_progress[self._root.high_watermark_checkpoint.schema.name]
+        behind = self._journal.progress - described
         is_due = self._has_changed and now_ms >= self._due_at_ms
         if not (is_due or behind >= MOST_COMMITS):
             return
@@ -84,13 +95,13 @@ class Checkpoints:
             self._writing = self._beside.submit(self._attempt, now_ms, state)
 
     def write(self, now_ms: int) -> bool:
-        """Write the checkpoints now; return whether they were behind the journal.
+        """Write the checkpoints now; return whether they were behind the journal's content.
 
         Raises what writing a table raises.
         """
         if self._writing is not None:
             self._writing.result()
-        if self._described_version == self._journal.version and not self._root.is_rebuilt:
+        if self._described_version >= self._journal.content_version and not self._root.is_rebuilt:
             return False
         self._write(self._begin(now_ms), is_last=True)
         return True
@@ -143,39 +154,58 @@ class Checkpoints:
         self._due_at_ms = now_ms + self._interval_ms
         journal = self._journal
         taken = journal.taken
+        # A heartbeat beside it changes nothing but the version.
+        version, progress = journal.version, journal.progress
         return _State(
-            journal.version,
+            version,
+            progress,
             journal.operation_table(),
             journal.epoch_table(),
-            journal.row_table(),
+            journal.row_table(version),
             {} if taken is None else {taken_transaction(taken.table_id): taken.version},
         )
 
     def _write(self, state: _State, *, is_last: bool = False) -> None:
         root = self._root
-        self._write_table(root.delayed_operations, state.operations, state.version, is_last)
+        # All tables have to name a version before the commits up to it are cleaned up.
+        is_clean_up_due = self._journal.is_checkpoint_due
+        is_named = is_last or is_clean_up_due
+        # Operations seldom outlive a write; on an object store each one is two requests.
+        operations = root.delayed_operations
+        name = operations.schema.name
+        behind = state.progress - self._described_progress[name] if name in self._written else None
+        if self._beside is None or is_named or behind is None or behind >= MOST_COMMITS:
+            self._write_table(operations, state.operations, state, is_named)
         # Before the rows, which name the version of the histories beside them.
         epochs = root.leader_epoch_checkpoint
-        self._write_table(epochs, state.epochs, state.version, is_last)
+        self._write_table(epochs, state.epochs, state, is_named)
         versions = pa.repeat(pa.scalar(epochs.version, pa.int64()), state.rows.num_rows)
         index = state.rows.column_names.index("epochs_version")
         rows = state.rows.set_column(index, state.rows.schema.field(index), versions)
         described = {LOG_VERSION: state.version, **state.taken}
         overwrite(root.high_watermark_checkpoint, rows, root.fence, described)
         self._described_version = state.version
-        if min(map(self._described, root.checkpoints)) > state.version - 2 * MOST_COMMITS:
+        self._described_progress[root.high_watermark_checkpoint.schema.name] = state.progress
+        if is_clean_up_due:
             self._journal.write_due_checkpoint()
 
     def _write_table(
-        self, table: ControlTable, rows: pa.Table, version: int, is_last: bool
+        self, table: ControlTable, rows: pa.Table, state: _State, is_named: bool
     ) -> None:
-        """Write a checkpoint whose rows have changed; another one names its version at times."""
-        written = self._written.get(table.schema.name)
+        """Write a checkpoint whose rows have changed; another one names its version at times.
+
+        `is_named`: it names the version in any case.
+        """
+        name = table.schema.name
+        written = self._written.get(name)
         if written is None or not written.equals(rows):
-            overwrite(table, rows, self._root.fence, {LOG_VERSION: version})
-            self._written[table.schema.name] = rows
-        elif is_last or version - self._described(table) >= MOST_COMMITS:
-            table.set_transactions({LOG_VERSION: version}, self._root.fence)
+            overwrite(table, rows, self._root.fence, {LOG_VERSION: state.version})
+            self._written[name] = rows
+        elif is_named or state.progress - self._described_progress[name] >= MOST_COMMITS:
+            table.set_transactions({LOG_VERSION: state.version}, self._root.fence)
+        else:
+            return
+        self._described_progress[name] = state.progress
 
     @staticmethod
     def _described(table: ControlTable) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from sparklog.broker.copies_ahead import CopiesAhead
 from sparklog.broker.delayed_fetch import Fetch, delayed_fetches
 from sparklog.broker.leader_roots import LeaderRoot, LeaderRoots
 from sparklog.broker.purgatory import Purgatory
@@ -76,7 +77,9 @@ class Fetcher:
         rules: Rules,
         settings: Settings,
         copier: Copier,
+        ahead: CopiesAhead,
     ) -> None:
+        self._ahead = ahead
         self._purgatory = purgatory
         self._replicas = replicas
         self._roots = roots
@@ -89,8 +92,17 @@ class Fetcher:
         self._backoffs: dict[TopicIdPartition, _Backoff] = {}
         self._failures = RepeatedFailures(_log)
 
-    def fetch(self, followed: list[Followed], now_ms: int, report: TickReport) -> list[Batch]:
+    def fetch(
+        self,
+        followed: list[Followed],
+        now_ms: int,
+        report: TickReport,
+        while_copying: Callable[[], None],
+    ) -> list[Batch]:
         """Join the positions with the leaders' batches and copy what the join gives.
+
+        What was copied ahead is taken. `while_copying` is called before files are copied, if any
+        are.
 
         Partitions take turns where replica.fetch.response.max.bytes does not suffice for all: the
         ones that are served go to the end, also where a copy fails. A partition whose batches
@@ -102,8 +114,11 @@ class Fetcher:
         copies: list[Copy] = []
         copied: list[Batch] = []
         sources: list[tuple[LeaderRoot, Batch]] = []
+        ready: list[Batch] = []
         sliced: list[Batch] = []
         stopped: set[TopicIdPartition] = set()
+        # After one that has to be copied now, and that may fail, no copy counts that is ready.
+        copying: set[TopicIdPartition] = set()
         self._fetches += 1
         for root, work in works.items():
             for batch, straddles in work if root.fetch_id not in waiting else ():
@@ -117,15 +132,26 @@ class Fetcher:
                         self._back_off(key, now_ms)
                     else:
                         sliced.append(part)
+                elif (
+                    key not in stopped
+                    and key not in copying
+                    and (path := self._ahead.take(root.location, batch))
+                ):
+                    ready.append(batch._replace(path=path))
                 elif key not in stopped:
+                    copying.add(key)
                     copy = self._copy(root, batch)
                     copies.append(copy)
                     copied.append(batch._replace(path=copy.target_path))
                     sources.append((root, batch))
+        if copies:
+            while_copying()
         faults = self._copier.copy(copies)
-        report.files_copied += len(copies)
-        report.bytes_copied += sum(copy.size_bytes for copy in copies)
-        intact = sliced + self._intact(copied, faults, now_ms)
+        report.files_copied += len(copies) + len(ready)
+        report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
+        for key in {batch.topic_id_partition for batch in ready} - copying:
+            self._backoffs.pop(key, None)
+        intact = sliced + ready + self._intact(copied, faults, now_ms)
         for batch in intact:
             self._replicas.note_leader_fault(batch.topic_id_partition, None)
         checked: set[TopicIdPartition] = set()

@@ -9,9 +9,10 @@ journal.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from sparklog.broker.copies_ahead import CopiesAhead
 from sparklog.broker.fetch import Copier, Fetcher, Followed
 from sparklog.broker.isr import leave_isr
 from sparklog.broker.leader_roots import UNREADABLE, LeaderRoots
@@ -27,6 +28,7 @@ from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import rewrite_slice
+from sparklog.storage.location import Location
 from sparklog.storage.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.sharded_table import ShardedTable
@@ -67,46 +69,76 @@ class Follower:
         self._copier = copier
         self._leader_roots = LeaderRoots(reader, peers)
         self._producers = ProducerFetcher(producer_state, self._leader_roots)
-        self._fetcher = Fetcher(replicas, self._leader_roots, purgatory, rules, settings, copier)
+        self._ahead = CopiesAhead(self._root.log.location)
+        self._fetcher = Fetcher(
+            replicas, self._leader_roots, purgatory, rules, settings, copier, self._ahead
+        )
         self._failures = RepeatedFailures(_log)
         self._partitions: object = None
         self._by_leader: dict[Peer, dict[TopicIdPartition, PartitionState]] = {}
         self._seen: _News = {}
+        # Since when high watermarks of leaders wait for the next commit; `None` where none does.
+        self._waiting_since_ms: int | None = None
         self._agreed: dict[TopicIdPartition, object] = {}
-        self._reported: dict[TopicIdPartition, object] = {}
+        self._reported: dict[TopicIdPartition, tuple[int, int, int]] = {}
 
-    def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> TickReport:
-        """Do what is to be done at `now_ms`."""
+    def tick(
+        self, metadata: Metadata, now_ms: int, effects: Effects, high_watermarks_wait_ms: int = 0
+    ) -> TickReport:
+        """Do what is to be done at `now_ms`.
+
+        Where the leaders have new high watermarks and nothing else, these may wait so long for a
+        commit that has more to say; in a folder, where a commit costs nothing, they do not.
+        """
+        if self._root.log.location.is_local:
+            high_watermarks_wait_ms = 0
         report = TickReport()
         before, jobs_before = self._root.commits(), self._copier.jobs
+        news_before = self._replicas.news
         self._replicas.settle()
         followed = self._followed(metadata)
         news = {one.key: tuple(map(one.row.get, _NEWS)) for one in followed}
-        if not self._is_due(followed, news, now_ms):
+        is_waited = (
+            self._waiting_since_ms is not None
+            and now_ms - self._waiting_since_ms >= high_watermarks_wait_ms
+        )
+        if not is_waited and not self._is_due(followed, news, now_ms):
             return report
         # A tick that fails from here on is done again.
         self._seen = {}
         agreed = self._agree(followed, now_ms)
         effects.done("truncate")
         # Beside the copies: whether the leaders are still the same by then.
-        self._reader.look_ahead()
-        copied = self._fetcher.fetch(agreed, now_ms, report)
+        copied = self._fetcher.fetch(agreed, now_ms, report, self._reader.look_ahead)
         effects.done("copy")
         batches = self._arrived(copied, agreed, now_ms)
         with self._root.log.discarding(batches):
             self._replicas.append(sorted(batches, key=lambda batch: batch.base_offset))
             self._assign_epochs(batches)
-            reported = self._report(agreed, now_ms)
+            wait_ms = 0 if batches or is_waited else high_watermarks_wait_ms
+            reported = self._report(agreed, now_ms, wait_ms)
             report.changed = self._replicas.commit(now_ms)
         self._reported |= reported
         effects.done("log_commit")
         self._replicas.checkpoints.keep(now_ms)
         report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
+        report.has_traffic = self._replicas.news != news_before
         report.commits = self._root.commits() - before
         report.spark_jobs = self._copier.jobs - jobs_before
         self._seen = news
         return report
+
+    def copy_ahead(self) -> None:
+        """Copy, beside the rounds, what waits for the leaders that were followed last."""
+        if self._root.log.location.is_local:
+            return
+        followed: dict[Location, Collection[TopicIdPartition]] = {
+            root.location: self._by_leader[of].keys()
+            for of in self._by_leader
+            if (root := self._leader_roots.opened(of)) is not None
+        }
+        self._ahead.look(followed)
 
     def _followed(self, metadata: Metadata) -> list[Followed]:
         """Return what is to be followed and whose leader's row bears the epoch (6.4)."""
@@ -386,10 +418,13 @@ class Follower:
         for batch in batches:
             discard_file(self._root.log.location, batch.path)
 
-    def _report(self, agreed: list[Followed], now_ms: int) -> Mapping[TopicIdPartition, object]:
+    def _report(
+        self, agreed: list[Followed], now_ms: int, wait_ms: int
+    ) -> Mapping[TopicIdPartition, tuple[int, int, int]]:
         """Bring the own rows up to date: position, high watermark (2.5), and that one lives.
 
-        Returns what is reported of each partition.
+        Nothing is, where only high watermarks have changed and `wait_ms` is not 0. Returns what is
+        reported of each partition.
         """
         positions = {
             one.key: (
@@ -410,8 +445,12 @@ class Follower:
             for one in agreed
             if self._has_news_for_leader(one.key, positions[one.key], now_ms)
         ]
+        waiting_since_ms, self._waiting_since_ms = self._waiting_since_ms, None
         if not rows:
             return positions
+        if wait_ms and all(self._is_high_watermark_only(one, positions, now_ms) for one in agreed):
+            self._waiting_since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
+            return {}
         for row in self._rules.run("follower_high_watermark", followed=rows):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             self._replicas.put(
@@ -421,6 +460,20 @@ class Follower:
                 reported_at_ms=now_ms,
             )
         return positions
+
+    def _is_high_watermark_only(
+        self,
+        one: Followed,
+        positions: Mapping[TopicIdPartition, tuple[int, int, int]],
+        now_ms: int,
+    ) -> bool:
+        """Say whether a row has no news for its leader, which knows the high watermark."""
+        reported = self._reported.get(one.key)
+        return (
+            reported is not None
+            and reported[:2] == positions[one.key][:2]
+            and not self._is_renewal_due(one.key, now_ms)
+        )
 
     def _has_news_for_leader(
         self, key: TopicIdPartition, position: tuple[int, int, int], now_ms: int
@@ -432,6 +485,9 @@ class Follower:
             # As after a repair that ended where the replica had been.
             or replica.high_watermark < min(position[1:])
         )
+        return is_news or self._is_renewal_due(key, now_ms)
+
+    def _is_renewal_due(self, key: TopicIdPartition, now_ms: int) -> bool:
         # Those that are due soon go along, so that rows are renewed together.
         renewal_ms = self._settings.replica_lag_time_max_ms // 6
-        return is_news or now_ms - replica.reported_at_ms >= renewal_ms
+        return now_ms - self._replicas[key].reported_at_ms >= renewal_ms

@@ -1,6 +1,8 @@
-"""The produce requests of one broker root, as they arrive: noticed, read, and removed (rule 3.1).
+"""The inbox of one broker root: which requests wait, and which of them are dealt with.
 
-How far they are taken the commit says that deals with them, so each is dealt with once.
+A request is dealt with when the journal says so, in the commit that has its effects; it stays in
+the table a while longer. The position in the journal is a version of the request table, and the
+requests beyond it that are dealt with, so each is dealt with once.
 
 Whoever may reach the root may append anything to its request table, so nothing that is read here
 is believed: what cannot be a request is marked so, and refused like any other.
@@ -8,22 +10,17 @@ is believed: what cannot be a request is marked so, and refused like any other.
 
 from __future__ import annotations
 
-import errno
-import stat
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.logger import get_logger
-from sparklog.model import PRODUCE_REQUESTS, batch_id
+from sparklog.model import REQUEST_INDEX, batch_id
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.journal import Taken, taken_transaction
-from sparklog.storage.location import Location, one_line
-from sparklog.storage.parquet import ParquetContent, parquet_pieces
+from sparklog.storage.request_files import Request
+from sparklog.storage.request_table import Added
 from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)
@@ -50,57 +47,15 @@ _DEFAULTS: dict[str, Any] = {
 """What a column counts as that a request leaves out; each is refused where it matters."""
 
 _MOST_RECORDS = (1 << 31) - 1
-_MOST_BYTES = 256 << 20
-_ROW_BYTES = 1 << 10
-"""How much a file of requests may take in memory, and what a row takes beside its text."""
 
-_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
-"""The wait before a request file that could not be read is tried again; it doubles each time."""
-
-_GIVEN_UP_AFTER_MS = 600_000
-"""How long a request file is tried that cannot be read: longer than any producer waits."""
-
-_NEVER_READABLE = frozenset(
-    {
-        errno.ENOENT,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-        errno.ENXIO,
-        errno.EACCES,
-        errno.EPERM,
-    }
-)
-"""Errors of a path that names no readable file, which clients may commit. Others are transient."""
-
-_HELD_BACK_MS = 10_000
-"""How long later requests wait for a file that could not be read, which keeps their order.
-
-An idempotent producer's next batch would be refused with OUT_OF_ORDER_SEQUENCE_NUMBER.
-"""
-
-_TRIM_INTERVAL_MS = 5_000
-"""How long requests that were taken stay in the table, and how many at most."""
+_TRIM_INTERVAL_MS, _STORE_TRIM_INTERVAL_MS = 5_000, 30_000
+"""How long requests that were taken stay in the table, in a folder and on an object store, and how
+many at most."""
 
 _MOST_TAKEN = 500
 
-_TYPES = {field.name: field.type for field in PRODUCE_REQUESTS.columns}
-
-Request = dict[str, Any]
-"""One row of `produce_requests`, complete: one batch of a request."""
-
 Group = tuple[str, str, int]
 """What is answered once: a partition of a request, by its request id, topic id and number."""
-
-
-class _Retry(NamedTuple):
-    """A request file that could not be read: when that began, and when it is tried again."""
-
-    since_ms: int
-    at_ms: int
-    wait_ms: int
 
 
 class Inbox:
@@ -116,30 +71,23 @@ class Inbox:
         self._generation = self._table.generation
         self._looked_at_ms = looked_at_ms
         self._looked_version = -1
-        self._unseen_since_ms: dict[str, int] = {}
-        self._loaded: set[str] = set()
-        self._taken: set[str] = set()
-        self._retries: dict[str, _Retry] = {}
-        self._failing_since_ms = 0
+        self._waiting: dict[Added, Request] = {}
+        self._unseen_since_ms: dict[Added, int] = {}
+        self._loaded: set[Added] = set()
+        self._taken: set[Added] = set()
         self._trim_at_ms = 0
+        # On an object store a tick does not wait for it.
+        self._beside: ThreadPoolExecutor | None = None
+        if not self._table.location.is_local:
+            self._beside = ThreadPoolExecutor(1, thread_name_prefix="requests")
+        self._removing: Future[frozenset[Added]] | None = None
         # What an earlier process has taken is found by the next look.
         self._known = self._recovered()
 
     @property
     def waiting(self) -> bool:
-        """Whether the inbox has requests that can be loaded now."""
-        return next(self._due(self._looked_at_ms), None) is not None
-
-    def _due(self, now_ms: int) -> Iterator[str]:
-        """Yield the files that can be read now, in order of arrival."""
-        for path in list(self._unseen_since_ms):
-            retry = self._retries.get(path)
-            if retry is None or now_ms >= retry.at_ms:
-                yield path
-            # The caller may have failed to read the file that it was given.
-            retry = self._retries.get(path)
-            if retry is not None and now_ms - self._failing_since_ms <= _HELD_BACK_MS:
-                return
+        """Whether the inbox has requests."""
+        return bool(self._waiting)
 
     def look(self, now_ms: int) -> None:
         """Note which requests are there, and since when they may have been (rule 3.1)."""
@@ -148,20 +96,19 @@ class Inbox:
             # The requests of the table that was replaced are gone; their clients send them again.
             self._generation = self._table.generation
             self._looked_version = -1
-            self._unseen_since_ms.clear()
-            self._loaded.clear()
-            self._taken.clear()
-            self._retries.clear()
+            for of in (self._waiting, self._unseen_since_ms, self._loaded, self._taken):
+                of.clear()
         known, self._known = self._known, self._root.log.taken or self._known
         is_taken_elsewhere = self._known != known
         if self._table.version != self._looked_version or is_taken_elsewhere:
             since = -1 if is_taken_elsewhere else self._looked_version
-            for path in self._table.new_files(since):
-                if self._was_taken(path):
-                    self._taken.add(path)
-                    self._unseen_since_ms.pop(path, None)
-                elif path not in self._taken:
-                    self._unseen_since_ms.setdefault(path, self._looked_at_ms)
+            for at, request in self._table.requests_after(since).items():
+                if self._was_taken(at):
+                    self._taken.add(at)
+                    self._waiting.pop(at, None)
+                elif at not in self._taken:
+                    self._waiting[at] = request
+                    self._unseen_since_ms.setdefault(at, self._looked_at_ms)
             self._looked_version = self._table.version
         self._looked_at_ms = now_ms
 
@@ -171,147 +118,86 @@ class Inbox:
         version = checkpoint.transaction(taken_transaction(self._table.table_id))
         return Taken(self._table.table_id, version) if version is not None else None
 
-    def _was_taken(self, path: str) -> bool:
-        """Say whether the journal says of a file that it is taken."""
+    def _was_taken(self, at: Added) -> bool:
+        """Say whether the journal says of a request that it is taken."""
         known = self._known
         if known is None or known.table_id != self._table.table_id:
             return False
-        if path in known.paths:
-            return True
-        added_at = self._table.added_at(path)
-        return added_at is not None and added_at <= known.version
+        return at.version <= known.version or at in known.beyond
 
     def load(self, now_ms: int) -> list[Request]:
         """Return the waiting requests, in order of arrival.
 
-        Beside its columns each has: `position`, its number;
+        Beside its columns each has: `position`, its number; `added`, where it was added;
         `waited_ms`, how long it may have lain there unseen; `batch_id`; `claim_fault`, what no
         batch can be, or `None`; `repeats`, the position of an earlier one that names the same
         batch, or `None`.
         """
         rows: list[Request] = []
-        for path in self._due(now_ms):
-            try:
-                requested = _read(self._table.location, path)
-            except OSError as error:
-                self._loaded.discard(path)
-                self._try_again(path, error, now_ms)
-                continue
-            except (ValueError, pa.ArrowException) as error:
-                _log.warning("request file dropped", path=path, error=one_line(error))
-                requested = []
-            self._retries.pop(path, None)
-            self._loaded.add(path)
-            for row in requested:
-                given = {name: value for name, value in row.items() if value is not None}
-                request = row | _DEFAULTS | given
-                request["waited_ms"] = now_ms - self._unseen_since_ms[path]
-                request["position"] = len(rows)
-                request["batch_id"] = batch_id(request["path"])
-                request["claim_fault"] = _claim_fault(request)
-                rows.append(request)
+        for at, waiting in self._waiting.items():
+            self._loaded.add(at)
+            given = {name: value for name, value in waiting.items() if value is not None}
+            request = dict.fromkeys(REQUEST_INDEX.names) | _DEFAULTS | given
+            request["added"] = at
+            request["waited_ms"] = now_ms - self._unseen_since_ms[at]
+            request["position"] = len(rows)
+            request["batch_id"] = batch_id(request["path"])
+            request["claim_fault"] = _claim_fault(request)
+            rows.append(request)
         _mark_repetitions(rows)
         return rows
 
-    def _try_again(self, path: str, error: OSError, now_ms: int) -> None:
-        """Note when to read a file again that could not be read, or drop it."""
-        retry = self._retries.get(path)
-        since_ms = retry.since_ms if retry else now_ms
-        is_permanent = error.errno in _NEVER_READABLE or isinstance(error, FileNotFoundError)
-        if is_permanent or now_ms - since_ms > _GIVEN_UP_AFTER_MS:
-            _log.warning("request file dropped", path=path, error=one_line(error))
-            self._retries.pop(path, None)
-            self._loaded.add(path)
-            return
-        if not self._retries:
-            self._failing_since_ms = now_ms
-        wait_ms = min(2 * retry.wait_ms, _LONGEST_WAIT_MS) if retry else _FIRST_WAIT_MS
-        self._retries[path] = _Retry(since_ms, now_ms + wait_ms, wait_ms)
-        if retry is None:
-            _log.warning("request file not readable", path=path, error=one_line(error))
+    def leave(self, requests: Iterable[Request]) -> None:
+        """Leave some of what was loaded in the inbox: the next tick loads it again."""
+        self._loaded -= {request["added"] for request in requests}
 
     def taken(self) -> Taken | None:
         """Return how far the requests are taken when all that was loaded is dealt with.
 
-        `None` where nothing was loaded. Files that could not be read stay in the inbox until they
-        are tried again.
+        `None` where nothing was loaded.
         """
         if not self._loaded:
             return None
-        waiting = [path for path in self._unseen_since_ms if path not in self._loaded]
-        added_at = [self._table.added_at(path) for path in waiting]
-        version = min([self._looked_version, *((at or 0) - 1 for at in added_at)])
-        beyond = {path for path in self._loaded | self._taken if self._is_beyond(path, version)}
-        return Taken(self._table.table_id, version, tuple(sorted(beyond)))
-
-    def _is_beyond(self, path: str, version: int) -> bool:
-        added_at = self._table.added_at(path)
-        return added_at is not None and added_at > version
+        left = [at.version - 1 for at in self._waiting.keys() - self._loaded]
+        version = min([self._looked_version, *left])
+        beyond = sorted(at for at in self._loaded | self._taken if at.version > version)
+        return Taken(self._table.table_id, version, tuple(beyond))
 
     def take(self, taken: Taken | None) -> None:
         """Note that all that was loaded has been dealt with, durably; `taken` is what was said."""
         self._taken |= self._loaded
-        for path in self._loaded:
-            self._unseen_since_ms.pop(path, None)
+        for at in self._loaded:
+            self._waiting.pop(at, None)
+            self._unseen_since_ms.pop(at, None)
         self._loaded.clear()
         self._known = taken or self._known
 
     def trim(self, now_ms: int) -> None:
         """Remove the requests that were taken, where it is time; a failure is only logged."""
+        if self._removing is not None:
+            if not self._removing.done():
+                return
+            self._taken -= self._removing.result()
+            self._removing = None
         is_due = now_ms >= self._trim_at_ms or len(self._taken) >= _MOST_TAKEN
         if not self._taken or not is_due:
             return
-        self._trim_at_ms = now_ms + _TRIM_INTERVAL_MS
+        interval_ms = _TRIM_INTERVAL_MS if self._beside is None else _STORE_TRIM_INTERVAL_MS
+        self._trim_at_ms = now_ms + interval_ms
+        taken = frozenset(self._taken)
+        if self._beside is None:
+            self._taken -= self._remove(taken)
+        else:
+            self._removing = self._beside.submit(self._remove, taken)
+
+    def _remove(self, taken: frozenset[Added]) -> frozenset[Added]:
+        """Remove requests from the table; return those that are gone."""
         try:
-            self._table.trim(sorted(self._taken))
+            self._table.remove(taken)
         except UNREADABLE as error:
             _log.warning("requests not removed", table=self._table.location.uri, error=str(error))
-            return
-        self._taken.clear()
-
-
-def _read(location: Location, path: str) -> list[Request]:
-    """Return the rows of a file of the request table, with those columns of it that are there.
-
-    Raises `OSError` where it cannot be read, `ValueError` or `pa.ArrowException` where it is no
-    such file.
-    """
-    if location.is_local and not stat.S_ISREG(Path(location.uri, path).lstat().st_mode):
-        raise ValueError("it is a link or something else that is no file")
-    stream, size_bytes = location.open_with_size(path)
-    with stream:
-        if size_bytes > _MOST_BYTES:
-            raise ValueError(f"it has {size_bytes} bytes")
-        content = stream.read(size_bytes)
-    try:
-        return _rows(content)
-    except OSError as error:
-        # Arrow takes some files for unreadable that are no Parquet files.
-        raise ValueError(one_line(error)) from error
-
-
-def _rows(content: bytes) -> list[Request]:
-    """Return the rows of a file of requests; raises what `_read` raises for content."""
-    given = [field for field in ParquetContent(content).columns if field.name in _TYPES]
-    names = [field.name for field in given]
-    if len(set(names)) < len(names) or any(pa.types.is_nested(field.type) for field in given):
-        raise ValueError("its columns are not those of a request")
-    rows: list[Request] = []
-    memory = 0
-    for piece in parquet_pieces(content, names):
-        memory += piece.num_rows * _ROW_BYTES + sum(map(_text_bytes, piece.columns))
-        if memory > _MOST_BYTES:
-            raise ValueError("it holds more requests than fit in memory")
-        arrays = [piece.column(name).cast(_TYPES[name]) for name in names]
-        rows += pa.RecordBatch.from_arrays(arrays, names).to_pylist()
-    return rows
-
-
-def _text_bytes(column: pa.Array[Any]) -> int:
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    lengths = pc.binary_length(column.dictionary).take(column.indices)
-    return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)
+            return frozenset()
+        return taken
 
 
 def group(row: Mapping[str, Any]) -> Group:

@@ -65,9 +65,9 @@ class Leader:
         effects: Effects,
     ) -> TickReport:
         """Do what is to be done at `now_ms`; `reports` are the rows of the followers."""
-        before = self._commits()
+        before, news_before = self._commits(), self._replicas.news
         self._replicas.settle()
-        version = self._root.log.version
+        version = self._root.log.content_version
         # A tick that fails is completed by the next one, whatever there is to see then.
         seen_versions, self._seen_versions = self._seen_versions, None
         if seen_versions is None:
@@ -119,13 +119,14 @@ class Leader:
         ]
         self._replicas.commit(now_ms, answers=answers)
         effects.done("checkpoint")
-        changed = self._root.log.version != version or bool(fired[Trigger.ISR_CHANGED])
+        changed = self._root.log.content_version != version or bool(fired[Trigger.ISR_CHANGED])
         changed |= self._producer_state.expire(now_ms)
         effects.done("responses")
         self._keep_tables(now_ms)
         self._seen_versions = metadata_versions
         self._looked_at_ms = now_ms
-        return TickReport(changed=changed, commits=self._commits() - before)
+        has_traffic = self._replicas.news != news_before
+        return TickReport(changed, has_traffic, self._commits() - before)
 
     def _keep_tables(self, now_ms: int) -> None:
         """Remove taken requests and write checkpoints, where it is time."""

@@ -64,6 +64,10 @@ class LeaderRoots:
         """Let go of all but these."""
         self._open = {of: root for of, root in self._open.items() if of in wanted}
 
+    def opened(self, of: Peer) -> LeaderRoot | None:
+        """Return a leader's root that is open."""
+        return self._open.get(of)
+
     def open(self, of: Peer) -> LeaderRoot:
         """Return a leader's root; one of `UNREADABLE` where it is not there."""
         if of not in self._open:

@@ -1,4 +1,4 @@
-"""Silence, as an observer measures it: since when a row has not changed (rule 7.1)."""
+"""Silence on an observer's own clock: how long a row or a journal has not changed (rule 7.1)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Hashable
 
 
 class Observations:
-    """What was last seen of some rows, and when on the observer's own monotonic clock.
+    """The rows and versions that were seen last, and when, on the observer's own monotonic clock.
 
-    Nobody's clock is compared with anybody else's: a row that keeps changing is alive.
+    No clocks are compared with each other: a row or a journal that keeps changing is alive.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[object, int]] = {}
+        self._versions: dict[Hashable, tuple[int, int]] = {}
 
     def observe(self, key: Hashable, row: object, now_ms: int) -> int:
         """Note what the row is now and return when it was first seen to be so."""
@@ -20,4 +21,15 @@ class Observations:
         if seen is None or seen[0] != row:
             seen = row, now_ms
             self._seen[key] = seen
+        return seen[1]
+
+    def observe_version(self, key: Hashable, version: int, now_ms: int) -> int:
+        """Note a version; return when it was first seen, or a higher one of the same key.
+
+        A lower version than before is no sign of life: another handle has read less.
+        """
+        seen = self._versions.get(key)
+        if seen is None or seen[0] < version:
+            seen = version, now_ms
+            self._versions[key] = seen
         return seen[1]

@@ -33,6 +33,10 @@ class Peers:
             self._open[of] = ReplicaRows(self._locate(of.broker_id, of.root))
         return self._open[of]
 
+    def opened(self, of: Peer) -> ReplicaRows | None:
+        """Return the rows of a peer whose journal is open."""
+        return self._open.get(of)
+
     def keep(self, registered: Collection[tuple[int, int]]) -> None:
         """Let go of all processes but these: the ids of brokers and their broker epochs."""
         self._open = {

@@ -1,10 +1,13 @@
-"""A broker's row in `brokers`: registering, heartbeats, parking and stopping (rule 7.2)."""
+"""A broker's row in `brokers`: registration, parking, stopping, and the end of fencing (rule 7.2).
+
+Heartbeats are commits of the broker's journals and do not change the row.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,6 +16,7 @@ import pyarrow as pa
 
 from sparklog.broker.isr import leave_isr
 from sparklog.broker.log_directories import LogDirectory
+from sparklog.broker.signs_of_life import SessionWatch
 from sparklog.broker.unclean_start import (
     OwnLog,
     boot_id,
@@ -38,24 +42,30 @@ Row = dict[str, Any]
 
 
 def await_session(
-    brokers: ControlTable, broker_id: int, session_timeout_ms: int, clock: Clock
+    brokers: ControlTable,
+    broker_id: int,
+    session_timeout_ms: int,
+    clock: Clock,
+    locate: Callable[[str], Location],
 ) -> None:
     """Wait until the last process of this broker is known to be gone.
 
-    It is gone where its row says so, or where its heartbeat does not change for the session
-    timeout. Raises DUPLICATE_BROKER_REGISTRATION as soon as the heartbeat does change: another
-    process plays this broker.
+    It is gone where its row says so, or where neither the row nor one of its journals changes for
+    the session timeout. Raises DUPLICATE_BROKER_REGISTRATION as soon as one of these does change:
+    another process plays this broker. `locate` returns the location of a URI.
     """
     since_ms = clock.monotonic_ms()
     first = _row(brokers, broker_id)
-    while first is not None and first["state"] == "alive":
-        if clock.monotonic_ms() - since_ms > session_timeout_ms:
-            return
+    if first is None or first["state"] != "alive":
+        return
+    journals = SessionWatch(first, locate)
+    while clock.monotonic_ms() - since_ms <= session_timeout_ms:
         time.sleep(_WATCH_SECONDS)
         now = _row(brokers, broker_id)
         if now is None or now["state"] != "alive":
             return
-        if now["heartbeat"] != first["heartbeat"] or now["broker_epoch"] != first["broker_epoch"]:
+        is_other = any(now[name] != first[name] for name in ("broker_epoch", "heartbeat"))
+        if is_other or journals.has_moved():
             raise ProtocolError(
                 "DUPLICATE_BROKER_REGISTRATION",
                 f"broker {broker_id} is registered and alive: stop that process first, or give "
@@ -108,7 +118,7 @@ def register(
 
     @cache
     def doubts_since(*registered: str | None) -> _Doubts:
-        # Once for all attempts: others' heartbeats would outrun a comparison in each.
+        # Once for all attempts: others' changes of the table would outrun a comparison in each.
         before = dict(zip(identity, registered, strict=True))
         return _doubts(broker_id, before, own, roots, reader, rebuilt)
 
@@ -144,7 +154,7 @@ def register(
     epoch, doubts = cluster.brokers.update(change)
     if any(doubts):
         _leave(cluster.partition_state, reader, broker_id, doubts)
-        heartbeat(cluster.brokers, broker_id, epoch, changes=identity)
+        change_state(cluster.brokers, broker_id, epoch, changes=identity)
     return epoch
 
 
@@ -223,23 +233,27 @@ def _leave(
         )
 
 
-def heartbeat(
+def change_state(
     brokers: ControlTable,
     broker_id: int,
     broker_epoch: int,
     state: BrokerState = "alive",
     changes: Mapping[str, Any] | None = None,
+    *,
+    from_state: BrokerState | None = None,
 ) -> None:
-    """Say that the broker lives (or is parked, or stopped), by changing its row.
+    """Set the state in the broker's row; its `heartbeat` rises.
 
-    `changes` are further columns to set. Raises `FencedError` where a newer process has
-    registered as this broker.
+    `changes` are further columns to set; `from_state`, the only state that is changed, any by
+    default. Raises `FencedError` where a newer process has registered as this broker.
     """
 
-    def change(rows: pa.Table) -> tuple[pa.Table, None]:
+    def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
         result: list[Row] = rows.to_pylist()
         mine = next((row for row in result if row["broker_id"] == broker_id), None)
         check_registered(mine["broker_epoch"] if mine else None, broker_id, broker_epoch)
+        if mine is not None and from_state not in (None, mine["state"]):
+            return None, None
         for row in result:
             if row["broker_id"] == broker_id:
                 row |= {"heartbeat": row["heartbeat"] + 1, "state": state, **(changes or {})}

@@ -89,12 +89,14 @@ class Replicas:
         self._unwritten: set[TopicIdPartition] = set()
         # Those whose rows in the journal tell of damage.
         self._told: set[TopicIdPartition] = set()
+        self.news = 0
+        """How many commits have changed more than the times of reports."""
         self.damaged: dict[TopicIdPartition, Damage] = {}
         """The damaged replicas: they are not followed, and lead only as the last in sync."""
         self.journal_damage: DamagedError | None = None
         """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
-        self._version = self._journal.version
+        self._version = self._journal.content_version
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
@@ -212,7 +214,9 @@ class Replicas:
         }
         operations = self._purgatory.staged()
         step = Step(list(rows.values()), histories, operations, answers, taken)
-        if not (added or removed or any(step)):
+        # A commit that was given up may still land, after later decisions: an empty commit takes
+        # its version (rule 10.6).
+        if not (added or removed or any(step) or self._journal.may_land_late):
             self._settle_staged()
             return False
         is_news = (
@@ -225,8 +229,9 @@ class Replicas:
         )
         self._journal.commit_step(added, removed, step, now_ms)
         if is_news:
+            self.news += 1
             self.checkpoints.note_change()
-        self._version = self._journal.version
+        self._version = self._journal.content_version
         self._told -= rows.keys()
         self._told |= {key for key, row in rows.items() if _tells_of_damage(row)}
         self._unwritten.clear()
@@ -364,8 +369,8 @@ class Replicas:
         if log.is_uncertain:
             log.refresh()
         keys = log.take_moved()
-        if log.version != self._version:
-            self._version = log.version
+        if log.content_version != self._version:
+            self._version = log.content_version
             self._purgatory.reload()
         if not keys:
             return

@@ -16,6 +16,8 @@ class TickReport:
     """What one tick did; the counts are what a tick costs, whatever the machine."""
 
     changed: bool = False
+    has_traffic: bool = False
+    """Whether records, positions or epochs have moved: more than the time of a report."""
     commits: int = 0
     spark_jobs: int = 0
     files_copied: int = 0
@@ -24,6 +26,7 @@ class TickReport:
     def add(self, other: TickReport) -> None:
         """Add what another tick did."""
         self.changed |= other.changed
+        self.has_traffic |= other.has_traffic
         self.commits += other.commits
         self.spark_jobs += other.spark_jobs
         self.files_copied += other.files_copied

@@ -21,12 +21,14 @@ from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    PRODUCE_REQUESTS,
     TableSchema,
 )
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog, index_table
+from sparklog.storage.request_files import read_requests
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 """What may be asked; to DuckDB also DESCRIBE, SUMMARIZE, SHOW, FROM and WITH are selects."""
@@ -119,6 +121,7 @@ class _Tables:
         readers[HIGH_WATERMARK_CHECKPOINT.name] = lambda root: Journal(root).row_table()
         readers[LEADER_EPOCH_CHECKPOINT.name] = lambda root: Journal(root).epoch_table()
         readers[DELAYED_OPERATIONS.name] = _read_operations
+        readers[PRODUCE_REQUESTS.name] = read_requests
         readers["batches"] = _read_batches
         for name, columns in BROKER_VIEWS.items():
             load = partial(self._broker_table, columns, readers[name])

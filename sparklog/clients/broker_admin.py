@@ -9,16 +9,18 @@ import pyarrow as pa
 
 from sparklog.broker.abandoned_topics import with_known_topics
 from sparklog.broker.election import Elections
+from sparklog.broker.signs_of_life import SessionWatch
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock
 from sparklog.config import Settings
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, PARTITION_STATE, BrokerState, TopicPartition
+from sparklog.storage.location import Location
 from sparklog.storage.metadata import BrokerInfo, Metadata
 from sparklog.storage.shard_rewrites import RowChanges
 
 _WATCH_SECONDS = 0.02
-"""How often a broker's heartbeat is polled, in seconds."""
+"""How often a broker's row and journals are polled, in seconds."""
 
 _Rows = list[dict[str, Any]]
 
@@ -98,14 +100,19 @@ class BrokerAdmin:
     def _silent_row(self, broker_id: int) -> dict[str, Any]:
         """Return the row of a broker once it is known that no process of it runs.
 
-        A parked, stopped or fenced broker does not run; otherwise its heartbeat must not change
-        for broker.session.timeout.ms. Raises INVALID_REQUEST as soon as it changes.
+        A parked, stopped or fenced broker does not run; otherwise neither its row nor one of its
+        journals must change for broker.session.timeout.ms. Raises INVALID_REQUEST as soon as one
+        does.
         """
         since_ms = self._clock.monotonic_ms()
         first = self._row(broker_id)
         now = first
+        if now["state"] not in ("alive", "stopping"):
+            return now
+        options = self._connection.storage_options
+        journals = SessionWatch(first, lambda uri: Location.of(uri, options))
         while now["state"] in ("alive", "stopping"):
-            if self._is_other(now, first):
+            if self._is_other(now, first) or journals.has_moved():
                 raise ProtocolError(
                     "INVALID_REQUEST", f"broker {broker_id} runs: stop it first, then try again"
                 )

@@ -21,9 +21,10 @@ from sparklog.storage.record_log import RecordLog
 
 _log = get_logger(__name__)
 
-_METADATA_MS = 100
-"""How old the metadata may be while all goes well: a past leader shows no record that is not
-committed, so looking more often would only cost; whatever fails is looked up anew at once."""
+_METADATA_MS, _STORE_METADATA_MS = 100, 1_000
+"""How old the metadata may be while all goes well, in a folder and on an object store: a past
+leader shows no record that is not committed, so looking more often would only cost. After an error
+they are looked up at once."""
 
 
 class CommittedLogs:
@@ -41,7 +42,6 @@ class CommittedLogs:
         self._loaded_ms = self._clock.monotonic_ms()
         self._is_suspect = False
         self._failures = RepeatedFailures(_log)
-        self._logs: dict[tuple[str, int | None], RecordLog] = {}
         self._seen: dict[TopicIdPartition, tuple[PartitionState, int, Visible]] = {}
 
     @property
@@ -49,15 +49,20 @@ class CommittedLogs:
         """The connection to their cluster."""
         return self._connection
 
-    def metadata(self, max_age_ms: int = _METADATA_MS) -> Metadata:
+    def metadata(self, max_age_ms: int | None = None) -> Metadata:
         """Return metadata that was looked up at most `max_age_ms` ago.
 
         While the cluster root cannot be read, that is what was found there last.
         """
+        is_local = self._connection.root.location.is_local
+        if max_age_ms is None:
+            max_age_ms = _METADATA_MS if is_local else _STORE_METADATA_MS
         now_ms = self._clock.monotonic_ms()
-        if self._is_suspect or now_ms - self._loaded_ms >= max_age_ms:
+        # On an object store the connection knows how old they are, and looks beside its callers.
+        is_due = not is_local or now_ms - self._loaded_ms >= max_age_ms
+        if self._is_suspect or is_due:
             try:
-                self._metadata = self._connection.metadata()
+                self._metadata = self._connection.metadata(0 if self._is_suspect else max_age_ms)
             except UNREADABLE as error:
                 self._failures.warning("cluster", "cluster not readable", error=one_line(error))
             self._loaded_ms, self._is_suspect = now_ms, False
@@ -104,12 +109,7 @@ class CommittedLogs:
 
     def log_at(self, location: Location) -> RecordLog:
         """Return the log in the root at `location`, at the version it was last brought to."""
-        of = location.uri, self._connection.registered_epoch(location)
-        log = self._logs.get(of)
-        if log is None:
-            self._logs = {key: one for key, one in self._logs.items() if key[0] != of[0]}
-            log = self._logs[of] = RecordLog(location)
-        return log
+        return self._connection.opened_journal(location)
 
     def batches(self, visible: Visible, from_offset: int) -> list[Batch]:
         """Return the committed batches that hold `from_offset` or later records, in order.
@@ -170,7 +170,6 @@ class CommittedLogs:
         """Open a root's log anew when it is read again: this one could not be read."""
         self._is_suspect = True
         self._connection.let_go(location)
-        self._logs = {of: log for of, log in self._logs.items() if of[0] != location.uri}
         self._seen = {key: one for key, one in self._seen.items() if one[2].location != location}
 
     def _of_root(

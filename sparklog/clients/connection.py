@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from sparklog.config import is_configuration_file, load_either
 from sparklog.errors import ProtocolError, SparklogError, StorageError, TableReplacedError
 from sparklog.model import EpochEntry, TopicIdPartition
-from sparklog.protocol.rules import DuckDBRules, Rules
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import Rules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import table_identity
 from sparklog.storage.journal import Journal
@@ -63,9 +64,10 @@ class Connection:
         self.cluster = os.fspath(cluster)
         self.storage_options = storage_options
         self.root = ClusterRoot(Location.of(self.cluster, storage_options), reopens=True)
-        self.rules = rules or DuckDBRules()
+        self.rules = rules or DriverRules()
         self._reader = MetadataReader(self.root, storage_options or {})
         self._looked_at = float("-inf")
+        self._asked_at: float | None = None
         self._journals: dict[tuple[str, int | None], Journal] = {}
         self._tables: dict[tuple[str, str, int | None], ControlTable] = {}
 
@@ -75,17 +77,27 @@ class Connection:
         Raises `StorageError` where the cluster's root is gone, or another cluster's by now.
         """
         now = time.monotonic()
-        is_young = (now - self._looked_at) * 1000 < max_age_ms
-        if is_young and not self.root.location.is_local:
+        if not self.root.location.is_local and self._is_within(max_age_ms, self._looked_at):
+            if self._asked_at is None and not self._is_within(max_age_ms / 2, self._looked_at):
+                # The next caller does not wait for the newer ones.
+                self._asked_at = now
+                self._reader.look_ahead()
             return self._reader.metadata
+        asked_at, self._asked_at = self._asked_at, None
         try:
-            self._reader.look_ahead()
+            if asked_at is None or not self._is_within(max_age_ms, asked_at):
+                asked_at = now
+                self._reader.look_ahead()
             metadata = self._reader.load()
         except StorageError:
             self.root.check_in_place()
             raise
-        self._looked_at = now
+        self._looked_at = asked_at
         return metadata
+
+    @staticmethod
+    def _is_within(max_age_ms: float, since: float) -> bool:
+        return (time.monotonic() - since) * 1000 < max_age_ms
 
     def leader_location(self, state: PartitionState) -> Location:
         """Return the root in which the partition's leader keeps it.
@@ -180,13 +192,19 @@ class Connection:
 
         Raises `StorageError` where it cannot be read.
         """
+        journal = self._journals.get((location.uri, self.registered_epoch(location)))
+        if journal is None:
+            return self.opened_journal(location)
+        journal.refresh()
+        return journal
+
+    def opened_journal(self, location: Location) -> Journal:
+        """Return the journal of a broker root at the version to which it was last brought."""
         of = (location.uri, self.registered_epoch(location))
         journal = self._journals.get(of)
         if journal is None:
             self._journals = {key: one for key, one in self._journals.items() if key[0] != of[0]}
             journal = self._journals[of] = Journal(location)
-        else:
-            journal.refresh()
         return journal
 
     def let_go(self, location: Location) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -14,12 +14,14 @@ from sparklog.clients.arguments import whole_number
 from sparklog.clients.connection import Connection
 from sparklog.clients.lost_rows import OtherRowsError, lost_rows, read_sent
 from sparklog.clients.produce import (
+    METADATA_MS,
     Acks,
     PendingProduce,
     ProduceClient,
     ProduceResponse,
     RequestedBatch,
     acks_number,
+    pause_seconds,
 )
 from sparklog.clients.stream_writes import Files, MicroBatch, SentFile, StreamWrites
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError, StorageError
@@ -109,9 +111,14 @@ class FileSender:
         sent.begin(sent.retry)
         return sent
 
-    def states(self, keys: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, PartitionState]:
-        """Return these partitions as they are now, without those of deleted topics."""
-        partitions = self._connection.metadata().partitions
+    def states(
+        self, keys: Iterable[TopicIdPartition], max_age_ms: int = 0
+    ) -> dict[TopicIdPartition, PartitionState]:
+        """Return these partitions without those of deleted topics.
+
+        They are as they are now; on an object store, as they were at most `max_age_ms` ago.
+        """
+        partitions = self._connection.metadata(max_age_ms).partitions
         return {key: partitions[key] for key in keys if key in partitions}
 
     def submit(self, files: Files, states: States, acks: Acks, timeout_ms: int) -> PendingProduce:
@@ -383,22 +390,24 @@ class PendingSend:
 
     def _await(self, deadline: float) -> None:
         """Wait for the answers; raise the first error, or that the leader has moved."""
-        while not self.is_done and time.monotonic() < deadline:
-            self._check_leaders()
-            time.sleep(0.005)
-        for key, response in self._answers().items():
+        began = time.monotonic()
+        answers = self._answers()
+        while unanswered := self._files.keys() - answers.keys():
+            now = time.monotonic()
+            if now > deadline:
+                break
+            self._check_leaders(unanswered)
+            time.sleep(pause_seconds(now - began))
+            answers = self._answers()
+        for key, response in answers.items():
             if response.error != "NONE":
                 raise self._error(response.error, key)
-        if not self.is_done:
-            raise self._error("REQUEST_TIMED_OUT", min(self._unanswered()))
+        if unanswered:
+            raise self._error("REQUEST_TIMED_OUT", min(unanswered))
 
-    def _unanswered(self) -> set[TopicIdPartition]:
-        return self._files.keys() - self._answers().keys()
-
-    def _check_leaders(self) -> None:
+    def _check_leaders(self, unanswered: Collection[TopicIdPartition]) -> None:
         """A request that names a past leader epoch may never be answered: do not wait for it."""
-        unanswered = self._unanswered()
-        current = self._sender.states(unanswered)
+        current = self._sender.states(unanswered, METADATA_MS)
         for key in unanswered:
             if key not in current:
                 raise _gone(key)

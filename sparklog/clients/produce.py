@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
-
-import pyarrow as pa
+from functools import partial
+from typing import Literal, NamedTuple
 
 from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
-from sparklog.errors import DamagedError, ProtocolError, TableReplacedError, error_code
+from sparklog.errors import DamagedError, ProtocolError, error_code
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import ALL, LOG, PRODUCE_REQUESTS, TopicIdPartition
+from sparklog.model import ALL, LOG, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
-from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import has_commit, newest_version, read_commit
+from sparklog.storage.delta_log import has_commit, newest_version, read_commit, reading_threads
 from sparklog.storage.journal import answers_in
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
+from sparklog.storage.request_appends import RequestAppends
+from sparklog.storage.request_files import Request
+from sparklog.storage.side_by_side import side_by_side
 
 Acks = Literal[0, 1, -1, "all"]
+
+_UPLOADS_BESIDE, _BYTES_BESIDE = 4, 1 << 20
+"""How many files are uploaded beside their request, and how many bytes, at most."""
+
+METADATA_MS = 1_000
+"""The maximum age of metadata on an object store, in ms, where a producer polls it."""
+
+_POLL_SECONDS, _SOON_SECONDS, _POLL_SHARE = 0.003, 0.5, 0.1
+"""The least pause between two looks for an answer; how long it is made; and the pause after that,
+as a share of the time since then."""
 
 _CHECK_INTERVAL_S = 60
 """Seconds without a commit after which a reader may have fallen behind clean-up."""
@@ -62,6 +74,11 @@ class Responses:
         self._looked_at = time.monotonic()
         self._expected: set[str] = set()
         self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the root is a folder."""
+        return self._log.is_local
 
     def expect(self, request_id: str) -> None:
         """Keep the answers to this request; those to others' requests are passed over."""
@@ -138,8 +155,13 @@ class PendingProduce:
 
     def poll(self) -> dict[TopicIdPartition, ProduceResponse]:
         """Return the answers that have arrived, by partition."""
-        for responses in {id(one): one for one in self._waiting.values()}.values():
-            responses.poll()
+        leaders = list({id(one): one for one in self._waiting.values()}.values())
+        if len(leaders) > 1 and not all(one.is_local for one in leaders):
+            # A request each, if nothing has arrived.
+            list(reading_threads(os.getpid()).map(Responses.poll, leaders))
+        else:
+            for responses in leaders:
+                responses.poll()
         for key, responses in list(self._waiting.items()):
             response = responses.take(self.request_id, key)
             if response is not None:
@@ -166,11 +188,10 @@ class PendingProduce:
         """The answer, of a request for one partition; `None` while it is delayed."""
         return next(iter(self.poll().values()), None)
 
-    def result(
-        self, timeout_ms: int = 120_000, poll_ms: int = 5
-    ) -> dict[TopicIdPartition, ProduceResponse]:
+    def result(self, timeout_ms: int = 120_000) -> dict[TopicIdPartition, ProduceResponse]:
         """Wait for all answers; REQUEST_TIMED_OUT where they do not come in `timeout_ms`."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        began = time.monotonic()
+        deadline = began + timeout_ms / 1000
         while not self.is_done:
             if time.monotonic() > deadline:
                 raise ProtocolError(
@@ -178,8 +199,13 @@ class PendingProduce:
                     f"{len(self._waiting)} partitions were not answered within {timeout_ms} ms: "
                     "see that their leaders run",
                 )
-            time.sleep(poll_ms / 1000)
+            time.sleep(pause_seconds(time.monotonic() - began))
         return self.poll()
+
+
+def pause_seconds(waited_seconds: float) -> float:
+    """Return how long to wait before the next look for an answer, which may be a request."""
+    return max(_POLL_SECONDS, _POLL_SHARE * (waited_seconds - _SOON_SECONDS))
 
 
 class ProduceClient:
@@ -192,16 +218,22 @@ class ProduceClient:
         self._client_id = client_id
         self._clock = clock or SystemClock()
         self._responses: dict[_RootOfBroker, Responses] = {}
-        self._requests: dict[_RootOfBroker, ControlTable] = {}
+        self._requests: dict[_RootOfBroker, RequestAppends] = {}
 
     def send(
-        self, batches: Sequence[RequestedBatch], acks: Acks, timeout_ms: int = 30_000
+        self,
+        batches: Sequence[RequestedBatch],
+        acks: Acks,
+        timeout_ms: int = 30_000,
+        uploads: Sequence[Callable[[], None]] = (),
     ) -> PendingProduce:
-        """Name batches, which lie in their leaders' inboxes already, in one request (3.4).
+        """Name batches in one request (3.4); their files lie in the leaders' inboxes already.
 
-        Parameters: `acks`, 0, 1 or "all"; `timeout_ms`, how long the leader may take. A partition
-        without a leader is answered with LEADER_NOT_AVAILABLE at once. Raises
-        INVALID_REQUIRED_ACKS for any other `acks`.
+        Parameters: `acks`, 0, 1 or "all"; `timeout_ms`, how long the leader may take; `uploads`,
+        what puts files there that are not there yet: beside the request, if they are few and
+        small, since a leader waits for a file for some seconds. A partition without a leader is
+        answered with LEADER_NOT_AVAILABLE at once. Raises INVALID_REQUIRED_ACKS for any other
+        `acks`, and what an upload raises.
         """
         number = acks_number(acks)
         request_id = uuid.uuid4().hex
@@ -216,47 +248,35 @@ class ProduceClient:
                 continue
             of = location.uri, self._connection.registered_epoch(location)
             by_leader.setdefault(of, (location, []))[1].append(batch)
-        appends: list[Callable[[], None]] = []
+        appends = []
         for of, (location, members) in by_leader.items():
             responses = self._responses_of(location, of)
             if number != 0:
                 responses.expect(request_id)
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
-            appends.append(self._prepare_append(location, of, PRODUCE_REQUESTS.rows(rows)))
-        # One right after the other, so that brokers that tick side by side find all of them.
-        for append in appends:
-            append()
+            appends.append(partial(self._requests_of(location, of).append, rows))
+        # At once, so that brokers that tick side by side find all of them.
+        is_local = all(location.is_local for location, _ in by_leader.values())
+        size_bytes = sum(batch.file.size_bytes for batch in batches)
+        steps: Sequence[Sequence[Callable[[], None]]] = uploads, appends
+        if not is_local and len(uploads) <= _UPLOADS_BESIDE and size_bytes <= _BYTES_BESIDE:
+            steps = [[*appends, *uploads]]
+        for step in steps:
+            side_by_side(lambda action: action(), step, size_bytes, is_local=is_local)
         return PendingProduce(request_id, waiting, answered, batches, acks, timeout_ms)
-
-    def _prepare_append(
-        self, location: Location, of: _RootOfBroker, rows: pa.Table
-    ) -> Callable[[], None]:
-        append = self._requests_of(location, of).prepare_append(rows)
-
-        def append_or_reopen() -> None:
-            try:
-                append()
-            except TableReplacedError:
-                # The broker has recreated a table that could not be read any more.
-                self._requests.pop(of, None)
-                self._requests_of(location, of).append(rows)
-
-        return append_or_reopen
 
     def _responses_of(self, location: Location, of: _RootOfBroker) -> Responses:
         if of not in self._responses:
             self._responses[of] = Responses(location)
         return self._responses[of]
 
-    def _requests_of(self, location: Location, of: _RootOfBroker) -> ControlTable:
+    def _requests_of(self, location: Location, of: _RootOfBroker) -> RequestAppends:
         if of not in self._requests:
-            self._requests[of] = ControlTable(location, PRODUCE_REQUESTS)
+            self._requests[of] = RequestAppends(location)
         return self._requests[of]
 
-    def _row(
-        self, request_id: str, batch: RequestedBatch, acks: int, timeout_ms: int
-    ) -> dict[str, Any]:
+    def _row(self, request_id: str, batch: RequestedBatch, acks: int, timeout_ms: int) -> Request:
         file = batch.file
         return {
             "request_id": request_id,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import tenacity
@@ -20,11 +21,13 @@ from sparklog.clients.accumulator import (
 from sparklog.clients.connection import Connection
 from sparklog.clients.partitioner import Partitioner
 from sparklog.clients.produce import (
+    METADATA_MS,
     PendingProduce,
     ProduceClient,
     ProduceResponse,
     RequestedBatch,
     acks_number,
+    pause_seconds,
 )
 from sparklog.clients.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
 from sparklog.clock import SystemClock
@@ -39,16 +42,20 @@ from sparklog.storage.side_by_side import side_by_side
 _log = get_logger(__name__)
 
 _POLL_SECONDS = 0.003
+_FIRST_LOOK, _MOST_USUAL_SECONDS = 0.5, 1.0
+"""When answers are looked for first on an object store, as a share of the last request's time, and
+the most that this time counts for."""
+
 _LEADERS_SECONDS = 0.1
 """How often it is looked whether whoever is to answer still leads."""
 
 
 class _InFlight(NamedTuple):
-    """A request on its way, its batches, and when it is given up."""
+    """A request on its way, its batches, and when it was sent; s of the monotonic clock."""
 
     pending: PendingProduce
     batches: dict[TopicIdPartition, tuple[ProducerBatch, int]]
-    deadline: float
+    sent_at: float
 
 
 class Sender:
@@ -81,6 +88,7 @@ class Sender:
         self._in_flight: list[_InFlight] = []
         self._leaders_checked = 0.0
         self._next_look = 0.0
+        self._usual_seconds = 0.0
         self._changed = threading.Condition()
         self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
         self._outstanding: set[Future[RecordMetadata]] = set()
@@ -211,7 +219,7 @@ class Sender:
                 for batch in batches:
                     self._fail(batch, "INVALID_PRODUCER_EPOCH")
                 return
-            metadata = self._connection.metadata(_METADATA_MS)
+            metadata = self._connection.metadata(METADATA_MS)
             for batch in batches:
                 state = metadata.partitions.get(batch.key)
                 if state is None or state.leader is None:
@@ -222,15 +230,7 @@ class Sender:
                     self._stamp(batch)
                     due.append((batch, state))
                     sent[batch.key] = batch, state.leader_epoch
-            requested = side_by_side(
-                lambda one: self._written(*one),
-                due,
-                sum(record.size_bytes for batch, _ in due for record in batch.records),
-                is_local=self._connection.root.location.is_local,
-            )
-            pending = self._client.send(
-                requested, self._config.acks, self._config.request_timeout_ms
-            )
+            pending = self._send(due)
         except Exception:
             # Whether a request was written or not: its batches are known again by their ids.
             for batch in batches:
@@ -244,17 +244,45 @@ class Sender:
             for batch, _ in sent.values():
                 self._delivered(batch, -1)
             return
-        deadline = time.monotonic() + self._config.request_timeout_ms / 1000
-        self._in_flight.append(_InFlight(pending, sent, deadline))
+        self._await(pending, sent)
 
-    def _written(self, batch: ProducerBatch, state: PartitionState) -> RequestedBatch:
-        """Write a batch to its leader's inbox."""
+    def _await(
+        self, pending: PendingProduce, sent: dict[TopicIdPartition, tuple[ProducerBatch, int]]
+    ) -> None:
+        """Look for the answers to a request from now on; on an object store not at once."""
+        now = time.monotonic()
+        if not self._in_flight and not self._connection.root.location.is_local:
+            self._next_look = now + self._usual_seconds * _FIRST_LOOK
+        self._in_flight.append(_InFlight(pending, sent, now))
+
+    def _send(self, due: Sequence[tuple[ProducerBatch, PartitionState]]) -> PendingProduce:
+        """Write batches, and name them to their leaders; a failure leaves no half of a file."""
+        with ExitStack() as unstored:
+            # Encoding takes a processor, wherever the files go.
+            written = side_by_side(
+                lambda one: self._written(*one, unstored),
+                due,
+                sum(record.size_bytes for batch, _ in due for record in batch.records),
+                is_local=True,
+            )
+            return self._client.send(
+                [requested for requested, _ in written],
+                self._config.acks,
+                self._config.request_timeout_ms,
+                [upload for _, upload in written],
+            )
+
+    def _written(
+        self, batch: ProducerBatch, state: PartitionState, unstored: ExitStack
+    ) -> tuple[RequestedBatch, Callable[[], None]]:
+        """Write a batch; return it with what puts its file into the leader's inbox."""
         log = self._connection.leader_location(state).child("log")
         writer = BatchFileWriter(log, new_batch_path(batch.batch_id))
+        unstored.callback(writer.discard_unless_stored)
         writer.write(batch.table())
-        file = writer.close()
+        file = writer.finish()
         stamp = batch.producer_id, batch.producer_epoch, batch.base_sequence
-        return RequestedBatch(state, file, *stamp)
+        return RequestedBatch(state, file, *stamp), writer.upload
 
     def _stamp(self, batch: ProducerBatch) -> None:
         """Give a batch this producer's id and its sequence, where it has none."""
@@ -287,7 +315,7 @@ class Sender:
         # However many records arrive meanwhile: each look reads the leaders' tables.
         if time.monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + _POLL_SECONDS
+        self._next_look = time.monotonic() + self._pause_seconds()
         metadata = self._leaders_if_due()
         for one in list(self._in_flight):
             answers = one.pending.poll()
@@ -296,19 +324,26 @@ class Sender:
                 self._answered(batch, answers[key])
             if metadata is not None:
                 self._give_up_deposed(one, metadata)
-            if time.monotonic() > one.deadline:
+            if time.monotonic() > one.sent_at + self._config.request_timeout_ms / 1000:
                 for batch, _ in one.batches.values():
                     self._failed_attempt(batch, "REQUEST_TIMED_OUT")
                 one.batches.clear()
             if not one.batches:
+                self._usual_seconds = min(time.monotonic() - one.sent_at, _MOST_USUAL_SECONDS)
                 one.pending.forget()
                 self._in_flight.remove(one)
+
+    def _pause_seconds(self) -> float:
+        """Return the pause before the next look for answers, by the newest request."""
+        if not self._in_flight:
+            return _POLL_SECONDS
+        return pause_seconds(time.monotonic() - self._in_flight[-1].sent_at)
 
     def _leaders_if_due(self) -> Metadata | None:
         if not self._in_flight or time.monotonic() - self._leaders_checked < _LEADERS_SECONDS:
             return None
         self._leaders_checked = time.monotonic()
-        return self._connection.metadata(_METADATA_MS)
+        return self._connection.metadata(METADATA_MS)
 
     def _give_up_deposed(self, one: _InFlight, metadata: Metadata) -> None:
         """A request that names a past leader epoch may never be answered: do not wait for it."""
@@ -383,10 +418,6 @@ class Sender:
                 self._buffered_bytes -= record.size_bytes
                 self._outstanding.discard(record.future)
             self._changed.notify_all()
-
-
-_METADATA_MS = 1_000
-"""How old metadata from an object store may be: a look takes as long as a request."""
 
 
 def _error(batch: ProducerBatch, name: str, detail: str | None = None) -> ProtocolError:

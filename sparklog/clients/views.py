@@ -18,7 +18,15 @@ import pyarrow as pa
 from sparklog.clients.arguments import check_session
 from sparklog.clients.connection import Connection, connection_of
 from sparklog.errors import StorageError
-from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
+from sparklog.model import (
+    BATCH_INDEX,
+    BROKER_TABLES,
+    CLUSTER_TABLES,
+    LOG,
+    PRODUCE_REQUESTS,
+    REQUEST_INDEX,
+    TableSchema,
+)
 from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, StorageOptions
 
@@ -33,11 +41,19 @@ checkpoint table, the broker root, and its store's options as JSON, which Spark 
 
 _BROKER_ID = pa.field("broker_id", pa.int32())
 
+READ_BY_SPARKLOG = (*CHECKPOINTS, PRODUCE_REQUESTS)
+"""The tables of broker roots whose rows Spark does not read itself: those that lag behind the
+journal, and that of requests, whose rows are the actions of its log."""
+
 BROKER_VIEWS: dict[str, pa.Schema] = {
-    schema.name: pa.schema([_BROKER_ID, *schema.columns])
-    for schema in BROKER_TABLES
-    if schema is not LOG
-} | {"batches": pa.schema([_BROKER_ID, *BATCH_INDEX, ("next_offset", pa.int64())])}
+    **{
+        schema.name: pa.schema([_BROKER_ID, *schema.columns])
+        for schema in BROKER_TABLES
+        if schema is not LOG
+    },
+    PRODUCE_REQUESTS.name: pa.schema([_BROKER_ID, *REQUEST_INDEX]),
+    "batches": pa.schema([_BROKER_ID, *BATCH_INDEX, ("next_offset", pa.int64())]),
+}
 """The columns of what each broker holds: its tables, and the batches that its log consists of."""
 
 RECORDS = pa.schema(
@@ -177,7 +193,7 @@ def _broker_views(
     try:
         frames = {
             schema.name: _load_state(spark, root, schema, options)
-            if schema in CHECKPOINTS
+            if schema in READ_BY_SPARKLOG
             else _load(spark, root, schema)
             for schema in BROKER_TABLES
         }

@@ -12,9 +12,12 @@ from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    PRODUCE_REQUESTS,
+    REQUEST_INDEX,
 )
 from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location
+from sparklog.storage.request_files import read_requests
 
 _TYPES = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
 
@@ -30,6 +33,8 @@ def read_state(options: Mapping[str, str]) -> pa.Table:
     Raises `StorageError` where the root cannot be read.
     """
     root = Location.of(options[STATE_OF_ROOT], json.loads(options[STATE_STORE]))
+    if options[STATE_TABLE] == PRODUCE_REQUESTS.name:
+        return read_requests(root)
     journal = Journal(root, with_operations=True)
     tables = {
         HIGH_WATERMARK_CHECKPOINT.name: journal.row_table,
@@ -41,6 +46,6 @@ def read_state(options: Mapping[str, str]) -> pa.Table:
 
 def state_ddl(options: Mapping[str, str]) -> str:
     """Return the columns of the table that the options name, in Spark's words."""
-    schemas = {schema.name: schema for schema in CHECKPOINTS}
-    columns = schemas[options[STATE_TABLE]].columns
+    found = {schema.name: schema.columns for schema in CHECKPOINTS}
+    columns = (found | {PRODUCE_REQUESTS.name: REQUEST_INDEX})[options[STATE_TABLE]]
     return ", ".join(f"{column.name} {_TYPES[column.type]}" for column in columns)

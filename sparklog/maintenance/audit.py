@@ -14,7 +14,8 @@ from sparklog.clients.connection import Connection
 from sparklog.maintenance.audit_checks import Finding, check
 from sparklog.maintenance.audit_reading import Reading, read_cluster
 from sparklog.model import Batch
-from sparklog.protocol.rules import DuckDBRules, Rules
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_checksum
 from sparklog.storage.location import Location, one_line
 
@@ -35,7 +36,7 @@ def audit(
     what disagrees, sorted by topic, partition and broker; a cluster that is running is read again
     before it is accused, so that what was just moving is not reported.
     """
-    rules = rules or DuckDBRules()
+    rules = rules or DriverRules()
     reading = read_cluster(connection)
     findings = check(reading, rules)
     for _ in range(_READ_AGAIN):

@@ -181,10 +181,11 @@ def _verify(root: Location, schema: TableSchema) -> None:
     if schema is LOG:
         # A log's files are those of its batches.
         return
-    table = ControlTable(root, schema)
-    if schema is not PRODUCE_REQUESTS:
+    if schema is PRODUCE_REQUESTS:
         # The files of requests are anything that clients have written.
-        table.verify()
+        ControlTable(root, schema)
+        return
+    ControlTable(root, schema).verify()
 
 
 class _Roots:

@@ -134,18 +134,28 @@ def _schema(name: str, columns: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str, pa.Table]:
+def checked_tables(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> Mapping[str, RuleInput]:
+    """Return the inputs of a rule; `RuleError` where they are not the tables that it takes."""
     if inputs.keys() != of_rule.takes.keys():
         raise RuleError(
             f"rule {of_rule.name} takes {sorted(of_rule.takes)}, but was given {sorted(inputs)}"
         )
+    return inputs
+
+
+def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str, pa.Table]:
+    tables = checked_tables(of_rule, inputs)
     return {
-        table: _checked_input(f"rule {of_rule.name}, table {table}", schema, inputs[table])
+        table: checked_input(f"rule {of_rule.name}, table {table}", schema, tables[table])
         for table, schema in of_rule.takes.items()
     }
 
 
-def _checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
+def checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
+    """Return an input as an Arrow table of this schema; `RuleError` where it has another one.
+
+    `where`, of the error: the rule and the table.
+    """
     if not isinstance(rows, pa.Table):
         try:
             columns = {name: [row[name] for row in rows] for name in schema.names}
@@ -160,13 +170,14 @@ def _checked_input(where: str, schema: pa.Schema, rows: RuleInput) -> pa.Table:
     except pa.ArrowException as error:
         raise _wrong_type(where, error) from error
     for field in schema:
-        _check_nulls(where, field, table[field.name].null_count)
+        check_nulls(where, field, table[field.name].null_count)
     return table.cast(schema)
 
 
-def _checked_output(
+def checked_output(
     of_rule: Rule, names: list[str], rows: Sequence[Sequence[Any]]
 ) -> list[dict[str, Any]]:
+    """Return what a rule gave as rows; `RuleError` where it is not what the head says."""
     if names != of_rule.gives.names:
         raise RuleError(f"rule {of_rule.name} gives {names}, its head says {of_rule.gives.names}")
     given = zip(*rows, strict=True) if rows else [()] * len(names)
@@ -182,7 +193,7 @@ def _checked_rows(of_rule: Rule, rows: Sequence[Sequence[Any]]) -> list[dict[str
     for number, field in enumerate(of_rule.gives):
         if not field.nullable:
             null_count = sum(row[number] is None for row in rows)
-            _check_nulls(f"rule {of_rule.name}, output", field, null_count)
+            check_nulls(f"rule {of_rule.name}, output", field, null_count)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -197,7 +208,7 @@ def _typed(where: str, columns: Mapping[str, list[Any]], schema: pa.Schema) -> l
             array = pa.array(columns[field.name], field.type)
         except (pa.ArrowException, OverflowError) as error:
             raise _wrong_type(where, error) from error
-        _check_nulls(where, field, array.null_count)
+        check_nulls(where, field, array.null_count)
         arrays.append(array)
     return arrays
 
@@ -206,7 +217,8 @@ def _wrong_type(where: str, error: Exception) -> RuleError:
     return RuleError(f"{where}: a value has not the type that the head says: {error}")
 
 
-def _check_nulls(where: str, field: pa.Field[Any], null_count: int) -> None:
+def check_nulls(where: str, field: pa.Field[Any], null_count: int) -> None:
+    """Raise `RuleError` where a column has nulls that must not; `where`, the rule and the table."""
     if null_count and not field.nullable:
         raise RuleError(f"{where}: the column {field.name} is null in a row, but must not be")
 
@@ -233,7 +245,7 @@ class DuckDBRules:
         names, types, rows = prepared[key].run(checked)
         if names == of_rule.gives.names and types == _duckdb_types(of_rule.gives):
             return _checked_rows(of_rule, rows)
-        return _checked_output(of_rule, names, rows)
+        return checked_output(of_rule, names, rows)
 
 
 class _PreparedRules(threading.local):
@@ -313,7 +325,7 @@ class SparkRules:
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
-        return _checked_output(of_rule, names, rows_given)
+        return checked_output(of_rule, names, rows_given)
 
 
 def _reading(text: str, views: Mapping[str, str]) -> str:

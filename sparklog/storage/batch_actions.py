@@ -64,8 +64,8 @@ def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
         **{name: actions[f"partition.{name}"].to_pylist() for name in _HEADER},
         "record_count": actions["num_records"].to_pylist(),
         "last_offset_delta": actions["max.offset_delta"].to_pylist(),
-        "min_timestamp_ms": _milliseconds(actions["min.timestamp"]),
-        "max_timestamp_ms": _milliseconds(actions["max.timestamp"]),
+        "min_timestamp_ms": milliseconds(actions["min.timestamp"]),
+        "max_timestamp_ms": milliseconds(actions["max.timestamp"]),
     }
     rows = zip(
         zip(*(columns[name] for name in Batch._fields), strict=True),
@@ -99,8 +99,8 @@ def batch_of(file: AddedFile) -> ReadBatch:
         checksum=str(values.get("checksum")),
         record_count=_int(file.statistics.get("numRecords")),
         last_offset_delta=_int(highest.get("offset_delta")),
-        min_timestamp_ms=_milliseconds_of(lowest.get("timestamp")),
-        max_timestamp_ms=_milliseconds_of(highest.get("timestamp")),
+        min_timestamp_ms=milliseconds_of(lowest.get("timestamp")),
+        max_timestamp_ms=milliseconds_of(highest.get("timestamp")),
     )
     checksum = str(values.get("header_checksum"))
     return ReadBatch(batch, file.modified_at_ms, checksum, header_checksum(batch) == checksum)
@@ -113,18 +113,25 @@ def has_damaged_header(commit: Commit) -> bool:
 
 def added_file(batch: Batch, now_ms: int) -> AddedFile:
     """Return what adds `batch` to a log; `OverflowError` for a time that Delta cannot name."""
-    header = _header(batch)
-    statistics = {
-        "numRecords": batch.record_count,
-        "minValues": {"offset_delta": 0, "timestamp": _text(batch.min_timestamp_ms, 0)},
+    times_ms = batch.min_timestamp_ms, batch.max_timestamp_ms
+    statistics = file_statistics(batch.record_count, batch.last_offset_delta, *times_ms)
+    return AddedFile(batch.path, batch.size_bytes, now_ms, _header(batch), statistics)
+
+
+def file_statistics(
+    record_count: int, last_offset_delta: int, min_timestamp_ms: int, max_timestamp_ms: int
+) -> dict[str, Any]:
+    """Return what an add action says of the records in a file; raises as `added_file` does."""
+    return {
+        "numRecords": record_count,
+        "minValues": {"offset_delta": 0, "timestamp": _text(min_timestamp_ms, 0)},
         "maxValues": {
-            "offset_delta": batch.last_offset_delta,
+            "offset_delta": last_offset_delta,
             # Engines skip files by this, so it must not be below any record's time.
-            "timestamp": _text(batch.max_timestamp_ms, 999),
+            "timestamp": _text(max_timestamp_ms, 999),
         },
         "nullCount": {"offset_delta": 0, "timestamp": 0},
     }
-    return AddedFile(batch.path, batch.size_bytes, now_ms, header, statistics)
 
 
 def removed_file(batch: Batch, now_ms: int) -> RemovedFile:
@@ -166,7 +173,8 @@ def _text(time_ms: int, microseconds: int) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def _milliseconds_of(text: Any) -> int:
+def milliseconds_of(text: Any) -> int:
+    """Return a time of an action's statistics in ms since 1970."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (moment - _EPOCH) // timedelta(milliseconds=1)
@@ -174,9 +182,10 @@ def _milliseconds_of(text: Any) -> int:
         return UNREADABLE_NUMBER
 
 
-def _milliseconds(times: pa.ChunkedArray) -> list[int | None]:
+def milliseconds(times: pa.ChunkedArray) -> list[int | None]:
+    """Return the times of a snapshot's actions in ms since 1970."""
     microseconds = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     if microseconds.null_count:
         return [one if one is None else one // 1000 for one in microseconds.to_pylist()]
-    milliseconds: list[int | None] = np.floor_divide(microseconds.to_numpy(), 1000).tolist()
-    return milliseconds
+    values: list[int | None] = np.floor_divide(microseconds.to_numpy(), 1000).tolist()
+    return values

@@ -26,7 +26,7 @@ from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_bat
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file, new_file
-from sparklog.storage.parquet import ParquetContent, parquet_pieces
+from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.side_by_side import side_by_side
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ _PARQUET: dict[str, Any] = {
     "use_dictionary": False,
     "write_statistics": ["offset_delta", "timestamp"],
 }
+
+
+class PassingFault(str):
+    """A fault of a file that may be over soon: the file is on its way, or its store away."""
+
+    __slots__ = ()
 
 
 class BatchFile(NamedTuple):
@@ -89,6 +95,7 @@ class BatchFileWriter:
     def __init__(self, log: Location, path: str) -> None:
         self.path = path
         self.record_count = 0
+        self._is_stored = False
         self._min_ms, self._max_ms = 1 << 62, -(1 << 62)
         self._log = log
         self._target = log.create(path)
@@ -108,9 +115,10 @@ class BatchFileWriter:
         count = records.num_rows
         if not count:
             return
-        if fault := _timestamps_fault(records["timestamp"]):
-            raise StorageError(f"{fault}: give every record a time between the years 1 and 9999")
-        first, last = _extent_ms(records["timestamp"])
+        extent = _usable_extent_ms(records["timestamp"])
+        if isinstance(extent, str):
+            raise StorageError(f"{extent}: give every record a time between the years 1 and 9999")
+        first, last = extent
         deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
         try:
@@ -123,12 +131,26 @@ class BatchFileWriter:
 
     def close(self) -> BatchFile:
         """Finish the file and return what is known of it."""
+        file = self.finish()
+        self.upload()
+        return file
+
+    def upload(self) -> None:
+        """Store the file, which is finished; on an object store that is a request."""
         try:
-            self._parquet.close()
             self._target.close()
+            self._is_stored = True
         except FileExistsError:
             # On an object store it is another's file, which is found when this one is put.
             raise
+        except BaseException:
+            self.discard()
+            raise
+
+    def finish(self) -> BatchFile:
+        """Return what is known of the file, which is not there before `upload`."""
+        try:
+            self._parquet.close()
         except BaseException:
             self.discard()
             raise
@@ -140,6 +162,11 @@ class BatchFileWriter:
             self._min_ms,
             self._max_ms,
         )
+
+    def discard_unless_stored(self) -> None:
+        """Remove what is there of the file before `upload`; on an object store nothing is."""
+        if self._log.is_local and not self._is_stored:
+            self.discard()
 
     def discard(self) -> None:
         """Remove the file, which is not to be finished; so does a failure to write it."""
@@ -222,11 +249,14 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
             if size_bytes != file.size_bytes:
                 return f"it has {size_bytes} bytes, not {file.size_bytes}"
             content = stream.read(size_bytes)
-        if xxhash.xxh3_64_hexdigest(content) != file.checksum:
-            return "its bytes do not match the checksum"
-        return _content_fault(content, file)
     except FileNotFoundError:
-        return "there is no such file"
+        return PassingFault("there is no such file")
+    except OSError as error:
+        return PassingFault(f"it cannot be read: {one_line(error)}")
+    if xxhash.xxh3_64_hexdigest(content) != file.checksum:
+        return "its bytes do not match the checksum"
+    try:
+        return _content_fault(content, file)
     except (OSError, pa.ArrowException, ValueError) as error:
         return f"it cannot be read: {one_line(error)}"
 
@@ -238,7 +268,7 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
     if parquet.row_count != file.record_count or not file.record_count:
         return f"it holds {parquet.row_count} records, not {file.record_count}"
     count, extents = 0, []
-    for records in parquet_pieces(content):
+    for records in parquet.pieces():
         if not records.num_rows:
             continue
         # Text that is none, among others: whoever reads the log would stumble over it.
@@ -249,9 +279,10 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
         deltas = pa.array(np.arange(count, count + records.num_rows), pa.int32())
         if not records["offset_delta"].equals(deltas):
             return "its records are not numbered from 0 without a gap"
-        if fault := _timestamps_fault(records["timestamp"]):
-            return fault
-        extents.append(_extent_ms(records["timestamp"]))
+        extent = _usable_extent_ms(records["timestamp"])
+        if isinstance(extent, str):
+            return extent
+        extents.append(extent)
         count += records.num_rows
     if count != file.record_count:
         return f"it holds {count} records, not {file.record_count}"
@@ -261,13 +292,14 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
     return None
 
 
-def _timestamps_fault(timestamps: pa.Array[Any] | pa.ChunkedArray) -> str | None:
+def _usable_extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int] | str:
+    """Return the first and the last timestamp, in ms, or why they cannot be used."""
     if timestamps.null_count:
         return "it has records without a timestamp"
     first, last = _extent_ms(timestamps)
     if first < MIN_TIMESTAMP_MS or last > MAX_TIMESTAMP_MS:
         return "it has timestamps outside the years 1 to 9999"
-    return None
+    return first, last
 
 
 def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:

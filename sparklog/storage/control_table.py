@@ -1,8 +1,7 @@
-"""Control tables: small Delta tables that are overwritten whole, or appended to and trimmed.
+"""Control tables: small Delta tables that are overwritten whole.
 
 Every overwrite is a compare-and-set: it lands as the version after the one that was loaded, or
-it raises `CommitConflictError`. Appends and trims land behind whatever others have written, unless
-that was a newer fence.
+it raises `CommitConflictError`.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import io
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from itertools import count
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -93,12 +90,15 @@ def check_fence(log: DeltaLog, fence: Fence | None) -> None:
 
     Together with the compare-and-set on the next version no zombie can ever write.
     """
-    if fence is None:
-        return
-    held = log.transactions.get(fence.transaction)
+    if fence is not None:
+        check_held(log.location, fence, log.transactions.get(fence.transaction))
+
+
+def check_held(table: Location, fence: Fence, held: int | None) -> None:
+    """Raise `FencedError` unless `held`, the epoch that a table bears, is the one of `fence`."""
     if held != fence.epoch:
         raise FencedError(
-            f"{log.location.uri} is held by {fence.transaction} {held}, this process has "
+            f"{table.uri} is held by {fence.transaction} {held}, this process has "
             f"{fence.epoch}: a newer process plays this role, so this one must stop"
         )
 
@@ -135,7 +135,7 @@ def take_fence(
             raise moved(log)
         return True
 
-    return _until_it_lands(table, attempt)
+    return until_it_lands(table, attempt)
 
 
 class ControlTable:
@@ -155,9 +155,7 @@ class ControlTable:
         self.commits = 0
         """How many commits this handle has made."""
         self._log = self._open_log()
-        self._opened_version = self._log.version
-        # The live files, each with the version that added it and its place there, where known.
-        self._files: dict[str, tuple[int, int] | None] = _live_files(self._log.snapshot)
+        self._files = dict.fromkeys(_live_files(self._log.snapshot))
         self._rows: tuple[int, pa.Table] | None = None
         self._is_current = False
         self._has_unknown_columns = False
@@ -186,11 +184,6 @@ class ControlTable:
     def transaction(self, name: str) -> int | None:
         """Return the version of an app transaction in the table as it was opened."""
         return self._log.snapshot.transaction_version(name)
-
-    def added_at(self, path: str) -> int | None:
-        """Return the version that added a live file, `None` where that is not known any more."""
-        at = self._files.get(path)
-        return at[0] if at is not None else None
 
     def refresh(self) -> bool:
         """Load the newest version; say whether it is another than before."""
@@ -228,9 +221,8 @@ class ControlTable:
                 self._reopen(is_other_log=True)
                 break
             for path in commit.removed:
-                self._files.pop(path, None)
-            for position, file in enumerate(commit.added):
-                self._files[file.path] = commit.version, position
+                del self._files[path]
+            self._files |= dict.fromkeys(file.path for file in commit.added)
         if stamp is None or self._log.version != stamp.version:
             self._stamp = self._log.stamp()
 
@@ -298,10 +290,10 @@ class ControlTable:
         """
         opened = self._open_log()
         is_later = opened.version >= self._log.version and not is_other_log
-        is_equal = (opened.version, opened.transactions, _live_files(opened.snapshot).keys()) == (
+        is_equal = (opened.version, opened.transactions, set(_live_files(opened.snapshot))) == (
             self._log.version,
             self._log.transactions,
-            self._files.keys(),
+            set(self._files),
         )
         if opened.table_id != self._log.table_id or not (is_later or is_equal or self._reopens):
             raise TableReplacedError(
@@ -311,8 +303,8 @@ class ControlTable:
         self._take(opened)
 
     def _take(self, opened: DeltaLog) -> None:
-        self._log, self._opened_version = opened, opened.version
-        self._files = _live_files(opened.snapshot)
+        self._log = opened
+        self._files = dict.fromkeys(_live_files(opened.snapshot))
         self._stamp = opened.stamp()
         self._rows = None
         self._reopened += 1
@@ -407,7 +399,7 @@ class ControlTable:
         with self._discarding(file):
             if not self._log.commit("WRITE", [file], removed, transactions):
                 raise moved(self._log)
-        self._files = {file.path: (self.version, 0)}
+        self._files = dict.fromkeys([file.path])
         self.commits += 1
 
     @contextmanager
@@ -482,82 +474,8 @@ class ControlTable:
 
         return retrying(CommitConflictError)(attempt)
 
-    def append(self, rows: pa.Table, fence: Fence | None = None) -> None:
-        """Append `rows` as one file; other writers may append or trim at the same time.
-
-        Raises `FencedError` as `compare_and_set` does.
-        """
-        self._commit_append(self._as_stored(rows), [], fence)
-
-    def prepare_append(self, rows: pa.Table) -> Callable[[], None]:
-        """Write `rows` where they are to be, and return what appends them, as `append` does.
-
-        So appends to several tables can follow each other closely.
-        """
-        rows = self._as_stored(rows)
-        return partial(self._commit_append, rows, [self._write(rows)], None)
-
     def _as_stored(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.schema.columns.names).cast(self.schema.columns)
-
-    def _commit_append(self, rows: pa.Table, written: list[AddedFile], fence: Fence | None) -> None:
-        """Commit `rows`; `written` keeps their file from one attempt to the next."""
-        attempts = count()
-
-        def attempt() -> None:
-            with self._lock:
-                # A store refuses a commit whose version is taken: to look before costs a request.
-                if self.location.is_local or self._log.is_uncertain or next(attempts) > 0:
-                    self._load()
-                check_fence(self._log, fence)
-                # Not before the table is known to be there: its folder would be created.
-                if not written:
-                    written.append(self._write(rows))
-                with self._discarding(written[0]):
-                    is_mine = self._log.commit("WRITE", written)
-                if not is_mine:
-                    raise moved(self._log)
-                self._files[written[0].path] = self.version, 0
-                self.commits += 1
-
-        try:
-            _until_it_lands(self.location, attempt)
-        except (CommitConflictError, FencedError):
-            self._discard(written)
-            raise
-
-    def new_files(self, since: int) -> list[str]:
-        """Return the paths of the live files that were added after version `since`, in order.
-
-        A reader that follows an append-only table needs just these.
-        """
-        with self._lock:
-            undated = self._date_files(since)
-            dated = {path: at for path, at in self._files.items() if at is not None}
-        times_ms = _times_ms(self._log.snapshot) if undated else {}
-        return sorted(undated, key=lambda path: (times_ms.get(path, 0), path)) + sorted(
-            (path for path, (version, _) in dated.items() if version > since),
-            key=dated.__getitem__,
-        )
-
-    def _date_files(self, since: int) -> set[str]:
-        """Find out which commits added the live files, as far back as version `since`.
-
-        Returns the files that may have been added after it by commits that are no longer there.
-        """
-        undated = {path for path, at in self._files.items() if at is None}
-        version = self._opened_version
-        # Backwards, since what was added long ago is seldom live.
-        while undated and version > since:
-            commit = self._read_commit(version)
-            if commit is None:
-                return undated
-            for position, file in enumerate(commit.added):
-                if file.path in undated:
-                    self._files[file.path] = version, position
-                    undated.discard(file.path)
-            version -= 1
-        return set()
 
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table.
@@ -582,36 +500,11 @@ class ControlTable:
         except (OSError, pa.ArrowException) as error:
             raise damaged_file(self.location, path, content_fault(content, error)) from error
 
-    def trim(self, paths: Sequence[str], fence: Fence | None = None) -> None:
-        """Remove whole files, which were named by `new_files`, while others go on appending."""
 
-        def attempt() -> None:
-            with self._lock:
-                self._load()
-                check_fence(self._log, fence)
-                now_ms = time.time_ns() // 1_000_000
-                gone = [path for path in paths if path in self._files]
-                if not gone:
-                    return
-                if not self._log.commit("DELETE", (), [RemovedFile(p, now_ms) for p in gone]):
-                    raise moved(self._log)
-                for path in gone:
-                    del self._files[path]
-                self.commits += 1
-
-        _until_it_lands(self.location, attempt)
-
-
-def _live_files(table: DeltaTable) -> dict[str, tuple[int, int] | None]:
+def _live_files(table: DeltaTable) -> list[str]:
     """Return the paths of a control table's files."""
-    return dict.fromkeys(_times_ms(table))
-
-
-def _times_ms(table: DeltaTable) -> dict[str, int]:
-    """Return the time of each file of a table, in ms since 1970, by its path."""
     actions = pa.table(table.get_add_actions(flatten=True))
-    times = actions["modification_time"].cast(pa.int64()).to_pylist()
-    return dict(zip(map(unquote, actions["path"].to_pylist()), times, strict=True))
+    return [unquote(path) for path in actions["path"].to_pylist()]
 
 
 def moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
@@ -622,7 +515,8 @@ def moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
     )
 
 
-def _until_it_lands(table: Location, commit: Callable[[], _Result]) -> _Result:
+def until_it_lands(table: Location, commit: Callable[[], _Result]) -> _Result:
+    """Repeat a commit while others are faster; `CommitConflictError` after 50 attempts."""
     try:
         return retrying(CommitConflictError)(commit)
     except CommitConflictError as error:

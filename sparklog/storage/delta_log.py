@@ -19,11 +19,11 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -40,6 +40,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 import sparklog
 from sparklog.errors import DamagedError, StorageError
 from sparklog.logger import get_logger
+from sparklog.storage.delta_checkpoints import newest_checkpoint, write_store_checkpoint
 from sparklog.storage.location import Location, one_line
 
 _log = get_logger(__name__)
@@ -60,6 +61,9 @@ CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 """The table property with the number of commits between two checkpoints."""
 
 _DEFAULT_CHECKPOINT_INTERVAL = 100
+
+EMPTY_PER_COMMIT = 5
+"""The number of empty commits that count as one commit where checkpoints become due."""
 _LARGEST_CHECKPOINT_INTERVAL = 1_000_000
 
 COMMIT_ID = "txnId"
@@ -169,15 +173,22 @@ class DeltaLog:
         self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
         self._check_protocol()
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
-        self._checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
+        self.checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
+        """The number of commits between two of Delta's checkpoints of the table."""
+        self.empty_commits = 0
+        """The commits passed since the log was opened that change nothing; counted by the owner."""
         self._checkpointed = self.version
         self._ahead: dict[int, Future[bytes | None]] = {}
         self._reach = 1
         self._seen_at: tuple[float, float] | None = None
+        self._asked_at = clocks()
         self._to_end = False
-        self._looked_at = _clocks()
+        self._looked_at = clocks()
         self.is_uncertain = False
         """Whether the outcome of this handle's last commit is unknown."""
+        self._late_version = -1
+        self.taken_by: Commit | None = None
+        """The commit that has the version for which the last commit was refused, if it is there."""
         self.is_lost = False
         """Whether the loaded version's commit was gone when the log was followed last.
 
@@ -196,14 +207,16 @@ class DeltaLog:
             # The commit may be there without being on the disk.
             with suppress(FileNotFoundError):
                 self.location.sync([commit_path(self.version + 1)])
-        elif self._seen_at is not None and not _is_ago(self._seen_at, _FRESH_S):
+        elif self._seen_at is not None and not is_ago(self._seen_at, FRESH_S):
             return
         ahead, self._ahead = self._ahead, {}
+        if ahead and is_ago(self._asked_at, FRESH_S):
+            ahead = {}
         while to_version is None or self.version < to_version:
-            began = _clocks()
+            began = clocks()
             if ahead and self.version + 1 not in ahead:
                 # There may be more: the next look asks for more at once.
-                self._reach = min(2 * self._reach, _READERS)
+                self._reach = min(2 * self._reach, MOST_AHEAD)
                 if not self._to_end:
                     break
             commit = self._read(self.version + 1, ahead.get(self.version + 1))
@@ -221,7 +234,9 @@ class DeltaLog:
             self._protocol = commit.protocol or self._protocol
             yield commit
         if ahead:
-            self._seen_at = _clocks()
+            self._seen_at = self._asked_at
+        if self.is_uncertain and self.version == start:
+            self._late_version = start + 1
         self.is_uncertain = False
         self._check_protocol()
 
@@ -231,17 +246,14 @@ class DeltaLog:
         So a look at many tables takes as long as one request. Where all that was asked for is
         there, `follow` goes on to the newest commit (`to_end`), or the next look does. What is
         found counts as the newest for all who look at this handle until something is committed by
-        it, for a second at most. Does nothing for a table in a folder.
+        it, for `FRESH_S` at most. Does nothing for a table in a folder.
         """
         if self.location.is_local or self.is_uncertain:
             return
         self._seen_at = None
         self._to_end = to_end
-        readers = _reading(os.getpid())
-        self._ahead = {
-            version: readers.submit(_content, self.location, commit_path(version))
-            for version in range(self.version + 1, self.version + 1 + self._reach)
-        }
+        self._asked_at = clocks()
+        self._ahead = request_commits(self.location, self.version + 1, self._reach)
 
     def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
         """Return a commit, which may have been asked for already; raises as `read_commit` does."""
@@ -249,6 +261,19 @@ class DeltaLog:
         if content is None:
             return None
         return parse_commit(self.location, version, content, self._explains)
+
+    def skip(self) -> None:
+        """Go on to the newest version without reading the commits on the way.
+
+        So one that only appends follows others at little cost: what they have committed does not
+        concern it. `is_lost` is as after `follow`.
+        """
+        began = clocks()
+        self.is_lost = self._is_predecessor_lost()
+        if not self.is_lost:
+            self.version = _newest_after(self.location, self.version)
+            self.is_uncertain = False
+        self._looked_at = began
 
     def stamp(self) -> Stamp | None:
         """Return the stamp of the loaded version's commit file.
@@ -275,23 +300,31 @@ class DeltaLog:
         removed: Sequence[RemovedFile] = (),
         transactions: Mapping[str, int] | None = None,
         user_metadata: str | None = None,
+        commit_id: str | None = None,
+        *,
+        syncs_files: bool = True,
     ) -> bool:
         """Commit as the version after this one, and go on to it; return whether it was free.
 
         `operation` is Delta's name for it, which the table's history shows, as it does
-        `user_metadata`. In local folders the
-        added files are synced first, and the commit is synced before this returns. Raises
-        `OSError` or `DeltaError` where the commit failed or its outcome is unknown
-        (`is_uncertain`): follow the log then before deciding anything.
+        `user_metadata`; `commit_id`, the id of the attempt, a new one by default. Where the version
+        was not free, `taken_by` is the commit that has it. In local folders the added files are
+        synced first, unless another commit does so that counts on them (`syncs_files`), and the
+        commit is synced before this returns. Raises `OSError` or `DeltaError` where the commit
+        failed or its outcome is unknown (`is_uncertain`): follow the log then before deciding
+        anything.
         """
         transactions = transactions or {}
         self._ahead, self._seen_at = {}, None
         self._check_protocol()
-        commit_id = uuid.uuid4().hex
+        commit_id = commit_id or uuid.uuid4().hex
         self.is_uncertain = True
+        self.taken_by = None
         # An error, and a refusal, are believed only after the version was read back: a conditional
         # PUT that is repeated after its answer was lost is refused because of itself.
         try:
+            if syncs_files:
+                self.location.sync(file.path for file in added)
             put = self._put(operation, added, removed, transactions, commit_id, user_metadata)
             is_mine = put or self._is_by(commit_id)
         except (DeltaError, OSError):
@@ -302,28 +335,70 @@ class DeltaLog:
             is_mine = True
         if is_mine and self._is_predecessor_lost():
             # Clean-up has taken the predecessor, and with it the commits that really followed.
-            self.location.remove(commit_path(self.version + 1))
+            self.location.remove_durably(commit_path(self.version + 1))
+            self.taken_by = None
             is_mine = False
         self.is_uncertain = False
         if is_mine:
             self.version += 1
             self.transactions |= transactions
-            self._looked_at = _clocks()
+            self._looked_at = clocks()
             if self._cleans_up:
                 self.write_due_checkpoint()
         return is_mine
 
+    def next_commit(self) -> Commit | None:
+        """Return the commit after the loaded version, without going on to it."""
+        return read_commit(self.location, self.version + 1, self._explains)
+
+    def step_over(self) -> None:
+        """Go on to the next version, which the caller knows to be an empty commit of its own.
+
+        In local folders it is synced, since its answer was lost.
+        """
+        self.location.sync([commit_path(self.version + 1)])
+        self._ahead, self._seen_at = {}, None
+        self.version += 1
+        self.is_uncertain = False
+        self._looked_at = clocks()
+
+    def step_past(self) -> None:
+        """Go on to the commit that has the version for which the last commit was refused.
+
+        One that only appends knows that it is there, and not what it has changed.
+        """
+        if self.taken_by is not None:
+            self.version = self.taken_by.version
+
+    @property
+    def may_land_late(self) -> bool:
+        """Whether a commit that was given up, and was not there, may still take the next version.
+
+        A store may carry a request out after its sender has given it up.
+        """
+        return self._late_version == self.version + 1
+
+    @property
+    def progress(self) -> int:
+        """The version, with `EMPTY_PER_COMMIT` empty commits counted as one since the opening."""
+        return self.version - self.empty_commits + self.empty_commits // EMPTY_PER_COMMIT
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether Delta's checkpoint is due: `CHECKPOINT_INTERVAL` commits after the last one.
+
+        `EMPTY_PER_COMMIT` empty commits count as one.
+        """
+        interval = self.checkpoint_interval
+        return self.progress // interval > self._checkpointed // interval
+
     def write_due_checkpoint(self) -> None:
         """Have Delta's checkpoint written, in another thread, where that is due.
 
-        It is due `CHECKPOINT_INTERVAL` commits after the last one. Commits that were cleaned up
-        before are no longer there to be read after that.
+        Commits that were cleaned up before are no longer there to be read after that.
         """
-        if (
-            self.version // self._checkpoint_interval
-            > self._checkpointed // self._checkpoint_interval
-        ):
-            self._checkpointed = self.version
+        if self.is_checkpoint_due:
+            self._checkpointed = self.progress
             _checkpoints.submit(_write_checkpoint, self.location)
 
     def _is_predecessor_lost(self) -> bool:
@@ -332,12 +407,12 @@ class DeltaLog:
         On object stores, where it takes a request, only where the log was not looked at for long:
         clean-up keeps commits for at least ten minutes.
         """
-        if not self.location.is_local and not _is_ago(self._looked_at, _LONG_AGO_S):
+        if not self.location.is_local and not is_ago(self._looked_at, LONG_AGO_S):
             return False
         return not has_commit(self.location, self.version)
 
     def _is_by(self, commit_id: str) -> bool:
-        commit = read_commit(self.location, self.version + 1)
+        commit = self.taken_by = read_commit(self.location, self.version + 1)
         return commit is not None and commit.commit_id == commit_id
 
     def _put(
@@ -359,7 +434,6 @@ class DeltaLog:
             *({"add": _add(file)} for file in added),
         ]
         text = _commit_text(actions, operation, now_ms, commit_id, user_metadata)
-        self.location.sync(file.path for file in added)
         try:
             self.location.put_new(commit_path(self.version + 1), text)
         except FileExistsError:
@@ -479,12 +553,16 @@ _checkpoints = ThreadPoolExecutor(1, thread_name_prefix="delta-checkpoints")
 def _write_checkpoint(table: Location) -> None:
     """Write a checkpoint, which makes opening the table cheaper, and clean up old commits."""
     try:
-        opened = open_delta_table(table)
-        opened.create_checkpoint()
-        if table.is_synced:
-            # Before the commits go that the checkpoint stands for.
-            names = Path(table.uri, "_delta_log").glob("*checkpoint*")
-            table.sync(f"_delta_log/{name.name}" for name in names)
+        if table.is_local:
+            opened = open_delta_table(table)
+            opened.create_checkpoint()
+            if table.is_synced:
+                # Before the commits go that the checkpoint stands for.
+                names = Path(table.uri, "_delta_log").glob("*checkpoint*")
+                table.sync(f"_delta_log/{name.name}" for name in names)
+        else:
+            write_store_checkpoint(table)
+            opened = open_delta_table(table)
         opened.cleanup_metadata()
     except (StorageError, DeltaError, OSError) as error:
         # The commits hold without it; the next checkpoint makes up for this one.
@@ -531,6 +609,23 @@ def read_commit(
     return None if text is None else parse_commit(table, version, text, explains)
 
 
+def request_commits(table: Location, first: int, count: int) -> dict[int, Future[bytes | None]]:
+    """Ask an object store for `count` commits from version `first` on, in parallel.
+
+    The results are the commits' bytes, `None` for one that does not exist.
+    """
+    readers = reading_threads(os.getpid())
+    return {
+        version: readers.submit(commit_content, table, version)
+        for version in range(first, first + count)
+    }
+
+
+def commit_content(table: Location, version: int) -> bytes | None:
+    """Return the bytes of a commit, `None` where it does not exist."""
+    return _content(table, commit_path(version))
+
+
 def _content(table: Location, path: str) -> bytes | None:
     """Return a file's bytes, `None` where there is none."""
     try:
@@ -572,20 +667,20 @@ def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
     if table.is_local or len(versions) < 2:
         yield from map(read, versions)
         return
-    yield from _reading(os.getpid()).map(read, versions)
+    yield from reading_threads(os.getpid()).map(read, versions)
 
 
-_READERS = 32
+MOST_AHEAD = 32
 """Commits that are read at a time from an object store."""
 
 
 @cache
-def _reading(_process: int) -> ThreadPoolExecutor:
+def reading_threads(_process: int) -> ThreadPoolExecutor:
     """Return the threads that read commits, for a whole process; a forked one has none."""
-    return ThreadPoolExecutor(4 * _READERS, thread_name_prefix="commits")
+    return ThreadPoolExecutor(4 * MOST_AHEAD, thread_name_prefix="commits")
 
 
-_FRESH_S = 1.0
+FRESH_S = 5.0
 """Seconds for which what a look ahead has found counts as the newest, at most."""
 
 
@@ -604,7 +699,7 @@ def check_commits(
     names = [name for name in _names(table) if name[:20].isdigit()]
     commits = {int(name[:20]) for name in names if name[20:] == ".json"}
     last = max(commits, default=-1) if version is None else version
-    number = 1 + _newest_checkpoint(names, last)
+    number = 1 + newest_checkpoint(names, last)
     while number <= last:
         path = commit_path(number)
         try:
@@ -612,18 +707,12 @@ def check_commits(
                 # Raises, unless what was changed is explained.
                 read_commit(table, number, explains)
         except (*_MALFORMED, OSError) as error:
-            checkpoint = _newest_checkpoint(_names(table), last)
+            checkpoint = newest_checkpoint(_names(table), last)
             if not isinstance(error, FileNotFoundError) or checkpoint < number:
                 raise _damaged(table, path, error) from error
             # A checkpoint was written meanwhile, and clean-up took the commits before it.
             number = checkpoint
         number += 1
-
-
-def _newest_checkpoint(names: Iterable[str], last: int) -> int:
-    """Return the version of the newest checkpoint up to version `last`, -1 where there is none."""
-    found = (int(name[:20]) for name in names if name[20:31] == ".checkpoint")
-    return max((one for one in found if one <= last), default=-1)
 
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -741,19 +830,45 @@ def newest_version(table: Location) -> int:
     if table.is_local:
         known = max((int(name[:20]) for name in _names(table) if _COMMIT.match(name)), default=-1)
     else:
-        known = _last_checkpoint(table)
-        # Commits have no gaps: look twice as far each time, then in between.
-        reach = 1
-        while has_commit(table, known + reach):
-            known, reach = known + reach, 2 * reach
-        while reach := reach // 2:
-            if has_commit(table, known + reach):
-                known += reach
+        known = _newest_after(table, _last_checkpoint(table))
     if known < 0:
         raise StorageError(
             f"there is no table at {table.uri}: check the root, or create the cluster first"
         )
     return known
+
+
+def _newest_after(table: Location, version: int) -> int:
+    """Return the newest version of a table from one on that is there or just cleaned up.
+
+    Commits have no gaps. A folder is asked one version after another; an object store side by side,
+    each time twice as far, for the versions in between then.
+    """
+    if table.is_local:
+        while has_commit(table, version + 1):
+            version += 1
+        return version
+    readers = reading_threads(os.getpid())
+
+    def there(versions: Sequence[int]) -> list[bool]:
+        return list(readers.map(partial(has_commit, table), versions))
+
+    step = 1
+    while True:
+        versions = [version + step * number for number in range(1, _PROBES + 1)]
+        found = there(versions)
+        count = found.index(False) if False in found else _PROBES
+        version += step * count
+        if count == _PROBES:
+            step *= _PROBES
+        elif step == 1:
+            return version
+        else:
+            step //= _PROBES
+
+
+_PROBES = 4
+"""Versions that are asked for at a time; each round of questions looks so many times as far."""
 
 
 def _last_checkpoint(table: Location) -> int:
@@ -780,18 +895,19 @@ def table_identity(table: Location) -> tuple[str, int]:
     return str(opened.metadata().id), opened.version()
 
 
-_LONG_AGO_S = 60
+LONG_AGO_S = 60
 """Seconds after which a log's newest version may have been cleaned up; it is ten minutes at least.
 """
 
 
-def _clocks() -> tuple[float, float]:
+def clocks() -> tuple[float, float]:
     """Return the system's time and that since its start, in s; each may miss a suspension."""
     return time.time(), time.monotonic()
 
 
-def _is_ago(clocks: tuple[float, float], seconds: float) -> bool:
-    return any(now - then > seconds for now, then in zip(_clocks(), clocks, strict=True))
+def is_ago(at: tuple[float, float], seconds: float) -> bool:
+    """Return whether more than `seconds` have passed since `at`, by one of `clocks` at least."""
+    return any(now - then > seconds for now, then in zip(clocks(), at, strict=True))
 
 
 def commit_path(version: int) -> str:

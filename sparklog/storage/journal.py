@@ -36,6 +36,11 @@ from sparklog.storage.record_log import RecordLog
 
 _FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
 _REQUESTS, _ANSWERS = "requests", "answers"
+_CONTROLLER = "controller"
+"""The member with the controller epoch whose lease the commit renews."""
+
+_OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER})
+"""The members of a commit that changes nothing."""
 
 _FORMAT_VERSION = 1
 """The version of what commits carry; it stands first, so that other writers' text is known by it.
@@ -63,12 +68,13 @@ Row = Mapping[str, Any]
 class Taken(NamedTuple):
     """How far the requests are taken, of the request table with this id.
 
-    All files that were added up to `version` are, and of later ones those named in `paths`.
+    All that were added up to `version` are, and of later ones those in `beyond`: each a version of
+    the table and a place in its commit.
     """
 
     table_id: str
     version: int
-    paths: tuple[str, ...] = ()
+    beyond: tuple[tuple[int, int], ...] = ()
 
 
 class Step(NamedTuple):
@@ -91,6 +97,13 @@ class Histories(NamedTuple):
 
     topic: str
     entries: tuple[EpochEntry, ...]
+
+
+class Renewal(NamedTuple):
+    """The newest commit of a journal that renews the controller's lease, and for which epoch."""
+
+    controller_epoch: int
+    version: int
 
 
 class Journal(RecordLog):
@@ -119,6 +132,8 @@ class Journal(RecordLog):
         """The delayed operations, by their ids."""
         self.taken: Taken | None = None
         """How far the requests are taken, as far as commits after the checkpoints say it."""
+        self.renewal: Renewal | None = None
+        """The newest renewal of the controller's lease, as far as commits that were read say it."""
         self._checkpoints = checkpoints
         self._damaged = damaged
         self._topics: dict[TopicIdPartition, str] = {}
@@ -129,7 +144,7 @@ class Journal(RecordLog):
         self.described_version = 0
         """The newest version of the log that a checkpoint described when the log was opened."""
         super().__init__(root, fence)
-        # They are written anew, so that they are read where the log is opened again.
+        # The owner writes them before it opens the log again, which reads them then.
         self._damaged = ()
 
     def has_news(self) -> bool:
@@ -147,17 +162,34 @@ class Journal(RecordLog):
         self.commit(added, removed, now_ms, json.dumps(entry, separators=(",", ":")))
         self._take(entry, (-1, -1, -1), self.version)
 
-    def row_table(self) -> pa.Table:
+    def heartbeat(self, controller_epoch: int | None = None) -> bool:
+        """Make an empty commit, which shows that the broker lives; return whether it was made.
+
+        `controller_epoch`: the epoch of the controller's lease that the broker holds and renews.
+        Raises as `commit_empty` does.
+        """
+        entry = {_FORMAT: _FORMAT_VERSION}
+        if controller_epoch is not None:
+            entry[_CONTROLLER] = controller_epoch
+        with self._lock:
+            is_made = self.commit_empty(json.dumps(entry, separators=(",", ":")))
+            if is_made and controller_epoch is not None:
+                self.renewal = Renewal(controller_epoch, self.version)
+        return is_made
+
+    def row_table(self, version: int | None = None) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
 
-        `epochs_version` is null: only a checkpoint has a version of the histories beside it.
+        `version` is the one that the rows name, the loaded one by default: empty commits may
+        follow. `epochs_version` is null: only a checkpoint has a version of the histories beside
+        it.
         """
         rows = [self.rows[key] for key in sorted(self.rows)]
         columns: dict[str, list[Any]] = {
             name: [row.get(name) for row in rows]
             for name in HIGH_WATERMARK_CHECKPOINT.columns.names
         }
-        columns["log_version"] = [self.version] * len(rows)
+        columns["log_version"] = [self.version if version is None else version] * len(rows)
         return pa.table(columns, schema=HIGH_WATERMARK_CHECKPOINT.columns)
 
     def epoch_table(self) -> pa.Table:
@@ -176,12 +208,18 @@ class Journal(RecordLog):
         """Return the operations as a table with the columns of `delayed_operations`."""
         return DELAYED_OPERATIONS.rows([dict(row) for row in self.operations.values()])
 
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether Delta's checkpoint is due, after which commits are cleaned up."""
+        return self._log.is_checkpoint_due
+
     def write_due_checkpoint(self) -> None:
         """Have Delta's checkpoint written where that is due, after which commits are cleaned up.
 
-        Called when all checkpoint tables describe the loaded version.
+        Called when all checkpoint tables describe the loaded version, or empty commits follow.
         """
-        self._log.write_due_checkpoint()
+        with self._lock:
+            self._log.write_due_checkpoint()
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -240,6 +278,14 @@ class Journal(RecordLog):
     def _apply(self, commit: Commit) -> set[TopicIdPartition]:
         return self._take(_entry(commit), (-1, -1, -1), commit.version)
 
+    def _is_empty(self, commit: Commit) -> bool:
+        is_heartbeat = commit.user_metadata is not None and _entry(commit).keys() <= _OF_HEARTBEATS
+        return (
+            is_heartbeat
+            and bool(_entry(commit))
+            and not (commit.added or commit.removed or commit.transactions)
+        )
+
     def _take(
         self, entry: Mapping[str, Any], described: Sequence[int], version: int
     ) -> set[TopicIdPartition]:
@@ -262,8 +308,10 @@ class Journal(RecordLog):
                 else:
                     self.operations[operation_id] = {**_NO_OPERATION, **operation}
         if _REQUESTS in entry:
-            table_id, taken_version, paths = entry[_REQUESTS]
-            self.taken = Taken(table_id, taken_version, tuple(paths))
+            table_id, taken_version, beyond = entry[_REQUESTS]
+            self.taken = Taken(table_id, taken_version, tuple((at, place) for at, place in beyond))
+        if _CONTROLLER in entry:
+            self.renewal = Renewal(entry[_CONTROLLER], version)
         return named
 
 
@@ -305,6 +353,12 @@ def answers_in(commit: Commit) -> Sequence[Row]:
     """Return the answers to requests that a commit of a journal carries."""
     answers: Sequence[Row] = _entry(commit).get(_ANSWERS, ())
     return answers
+
+
+def renewal_in(commit: Commit) -> Renewal | None:
+    """Return the renewal of the controller's lease that a commit of a journal carries."""
+    epoch = _entry(commit).get(_CONTROLLER)
+    return None if epoch is None else Renewal(epoch, commit.version)
 
 
 def _row_of(row: Row) -> Row:

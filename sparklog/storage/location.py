@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
 from sparklog.storage.object_store import ObjectStore, object_store
-from sparklog.storage.side_by_side import side_by_side
+from sparklog.storage.side_by_side import sync_side_by_side
 
 StorageOptions = Mapping[str, Mapping[str, str]]
 """Options of object stores in delta-rs's keys, by URI prefix; the longest prefix wins."""
@@ -36,10 +36,6 @@ _CHUNK_BYTES = 256 << 10
 From larger writes Linux makes large pages of its cache, which takes several times as long where it
 has none free, as in virtual machines that give free memory back to their host.
 """
-
-
-_SYNC_BYTES = 64 << 10
-"""Bytes read in about the time in which a file is synced: what makes several threads worth it."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +217,12 @@ class Location:
         store, key = self._object(path)
         store.remove(key)
 
+    def remove_durably(self, path: str) -> None:
+        """Remove a file, and return after that is on the disk: a power loss does not undo it."""
+        self.remove(path)
+        if self.is_synced:
+            local_files.FILES.sync(os.path.dirname(f"{self.uri}/{path}"))
+
     def sync(self, paths: Iterable[str]) -> None:
         """Return after these files and the folders that name them are on the disk.
 
@@ -230,7 +232,7 @@ class Location:
         if not self.is_synced:
             return
         files = [f"{self.uri}/{path}" for path in paths]
-        side_by_side(local_files.FILES.sync, files, len(files) * _SYNC_BYTES, is_local=True)
+        sync_side_by_side(local_files.FILES.sync, files)
         for folder in sorted({os.path.dirname(file) for file in files}):
             local_files.FILES.sync(folder)
 

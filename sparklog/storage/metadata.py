@@ -200,8 +200,13 @@ class MetadataReader:
 
     def look_ahead(self) -> None:
         """Ask an object store for what is new beside the caller; `load` takes it."""
-        for table in (self._cluster.topics, self._cluster.partition_state, self._cluster.brokers):
+        self.look_ahead_at_partitions()
+        for table in (self._cluster.topics, self._cluster.brokers):
             table.look_ahead(to_end=True)
+
+    def look_ahead_at_partitions(self) -> None:
+        """Ask for what is new of the partitions only; `load` asks for the rest if there is any."""
+        self._cluster.partition_state.look_ahead(to_end=True)
 
     def load(self) -> Metadata:
         """Return the newest metadata; a part of which nothing is new is the same object."""
@@ -210,8 +215,11 @@ class MetadataReader:
         # Brokers last: one that lost its log registers first and raises the partition epochs then,
         # so that whoever sees those does not believe what it reported before (5.2).
         tables = (cluster.topics, cluster.partition_state, cluster.brokers)
-        for table in tables:
-            table.refresh()
+        tables[0].refresh()
+        if tables[1].refresh():
+            # The brokers may have been seen before this change.
+            tables[2].look_ahead(to_end=True)
+        tables[2].refresh()
         loaded = (tables[0].state, tables[1].state, tables[2].state)
         if loaded == self._loaded:
             return self._metadata

@@ -33,6 +33,7 @@ class ParquetContent:
     """
 
     def __init__(self, content: bytes) -> None:
+        self._content = content
         self._file = pq.ParquetFile(
             pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
         )
@@ -51,28 +52,33 @@ class ParquetContent:
         """Return the rows, of all columns or of these."""
         return self._file.read(columns, use_threads=False)
 
+    def pieces(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file that anybody may have written, some at a time.
 
-def parquet_pieces(content: bytes, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file that anybody may have written, some at a time.
-
-    Text and bytes come dictionary-encoded where a few bytes of the file may stand for the same long
-    value over and over, more often than fits in memory. Raises as `ParquetContent` does.
-    """
-    source = pa.BufferReader(content)
-    if _is_plain(content):
-        plain = pq.ParquetFile(source, pre_buffer=False)
-        yield from plain.iter_batches(_PLAIN_ROWS_AT_ONCE, columns=columns, use_threads=False)
-        return
-    footer = pq.ParquetFile(source, pre_buffer=False).metadata
-    # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest of
-    # it makes no sense. And a column goes by its number, for it may have two names there.
-    lengthy = [
-        number
-        for number in range(footer.num_columns)
-        if footer.schema.column(number).physical_type == "BYTE_ARRAY"
-    ]
-    file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=lengthy)
-    yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
+        Text and bytes come dictionary-encoded where a few bytes of the file may stand for the same
+        long value over and over, more often than fits in memory. Raises as the constructor does.
+        """
+        if _is_plain(self._content):
+            yield from self._file.iter_batches(
+                _PLAIN_ROWS_AT_ONCE, columns=columns, use_threads=False
+            )
+            return
+        footer = self._file.metadata
+        # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest
+        # of it makes no sense. And a column goes by its number, for it may have two names there.
+        lengthy = [
+            number
+            for number in range(footer.num_columns)
+            if footer.schema.column(number).physical_type == "BYTE_ARRAY"
+        ]
+        file = pq.ParquetFile(
+            pa.BufferReader(self._content),
+            metadata=footer,
+            pre_buffer=False,
+            read_dictionary=lengthy,
+            page_checksum_verification=True,
+        )
+        yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
 
 
 def _is_plain(content: bytes) -> bool:

@@ -8,7 +8,9 @@ this module writes to a log table, and Spark never does.
 from __future__ import annotations
 
 import bisect
+import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -30,7 +32,7 @@ from sparklog.storage.batch_actions import (
     live_batches,
     removed_file,
 )
-from sparklog.storage.control_table import Fence, check_fence, take_fence
+from sparklog.storage.control_table import Fence, check_fence, check_held, take_fence
 from sparklog.storage.delta_log import Commit, DeltaLog, check_commits, has_commit
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
@@ -53,15 +55,26 @@ class RecordLog:
     A replica with a damaged header, a gap, an overlap or a leader epoch that decreases is damaged:
     of its batches only those before the first fault are offered, to the owner and to readers alike
     (rule 9.5). The others stay live until the owner removes them.
+
+    The owner's heartbeats make empty commits beside its steps. They share a lock, which is held
+    during the requests of a commit, and change nothing but the version.
     """
 
     def __init__(self, root: Location, fence: Fence | None = None) -> None:
         self.location = root.child(LOG.name)
         self.fence = fence
         self.commits = 0
-        """How many commits this handle has made."""
+        """How many commits this handle has made, empty ones left out."""
+        self.heartbeats = 0
+        """How many empty commits this handle has made."""
+        self._lock = threading.RLock()
+        # The ids of this handle's empty commits begin with it.
+        self._empty_id = uuid.uuid4().hex
+        self._empty_attempts = 0
         self._moved: set[TopicIdPartition] = set()
         self._log = self._opened(None)
+        self.content_version = self._log.version
+        """The version of the newest commit that is not empty; the opened version at first."""
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
@@ -76,11 +89,17 @@ class RecordLog:
         self._load()
         if fence is not None:
             take_fence(self.location, fence, self._refreshed)
+            self.content_version = self._log.version
 
     @property
     def version(self) -> int:
         """The version that the index describes."""
         return self._log.version
+
+    @property
+    def progress(self) -> int:
+        """The version, with some empty commits counted as one; see `DeltaLog.progress`."""
+        return self._log.progress
 
     @property
     def table_id(self) -> str:
@@ -106,25 +125,32 @@ class RecordLog:
 
         Raises `StorageError` where the table does not have `to_version` (any more).
         """
-        if to_version is not None and to_version < self.version:
-            self._reopen(to_version)
-            return
-        self._follow(to_version)
-        if to_version is not None:
-            if self.version < to_version:
+        with self._lock:
+            if to_version is not None and to_version < self.version:
                 self._reopen(to_version)
-        elif self._log.is_lost:
-            # The next commits were cleaned up, or the root was lost or restored.
-            self._reopen()
+                return
+            self._follow(to_version)
+            if to_version is not None:
+                if self.version < to_version:
+                    self._reopen(to_version)
+            elif self._log.is_lost:
+                # The next commits were cleaned up, or the root was lost or restored.
+                self._reopen()
 
     def look_ahead(self, *, to_end: bool = False) -> None:
         """Ask an object store for the next commits beside the caller; `refresh` takes them."""
-        self._log.look_ahead(to_end=to_end)
+        with self._lock:
+            self._log.look_ahead(to_end=to_end)
 
     @property
     def is_uncertain(self) -> bool:
         """Whether the outcome of the last commit is unknown: refresh before deciding anything."""
         return self._log.is_uncertain
+
+    @property
+    def may_land_late(self) -> bool:
+        """Whether a commit that was given up may still become the next version."""
+        return self._log.may_land_late
 
     def take_moved(self) -> set[TopicIdPartition]:
         """Return the replicas that changed otherwise than by a `commit` that returned.
@@ -138,6 +164,10 @@ class RecordLog:
     def _follow(self, to_version: int | None = None) -> None:
         for commit in self._log.follow(to_version):
             self._moved |= self._apply(commit)
+            if self._is_empty(commit):
+                self._log.empty_commits += 1
+            else:
+                self.content_version = commit.version
             changed: dict[TopicIdPartition, list[int]] = defaultdict(list)
             for path in commit.removed:
                 if (batch := self._live.get(path)) is not None:
@@ -157,6 +187,10 @@ class RecordLog:
     def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:  # noqa: ARG002
         """Take over what a commit says beside its batches; return the replicas that it names."""
         return set()
+
+    def _is_empty(self, commit: Commit) -> bool:  # noqa: ARG002
+        """Return whether a commit is known to change nothing, as a heartbeat does."""
+        return False
 
     def is_in_place(self) -> bool:
         """Return whether the loaded version's commit exists: the root is neither gone nor empty."""
@@ -253,17 +287,65 @@ class RecordLog:
         files = [added_file(batch, now_ms) for batch in added]
         # Delta's own clean-up goes by the system's clock.
         gone = [removed_file(batch, system_ms) for batch in removed]
-        check_fence(self._log, self.fence)
         operation = "WRITE" if added or not removed else "DELETE"
-        if not self._log.commit(operation, files, gone, user_metadata=user_metadata):
-            self.refresh()
+        with self._lock:
             check_fence(self._log, self.fence)
-            raise CommitConflictError(f"{self.location.uri} moved: look at it again")
-        self.commits += 1
-        for batch in removed:
-            self._forget(batch.path)
-        for batch in added:
-            self._remember(batch, now_ms)
+            while not self._log.commit(operation, files, gone, user_metadata=user_metadata):
+                if self._step_over(self._log.taken_by):
+                    continue
+                self.refresh()
+                check_fence(self._log, self.fence)
+                raise CommitConflictError(f"{self.location.uri} moved: look at it again")
+            self.commits += 1
+            self.content_version = self._log.version
+            for batch in removed:
+                self._forget(batch.path)
+            for batch in added:
+                self._remember(batch, now_ms)
+
+    def commit_empty(self, user_metadata: str) -> bool:
+        """Make a commit that changes nothing but the version; return whether it was made.
+
+        May run beside a step of the owner, which does not notice it. Not made where another commit
+        has the next version, or may have it: the next `refresh` of the owner takes it over, which
+        must not happen within a step. Raises as `commit` does, but no conflict.
+        """
+        with self._lock:
+            if self._log.is_uncertain:
+                found = self._log.next_commit()
+                if found is not None and not self._step_over(found):
+                    self._check_taken_over(found)
+                    return False
+            check_fence(self._log, self.fence)
+            self._empty_attempts += 1
+            commit_id = f"{self._empty_id}.{self._empty_attempts}"
+            while not self._log.commit(
+                "HEARTBEAT", user_metadata=user_metadata, commit_id=commit_id
+            ):
+                if self._step_over(self._log.taken_by):
+                    continue
+                if self._log.taken_by is not None:
+                    # The owner has to follow the log. It finds lost commits itself.
+                    self._log.is_uncertain = True
+                    self._check_taken_over(self._log.taken_by)
+                return False
+            self._log.empty_commits += 1
+            self.heartbeats += 1
+            return True
+
+    def _step_over(self, commit: Commit | None) -> bool:
+        """Go on to an empty commit of this handle whose answer was lost; return whether it is."""
+        commit_id = commit.commit_id if commit is not None else None
+        if commit_id is None or not commit_id.startswith(f"{self._empty_id}."):
+            return False
+        self._log.step_over()
+        self._log.empty_commits += 1
+        return True
+
+    def _check_taken_over(self, commit: Commit) -> None:
+        """Raise `FencedError` where a commit is the fence of another process."""
+        if self.fence is not None and self.fence.transaction in commit.transactions:
+            check_held(self.location, self.fence, commit.transactions[self.fence.transaction])
 
     @contextmanager
     def discarding(self, batches: Collection[Batch]) -> Iterator[None]:
@@ -271,13 +353,13 @@ class RecordLog:
 
         `batches` are those that the block commits. They stay where the commit may have landed.
         """
-        version = self.version + 1
         try:
             yield
         except (StorageError, DeltaError, OSError, FencedError) as error:
             is_refused = isinstance(error, (CommitConflictError, FencedError))
             # A commit that is there may be this one: its answer was lost.
-            if is_refused or (self.location.is_local and not has_commit(self.location, version)):
+            following = self.version + 1
+            if is_refused or (self.location.is_local and not has_commit(self.location, following)):
                 for batch in batches:
                     if not self.was_committed(batch.path):
                         discard_file(self.location, batch.path)
@@ -320,6 +402,7 @@ class RecordLog:
             )
         self._moved |= set(self.partitions())
         self._log = opened
+        self.content_version = opened.version
         self._slices.clear()
         self._live.clear()
         self._by_batch_id.clear()

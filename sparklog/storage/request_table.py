@@ -1,95 +1,180 @@
 """`produce_requests` as the broker reads it that owns the root.
 
-Every client may append to this table, so its log is input, not state. The owner takes from a
-commit the files that it adds and removes, and nothing else: epochs, protocol versions, table
-properties and schemas that a client commits have no effect on the owner. A commit that contains
-anything else than valid actions is replaced by one that contains only its valid actions, so that
-every Delta engine can go on reading the table. A table that cannot be opened even so is set aside
-and recreated empty; its clients send again what was not answered.
+A table that cannot be opened is mended (`request_commits`); one that cannot be opened even so is
+set aside and recreated empty, and its clients send again what was not answered.
 
 The table is not fenced: a client could write the fence's transaction. An older process of the
-broker can do no harm here, since it removes a request only after its effects have landed in tables
-that are fenced and that clients cannot write to.
+broker can do no harm here, since it removes a request only after its effects have landed in the
+journal, which is fenced and which clients cannot write to.
 """
 
 from __future__ import annotations
 
-import json
-import stat
+import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from collections import defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
 
-from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS
-from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.control_table import create_table, moved, until_it_lands
 from sparklog.storage.damage import is_in_place, set_aside
-from sparklog.storage.delta_log import (
-    CHECKPOINT_INTERVAL,
-    COMMIT_ID,
-    AddedFile,
-    Commit,
-    DeltaLog,
-    check_commit_text,
-    checkpoint_interval,
-    commit_path,
-)
+from sparklog.storage.delta_log import Commit, RemovedFile, Stamp
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.request_commits import (
+    RequestLog,
+    mend_commits,
+    metadata_fault,
+    read_request_commit,
+)
+from sparklog.storage.request_files import Request, live_requests, request_of
 
 _log = get_logger(__name__)
 
-_MOST_COMMIT_BYTES = 64 << 20
-"""Bytes of a commit that are read at most: enough for 100,000 files."""
 
-_LARGEST = (1 << 53) - 1
-"""The largest number that every reader of JSON keeps exactly."""
+class Added(NamedTuple):
+    """Where a request was added: the version of the table, and the place in its commit.
 
-_Action = dict[str, Any]
+    Where the commit was gone before it was read, that is the newest version that is gone, and a
+    place among all of which that holds.
+    """
+
+    version: int
+    position: int
 
 
-class RequestTable(ControlTable):
+class RequestTable:
     """The request table of one broker root, opened by its owner.
 
-    `generation` rises whenever the table that is read is another one than before: paths and
-    versions of earlier generations have no meaning in later ones.
+    `generation` rises whenever the table that is read is another one than before: versions of
+    earlier generations have no meaning in later ones.
     """
 
     def __init__(self, root: Location) -> None:
+        self.root = root
+        self.location = root.child(PRODUCE_REQUESTS.name)
         self.generation = 0
-        super().__init__(root, PRODUCE_REQUESTS)
+        self.commits = 0
+        """How many commits this handle has made."""
+        self._lock = threading.RLock()
+        self._requests: dict[Added, Request] = {}
+        self._added: dict[str, set[Added]] = defaultdict(set)
+        self._log: RequestLog
+        self._stamp: Stamp | None = None
+        self._take(self._open_log())
 
-    def _open_log(self) -> DeltaLog:
-        failure = self._try_to_open()
-        if isinstance(failure, DeltaLog):
-            return failure
+    @property
+    def version(self) -> int:
+        """The version that is loaded."""
+        return self._log.version
+
+    @property
+    def table_id(self) -> str:
+        """The id that Delta gave the table when it was created."""
+        return self._log.table_id
+
+    def has_news(self) -> bool:
+        """Say whether there is certainly a newer version; only told of tables in a folder."""
+        return self._log.has_news()
+
+    def look_ahead(self, *, to_end: bool = False) -> None:
+        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+        with self._lock:
+            self._log.look_ahead(to_end=to_end)
+
+    def refresh(self) -> None:
+        """Load the newest version."""
+        with self._lock:
+            loaded, stamp = self._stamp, self._log.stamp()
+            if loaded and stamp and loaded.version == stamp.version and loaded != stamp:
+                self._reopen()
+            for commit in self._log.follow():
+                if any(path not in self._added for path in commit.removed):
+                    # It may follow another commit than the one that was loaded, which was lost.
+                    self._reopen()
+                    break
+                self._apply(commit)
+            if self._log.is_lost:
+                self._reopen()
+            self._stamp = self._log.stamp()
+
+    def requests_after(self, version: int) -> dict[Added, Request]:
+        """Return what was added after a version of the table and is not removed, in order."""
+        with self._lock:
+            return {at: self._requests[at] for at in sorted(self._requests) if at.version > version}
+
+    def remove(self, requests: Collection[Added]) -> None:
+        """Remove requests, while others go on appending.
+
+        The file of a request stays in the table while another request that is there names it.
+        """
+        gone_requests = set(requests)
+
+        def attempt() -> None:
+            with self._lock:
+                self.refresh()
+                now_ms = time.time_ns() // 1_000_000
+                paths = {path for path, added in self._added.items() if added <= gone_requests}
+                if not paths:
+                    return
+                gone = [RemovedFile(path, now_ms) for path in sorted(paths)]
+                if not self._log.commit("DELETE", (), gone):
+                    raise moved(self._log)
+                for path in paths:
+                    self._forget(path)
+                self._stamp = self._log.stamp()
+                self.commits += 1
+
+        until_it_lands(self.location, attempt)
+
+    def _apply(self, commit: Commit) -> None:
+        for path in commit.removed:
+            self._forget(path)
+        for position, file in enumerate(commit.added):
+            self._note(Added(commit.version, position), file.path, request_of(file))
+
+    def _note(self, at: Added, path: str, request: Request) -> None:
+        self._requests[at] = request
+        self._added[path].add(at)
+
+    def _forget(self, path: str) -> None:
+        # A client may remove a file twice in one commit.
+        for at in self._added.pop(path, ()):
+            del self._requests[at]
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _open_log(self) -> RequestLog:
+        opened = self._try_to_open()
         # The store is known to be reachable when all commits could be read: OSError otherwise.
-        for is_valid in (_valid_action, _valid_file_action):
-            if _mend_commits(self.location, is_valid):
-                failure = self._try_to_open()
-                if isinstance(failure, DeltaLog):
-                    return failure
-        self._recreate(failure)
-        return _RequestLog(self.location)
+        for files_only in (False, True):
+            if isinstance(opened, RequestLog):
+                return opened
+            if mend_commits(self.location, files_only=files_only):
+                opened = self._try_to_open()
+        if isinstance(opened, RequestLog):
+            return opened
+        self._recreate(opened)
+        return RequestLog(self.location)
 
-    def _try_to_open(self) -> DeltaLog | str:
+    def _try_to_open(self) -> RequestLog | str:
         """Return the table's log, or why it cannot be used."""
         try:
-            opened = _RequestLog(self.location)
-        except (StorageError, DeltaError) as error:
+            opened = RequestLog(self.location)
+            # Not before it is needed: delta-rs reads the checkpoint's actions here.
+            list(live_requests(opened.snapshot))
+        except (StorageError, DeltaError, ValueError) as error:
             return one_line(error)
         except BaseException as error:
             # delta-rs answers some input with a panic, which is no Exception.
             if type(error).__name__ != "PanicException":
                 raise
             return one_line(Exception(str(error)))
-        return _metadata_fault(opened) or opened
+        return metadata_fault(opened) or opened
 
     def _recreate(self, reason: str) -> None:
         """Set the table aside and create it empty, in a root that is in place."""
@@ -102,308 +187,37 @@ class RequestTable(ControlTable):
         create_table(self.root, PRODUCE_REQUESTS)
         _log.error("request table recreated", table=self.location.uri, reason=reason)
 
-    def _reopen(self, *, is_other_log: bool = False) -> None:
-        if is_other_log:
-            # A client may remove what was never there: that makes it no other table.
-            _log.info("request table opened again", table=self.location.uri)
-        before, version = self._log.table_id, self._log.version
-        self._take(self._open_log())
-        if self._log.table_id != before or self._log.version < version:
+    def _reopen(self) -> None:
+        """Open the table again; a client may have made it another one."""
+        _log.info("request table opened again", table=self.location.uri)
+        opened = self._open_log()
+        if opened.table_id != self._log.table_id or opened.version < self._log.version:
             self.generation += 1
+            self._requests.clear()
+            self._added.clear()
+        self._take(opened)
 
-    def _read_commit(self, version: int) -> Commit | None:
-        return _read_commit(self.location, version)
-
-
-class _RequestLog(DeltaLog):
-    """The log of a request table: a commit is read for its files only."""
-
-    def __init__(self, table: Location, version: int | None = None) -> None:
-        super().__init__(table, version)
-        self.transactions = {}
-
-    def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
-        if ahead is None:
-            return _read_commit(self.location, version)
-        content = ahead.result()
-        if content is None:
-            return None
-        is_small = len(content) <= _MOST_COMMIT_BYTES
-        fault = None if is_small else f"it has {len(content)} bytes"
-        return _parsed(self.location, version, content if is_small else b"", fault)
-
-    def _check_protocol(self) -> None:
-        """Take any protocol: clients commit to the table."""
-
-    def _is_by(self, commit_id: str) -> bool:
-        commit = _read_commit(self.location, self.version + 1)
-        return commit is not None and commit.commit_id == commit_id
-
-
-def _read_commit(table: Location, version: int) -> Commit | None:
-    """Return the files of a commit, which is mended where it has to be; `None` without one."""
-    path = commit_path(version)
-    content, fault = _limited_bytes(table, path)
-    if content is None and fault is None:
-        return None
-    return _parsed(table, version, content or b"", fault)
-
-
-def _parsed(table: Location, version: int, content: bytes, fault: str | None) -> Commit:
-    """Return the files of a commit, which is mended where it has to be."""
-    actions, is_sound = _actions(content, _valid_action)
-    if fault is not None or not is_sound:
-        path = commit_path(version)
-        _mend(table, path, actions, fault or "it has actions that are not valid")
-    return _commit(version, actions)
-
-
-def _mend_commits(table: Location, is_valid: Callable[[_Action], _Action | None]) -> bool:
-    """Replace every commit of a table that is not sound; say whether there was one."""
-    is_mended = False
-    for path in table.names("_delta_log"):
-        if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
-            continue
-        content, fault = _limited_bytes(table, f"_delta_log/{path}")
-        actions, is_sound = _actions(content or b"", is_valid)
-        if fault is not None or not is_sound:
-            is_mended = True
-            _mend(table, f"_delta_log/{path}", actions, fault or "it has invalid actions")
-    return is_mended
-
-
-def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
-    """Return a commit's bytes and what is wrong with the file; neither where there is none."""
-    try:
-        if table.is_local:
-            # Nothing else is opened: a pipe would never answer, a link lead elsewhere.
-            status = Path(table.uri, path).lstat()
-            if not stat.S_ISREG(status.st_mode):
-                return None, "it is not a regular file"
-        stream, size_bytes = table.open_with_size(path)
-        with stream:
-            if size_bytes > _MOST_COMMIT_BYTES:
-                return None, f"it has {size_bytes} bytes"
-            return stream.read(size_bytes), None
-    except FileNotFoundError:
-        return None, None
-
-
-def _actions(
-    content: bytes, is_valid: Callable[[_Action], _Action | None]
-) -> tuple[list[_Action], bool]:
-    """Return the valid actions of a commit, and whether it consists of nothing else."""
-    actions: list[_Action] = []
-    is_sound = _is_as_written(content)
-    for line in content.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            given = json.loads(line.decode("utf-8"), parse_constant=_no_number)
-            valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
-            # Half of a surrogate pair is text to Python and to no one else.
-            json.dumps(valid, ensure_ascii=False).encode("utf-8")
-        except (ValueError, RecursionError):
-            given = valid = None
-        is_sound &= valid is not None and _set_fields(valid) == _set_fields(given)
-        if valid is not None:
-            actions.append(valid)
-    return actions, is_sound and bool(actions)
-
-
-def _set_fields(action: _Action) -> _Action:
-    """Return an action without its fields that are null: some engines write all that Delta has."""
-    [(kind, value)] = action.items()
-    return {kind: {name: one for name, one in value.items() if one is not None}}
-
-
-def _is_as_written(content: bytes) -> bool:
-    try:
-        check_commit_text(content)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return False
-    return True
-
-
-def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _commit(version: int, actions: list[_Action]) -> Commit:
-    commit = Commit(version)
-    for action in actions:
-        if "add" in action:
-            add = action["add"]
-            commit.added.append(
-                AddedFile(unquote(add["path"]), add["size"], add["modificationTime"], {}, {})
-            )
-        elif "remove" in action:
-            commit.removed.append(unquote(action["remove"]["path"]))
-        elif "commitInfo" in action:
-            commit.commit_id = action["commitInfo"].get(COMMIT_ID)
-    return commit
-
-
-def _mend(table: Location, path: str, actions: list[_Action], fault: str) -> None:
-    """Put a commit of valid actions in the place of one that is not sound.
-
-    The owner can go on without it, so a failure is only logged.
-    """
-    now_ms = time.time_ns() // 1_000_000
-    kept = [action for action in actions if "commitInfo" not in action]
-    told = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {}}
-    lines = [{"commitInfo": told}, *kept]
-    content = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines).encode()
-    try:
-        _replace(table, path, content)
-    except OSError as error:
-        _log.error("commit not mended", path=f"{table.uri}/{path}", error=one_line(error))
-        return
-    _log.error("commit mended", path=f"{table.uri}/{path}", fault=fault, kept=len(kept))
-
-
-def _replace(table: Location, path: str, content: bytes) -> None:
-    """Write a file over another one, or over whatever else has its name."""
-    if not table.is_local:
-        table.overwrite_object(path, content)
-        return
-    target_path = Path(table.uri, path)
-    unfinished = target_path.with_name(f".{time.time_ns()}.tmp")
-    try:
-        unfinished.write_bytes(content)
-        if target_path.is_dir() and not target_path.is_symlink():
-            target_path.rename(target_path.with_name(f".{time.time_ns()}.aside"))
-        unfinished.replace(target_path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-# --- what is valid ------------------------------------------------------------------------------
-
-
-def _valid_action(action: _Action) -> _Action | None:
-    """Return the part of an action that may stay in the table's log, or `None`."""
-    [(kind, value)] = action.items()
-    if not isinstance(value, dict):
-        return None
-    if kind == "commitInfo":
-        return action if _is_number(value.get("timestamp", 0)) else None
-    if kind == "txn":
-        is_valid = isinstance(value.get("appId"), str) and _is_number(value.get("version"))
-        return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
-    if kind == "protocol":
-        is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
-        return action if is_known else None
-    if kind == "metaData":
-        return action if _is_valid_metadata(value) else None
-    return _valid_file_action(action)
-
-
-def _valid_file_action(action: _Action) -> _Action | None:
-    [(kind, value)] = action.items()
-    columns = _FILE_ACTIONS.get(kind)
-    if columns is None or not isinstance(value, dict):
-        return None
-    kept = {name: value[name] for name in columns if name in value}
-    if all(is_valid(kept.get(name)) for name, is_valid in columns.items()):
-        return {kind: kept}
-    return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
-
-
-def _is_values(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        one is None or isinstance(one, str) for one in value.values()
-    )
-
-
-def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or is_valid(value)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-_FILE_ACTIONS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
-    "add": {
-        "path": _is_text,
-        "partitionValues": _is_values,
-        "size": _is_number,
-        "modificationTime": _is_number,
-        "dataChange": _is_flag,
-        "stats": _or_none(_is_text),
-        "tags": _or_none(_is_values),
-    },
-    "remove": {
-        "path": _is_text,
-        "deletionTimestamp": _or_none(_is_number),
-        "dataChange": _is_flag,
-        "extendedFileMetadata": _or_none(_is_flag),
-        "partitionValues": _or_none(_is_values),
-        "size": _or_none(_is_number),
-        "tags": _or_none(_is_values),
-    },
-}
-"""The fields of a file's actions that are kept, and which values they may have."""
-
-
-def _is_valid_metadata(value: _Action) -> bool:
-    try:
-        schema = Schema.from_json(value["schemaString"])
-    except (KeyError, TypeError, ValueError, DeltaError):
-        return False
-    return (
-        isinstance(value.get("id"), str)
-        and value.get("format") in _FORMATS
-        and all(_or_none(_is_text)(value.get(name)) for name in ("name", "description"))
-        and _or_none(_is_number)(value.get("createdTime"))
-        and value.get("partitionColumns") == []
-        and _are_valid_columns(schema)
-        and _is_valid_configuration(value.get("configuration"))
-    )
-
-
-_FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
-
-
-def _metadata_fault(log: DeltaLog) -> str | None:
-    """Return why a table that was opened is not usable as a request table."""
-    protocol, metadata = log.snapshot.protocol(), log.snapshot.metadata()
-    if (protocol.min_reader_version, protocol.min_writer_version) != (1, 2):
-        return "its Delta protocol was raised"
-    if metadata.partition_columns:
-        return "it is partitioned"
-    if not _is_valid_configuration(metadata.configuration):
-        return "its table properties are not those of a request table"
-    if not _are_valid_columns(log.snapshot.schema()):
-        return "its columns are not those of a request table"
-    return None
-
-
-def _are_valid_columns(schema: Schema) -> bool:
-    """Say whether clients can write requests under this schema; further columns are nullable."""
-    given = {field.name: field for field in schema.fields}
-    own = Schema.from_arrow(PRODUCE_REQUESTS.columns).fields
-    return all(field.nullable and not field.metadata for field in given.values()) and all(
-        field.name in given and given[field.name].type == field.type for field in own
-    )
-
-
-def _is_valid_configuration(configuration: object) -> bool:
-    if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
-        return False
-    interval = configuration.get(CHECKPOINT_INTERVAL)
-    if interval is None:
-        return True
-    return isinstance(interval, str) and checkpoint_interval(interval) is not None
-
-
-_PROPERTIES = PRODUCE_REQUESTS.properties
+    def _take(self, opened: RequestLog) -> None:
+        """Take over what is in a table; what is known of it already keeps its place."""
+        self._log = opened
+        self._stamp = opened.stamp()
+        undated = {file.path: (file, request) for file, request in live_requests(opened.snapshot)}
+        for path in self._added.keys() - undated.keys():
+            self._forget(path)
+        for path, added in self._added.items():
+            known = {self._requests[at]["request_id"] for at in added}
+            if undated[path][1]["request_id"] in known:
+                del undated[path]
+        version = opened.version
+        # Backwards, since what was added long ago is seldom there.
+        while undated and version >= 0:
+            commit = read_request_commit(self.location, version)
+            if commit is None:
+                break
+            for position, file in enumerate(commit.added):
+                if undated.pop(file.path, None) is not None:
+                    self._note(Added(version, position), file.path, request_of(file))
+            version -= 1
+        oldest = sorted(undated.values(), key=lambda one: (one[0].modified_at_ms, one[0].path))
+        for position, (file, request) in enumerate(oldest):
+            self._note(Added(version, position), file.path, request)

@@ -223,18 +223,10 @@ class BrokerRoot:
         if not is_new:
             _add_tables(location, model.BROKER_TABLES)
 
-    def _control_tables(self) -> tuple[ControlTable, ...]:
-        return (
-            self.high_watermark_checkpoint,
-            self.leader_epoch_checkpoint,
-            self.producer_state,
-            self.produce_requests,
-            self.delayed_operations,
-        )
-
     def commits(self) -> int:
         """Return how many commits this process has made to the root's tables."""
-        return self.log.commits + sum(table.commits for table in self._control_tables())
+        tables = (*self.checkpoints, self.producer_state, self.produce_requests, self.log)
+        return sum(table.commits for table in tables)
 
 
 def has_root(location: Location) -> bool:

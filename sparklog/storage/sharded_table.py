@@ -190,8 +190,8 @@ class ShardedTable(ControlTable):
             raise moved(self._log)
         for path in removed:
             del self._files[path]
-        for position, (file, shard) in enumerate(written):
-            self._files[file.path] = self.version, position
+        for file, shard in written:
+            self._files[file.path] = None
             self._shards[file.path] = shard
         self.commits += 1
 

@@ -17,21 +17,12 @@ from benchmarks.request_list import by_table, listed
 from benchmarks.s3_server import Logged
 from benchmarks.s3_store import running_store
 from benchmarks.works.storage_requests import (
-    AT_REST,
     BUSY,
-    DOLLARS,
-    FEW,
-    HEARTBEAT,
-    HEARTBEAT_SECONDS,
     IDLE,
-    RENEWAL,
     ROUND,
     ROUND_LIST,
     SEND,
-    WITH_REQUESTS,
     Counted,
-    add_costs,
-    month_of,
 )
 from sparklog.testing import LocalCluster
 
@@ -135,37 +126,6 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     assert len(lines) == count(ROUND, "PUT", "GET", "LIST", "HEAD", "DELETE")
     assert by_table(figures.tables[ROUND_LIST])[-1].startswith(
         f"| all | | {count(ROUND, 'PUT'):.0f} | {count(ROUND, 'GET'):.0f} |"
-    )
-
-
-def test_a_months_costs_are_those_of_all_brokers_requests() -> None:
-    """Of 30.44 days: 2,630,016 s, with a heartbeat of each of three brokers every other second."""
-    figures = Figures()
-    asked = {
-        IDLE: {"GET": 2.0, "HEAD": 1.0},
-        HEARTBEAT: {"PUT": 1.0, "DELETE": 100.0},
-        RENEWAL: {"LIST": 1.0},
-        BUSY: {"PUT": 20.0, "GET": 50.0},
-        SEND: {"PUT": 5.0},
-    }
-    for what, counts in asked.items():
-        for kind, count in counts.items():
-            figures.add(f"{what}: {kind}", FEW, "requests", count)
-    add_costs(figures)
-
-    def dollars(load: str, interval: float) -> float:
-        found = figures.get(month_of(load, interval), FEW)
-        assert found is not None
-        assert found.unit == DOLLARS
-        return found.median
-
-    month = 2_630_016
-    beats = 3 * (5e-6 / HEARTBEAT_SECONDS + 5e-6 / 10) * month
-    assert dollars(AT_REST, 1) == pytest.approx(beats + 3 * 3 * 4e-7 * month, rel=1e-3)
-    assert dollars(AT_REST, 5) == pytest.approx(beats + 3 * 3 * 4e-7 * month / 5, rel=1e-3)
-    request = 25 * 5e-6 + 50 * 4e-7
-    assert dollars(WITH_REQUESTS, 5) == pytest.approx(
-        dollars(AT_REST, 5) + request * month / 5, rel=1e-3
     )
 
 

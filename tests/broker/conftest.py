@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.request_table import RequestTable
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 
@@ -59,16 +60,16 @@ def start(tmp_path: Path, empty_roots: Path) -> Callable[..., LocalCluster]:
 @pytest.fixture
 def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None]:
     """Let something happen once, inside a tick: just before a rule runs next."""
-    run = DuckDBRules.run
+    run = DriverRules.run
     waiting: dict[str, Action] = {}
 
-    def interposed(self: DuckDBRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
+    def interposed(self: DriverRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
         action = waiting.pop(name, None)
         if action is not None:
             action()
         return run(self, name, **inputs)
 
-    monkeypatch.setattr(DuckDBRules, "run", interposed)
+    monkeypatch.setattr(DriverRules, "run", interposed)
     return waiting.__setitem__
 
 
@@ -76,12 +77,12 @@ def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Let the next access to a table fail once, as a store that is away does.
 
-    Called with "write" or the name of a method of `ControlTable` or `RecordLog`, and the end of the
-    table's URI.
+    Called with "write" or the name of a method of the table's class, and the end of its URI.
     """
 
     def arrange(action: str, table: str) -> None:
-        owner: Any = RecordLog if table.endswith("log") else ControlTable
+        owners = {"log": RecordLog, "produce_requests": RequestTable}
+        owner: Any = owners.get(table.rsplit("/", 1)[-1], ControlTable)
         if action == "write":
             owner = DeltaLog
         name = "commit" if action == "write" else action
@@ -103,12 +104,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 @pytest.fixture
 def rules_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the rules that have run since, in order."""
-    run = DuckDBRules.run
+    run = DriverRules.run
     names: list[str] = []
 
-    def noted(self: DuckDBRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
+    def noted(self: DriverRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
         names.append(name)
         return run(self, name, **inputs)
 
-    monkeypatch.setattr(DuckDBRules, "run", noted)
+    monkeypatch.setattr(DriverRules, "run", noted)
     return names

@@ -9,11 +9,18 @@ from typing import Any
 from sparklog.broker.broker import Broker
 from sparklog.clients.produce import PendingProduce
 from sparklog.errors import ProtocolError
-from sparklog.model import BROKER_TABLES, HIGH_WATERMARK_CHECKPOINT, Record, TableSchema
+from sparklog.model import (
+    BROKER_TABLES,
+    HIGH_WATERMARK_CHECKPOINT,
+    PRODUCE_REQUESTS,
+    Record,
+    TableSchema,
+)
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import newest_version, read_commits
 from sparklog.storage.journal import CHECKPOINTS, Journal, answers_in
 from sparklog.storage.location import Location
+from sparklog.storage.request_files import read_requests
 from sparklog.testing import LocalCluster
 
 
@@ -51,6 +58,8 @@ def rows(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> list
         opened = journal(cluster, broker)
         tables = opened.row_table, opened.epoch_table, opened.operation_table
         found = tables[CHECKPOINTS.index(schema)]()
+    elif schema is PRODUCE_REQUESTS:
+        found = read_requests(Location.of(str(cluster._root / f"broker-{broker}")))
     else:
         found = table(cluster, broker, schema).rows()
     of_table: list[dict[str, Any]] = found.to_pylist()

@@ -55,7 +55,7 @@ def test_a_table_whose_rows_stay_the_same_keeps_up_too(start: Start) -> None:
         cluster.clock.advance(5_000)
     version = journal(cluster, 0).version
     assert min(described(cluster, 0)) > version - MOST_COMMITS
-    [_] = table(cluster, 0, LEADER_EPOCH_CHECKPOINT).new_files(-1)
+    [_] = table(cluster, 0, LEADER_EPOCH_CHECKPOINT)._files
 
 
 def test_what_they_describe_needs_no_commit(start: Start) -> None:

@@ -230,8 +230,8 @@ class TestAParkedLeader:
         refused = cluster.produce("t", 0, [b"x"], acks=1)
         file = cluster._root / "broker-0" / "log" / refused.batches[0].file.path
         content = file.read_bytes()
-        file.unlink()
-        fail_once("trim", "broker-0/produce_requests")
+        file.write_bytes(b"changed")
+        fail_once("remove", "broker-0/produce_requests")
         cluster.leader_tick(0)
         assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
         assert error(refused) == "CORRUPT_MESSAGE"

@@ -83,12 +83,16 @@ def folder(cluster: LocalCluster, root: str, schema: TableSchema) -> Path:
 
 def inflict(cluster: LocalCluster, root: str, schema: TableSchema, damage: Damage) -> None:
     """Damage a table, which gets a row first where it has no data file, or an empty one."""
-    location = Location.of(str(Path(cluster._root) / root))
-    table = ControlTable(location, schema)
-    if schema is DELAYED_OPERATIONS or not table.new_files(-1):
+    if schema is PRODUCE_REQUESTS:
+        # Its files are those of the log.
+        if damage in OF_THE_LOG:
+            damage.inflict(folder(cluster, root, schema), folder(cluster, root, schema) / "none")
+        return
+    table = ControlTable(Location.of(str(Path(cluster._root) / root)), schema)
+    if schema is DELAYED_OPERATIONS or not table._files:
         columns = {one.name: None for one in schema.columns}
-        table.append(schema.rows([columns]))
-    [*_, file] = table.new_files(-1)
+        table.compare_and_set(schema.rows([columns]))
+    [file] = table._files
     damage.inflict(folder(cluster, root, schema), folder(cluster, root, schema) / file)
 
 

@@ -31,7 +31,7 @@ def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
     cluster.clock.advance(5_000)
     at_once, waits = cluster.produce("t", 0, [b"a"], acks=1), cluster.produce("t", 0, [b"b"])
     refused = cluster.produce("t", 0, [b"c"], timeout_ms=-1)
-    fail_once("trim" if failing == "produce_requests" else "write", f"broker-0/{failing}")
+    fail_once("remove" if failing == "produce_requests" else "write", f"broker-0/{failing}")
     if failing == "log":
         with pytest.raises(OSError, match="is away"):
             cluster.leader_tick(0)

@@ -62,6 +62,7 @@ def everything(cluster: LocalCluster) -> list[dict[str, int]]:
 def wake(cluster: LocalCluster, old: Broker) -> None:
     """Let a process that fell silent go on, with all that it believes."""
     cluster._brokers[old.broker_id] = old
+    old.look()
     old.heartbeat()
 
 
@@ -82,6 +83,8 @@ class TestTheOlderProcessOfABroker:
         cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
         before = everything(cluster)
         for process in old:
+            # It has committed nothing since its last heartbeat.
+            process._heartbeats.note()
             actions = (
                 process.leader_tick,
                 process.follower_tick,
@@ -301,7 +304,7 @@ class TestAnOldController:
         cluster.fence(0)
         old._controller.observe(cluster.clock.monotonic_ms())
         lease = rows(cluster, None, CONTROLLER)
-        old._controller.renew_lease()
+        assert old._controller.epoch_to_renew() is None
         assert rows(cluster, None, CONTROLLER) == lease
 
     def test_that_was_suspended_through_clean_up_renews_no_lease(self, start: Start) -> None:
@@ -315,7 +318,7 @@ class TestAnOldController:
         for commit in commits[:-1]:
             commit.unlink()
         lease = controller.rows()
-        old._controller.renew_lease()
+        assert old._controller.epoch_to_renew() is None
         assert not old.is_controller
         assert table(cluster, None, CONTROLLER).rows() == lease
         assert sorted(Path(controller.location.uri, "_delta_log").glob("*.json")) == commits[-1:]

@@ -8,21 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sparklog.broker.application import Application
 from sparklog.config import ClusterConfig, parse
 from sparklog.logger import REPEATED_EVERY_S, RepeatedFailures, get_logger
-from sparklog.model import LOG, PRODUCE_REQUESTS
+from sparklog.model import DELAYED_OPERATIONS, LOG
 from sparklog.storage.batch_files import rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
+from sparklog.storage.request_table import RequestTable
 from sparklog.testing import LocalCluster, ManualClock
 from tests.broker.states import log
 from tests.storage.batches import batch_of_file, file_size_limit, write_file
+from tests.storage.requests import appending, ids_in, request
 
 BIG = os.urandom(1 << 20)
 
@@ -148,37 +151,47 @@ def test_slices_of_a_truncation_whose_commit_fails_are_removed(
 @pytest.fixture
 def table(tmp_path: Path) -> ControlTable:
     root = Location.of(str(tmp_path / "root"))
-    create_table(root, PRODUCE_REQUESTS)
-    return ControlTable(root, PRODUCE_REQUESTS)
+    create_table(root, DELAYED_OPERATIONS)
+    return ControlTable(root, DELAYED_OPERATIONS)
 
 
-def rows_of(size: int) -> list[dict[str, str]]:
-    return [{"request_id": os.urandom(size).hex()}]
+def operation(size: int) -> pa.Table:
+    return DELAYED_OPERATIONS.rows([{"operation_id": os.urandom(size).hex()}])
 
 
-@pytest.mark.parametrize("write", ["append", "compare_and_set"])
-def test_a_control_tables_file_that_does_not_fit_is_removed(
-    table: ControlTable, write: str
-) -> None:
+def test_a_control_tables_file_that_does_not_fit_is_removed(table: ControlTable) -> None:
     folder = Path(table.location.uri)
     with file_size_limit(100_000), pytest.raises(OSError, match="File too large"):
-        getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(200_000)))
+        table.compare_and_set(operation(200_000))
     assert list(folder.glob("*.parquet")) == []
-    getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(9)))
+    table.compare_and_set(operation(9))
     assert table.rows().num_rows == 1
 
 
-@pytest.mark.parametrize("write", ["append", "compare_and_set"])
 def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
-    table: ControlTable, write: str, monkeypatch: pytest.MonkeyPatch
+    table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: DeltaLog, *_: object, **__: object) -> bool:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(DeltaLog, "commit", full)
     with pytest.raises(OSError, match="No space left"):
-        getattr(table, write)(PRODUCE_REQUESTS.rows(rows_of(9)))
+        table.compare_and_set(operation(9))
     assert list(Path(table.location.uri).glob("*.parquet")) == []
+
+
+def test_an_append_of_requests_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    """A request is its commit: the next append lands as the version that the failed one tried."""
+    root = Location.of(str(tmp_path / "root"))
+    appends = appending(root)
+    folder = Path(root.uri)
+    before = sorted(folder.rglob("*"))
+    with file_size_limit(100_000), pytest.raises(OSError, match="File too large"):
+        appends.append([request(f"{number:0100}") for number in range(500)])
+    assert sorted(folder.rglob("*")) == before
+    appends.append([request("a")])
+    owner = RequestTable(root)
+    assert (ids_in(owner), owner.version) == (["a"], 1)
 
 
 def test_slices_and_merged_batches_that_do_not_fit_are_removed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparklog.broker.isr import change_isr
 from sparklog.model import PARTITION_STATE
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.location import Location
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
@@ -67,7 +67,7 @@ def test_an_isr_change_of_one_partition_converts_no_other(tmp_path: Path) -> Non
     cluster.create_topic("t", assignment={n: [0, 1, 2] for n in range(5000)})
     states = list(cluster._connection.metadata().partitions.values())
     table = ShardedTable(Location.of(str(tmp_path / "cluster")), PARTITION_STATE)
-    rules = DuckDBRules()
+    rules = DriverRules()
 
     def shrink(number: int) -> None:
         state = states[number]

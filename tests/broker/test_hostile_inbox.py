@@ -36,7 +36,10 @@ METADATA: dict[str, Any] = {
     "partitionColumns": [],
     "configuration": {},
 }
-OWN_METADATA = METADATA | {"schemaString": Schema.from_arrow(PRODUCE_REQUESTS.columns).to_json()}
+OWN_METADATA = METADATA | {
+    "schemaString": Schema.from_arrow(PRODUCE_REQUESTS.columns).to_json(),
+    "partitionColumns": list(PRODUCE_REQUESTS.partition_by),
+}
 
 
 def line(action: str, value: object) -> bytes:
@@ -62,7 +65,19 @@ COMMITS: dict[str, bytes] = {
     b'"modificationTime":1,"dataChange":true}}',
     "an add of a file outside": line("add", ADD | {"path": "../log/_delta_log/0.json"}),
     "an add of an absolute path": line("add", ADD | {"path": "/etc/passwd"}),
-    "an add with partition values": line("add", ADD | {"partitionValues": {"acks": "all"}}),
+    "an add with a number that is text": line("add", ADD | {"partitionValues": {"acks": "all"}}),
+    "an add with a number that runs over": line(
+        "add", ADD | {"partitionValues": {"acks": str(1 << 31), "timeout_ms": str(1 << 63)}}
+    ),
+    "an add with an unknown column": line("add", ADD | {"partitionValues": {"a": "1"}}),
+    "statistics that are none": line("add", ADD | {"stats": '{"numRecords":"all"}'}),
+    "statistics of an invalid time": line(
+        "add", ADD | {"stats": '{"numRecords":1,"minValues":{"timestamp":"long ago"}}'}
+    ),
+    "statistics of a number that runs over": line(
+        "add", ADD | {"stats": json.dumps({"numRecords": 1 << 70})}
+    ),
+    "statistics of another column": line("add", ADD | {"stats": '{"minValues":{"value":"a"}}'}),
     "an add with a partition that is a number": line("add", ADD | {"partitionValues": {"a": 1}}),
     "an add with a deletion vector": line(
         "add",

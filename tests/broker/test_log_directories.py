@@ -15,7 +15,7 @@ from sparklog.clients.produce import ProduceClient, RequestedBatch
 from sparklog.config import ClusterConfig, Settings, parse
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import new_batch_path
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
@@ -37,7 +37,7 @@ class Brokers:
             broker_id,
             Location.of(str(self.folder / "cluster")),
             [Location.of(str(self.folder / name)) for name in names],
-            rules=DuckDBRules(),
+            rules=DriverRules(),
             copier=ProcessCopier(),
             clock=self.clock,
             settings=Settings(),

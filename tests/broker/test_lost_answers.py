@@ -209,3 +209,71 @@ def test_a_stop_without_an_answer_about_the_log_leaves_no_mark(
     cluster.crash(0)
     cluster.restart(0)
     assert cluster.partition("t", 0).isr == [0]
+
+
+class HeldBack(local_files.LocalFiles):
+    """Holds back one commit of the log, as a store does that carries a request out later."""
+
+    def __init__(self) -> None:
+        self.held: tuple[bytes, str] | None = None
+
+    def link(self, source: str, target: str) -> None:
+        if self.held is None and target.endswith(".json") and "/log/_delta_log/" in target:
+            self.held = Path(source).read_bytes(), target
+            raise OSError(errno.ETIMEDOUT, "no answer in time", target)
+        os.link(source, target)
+
+    def land(self) -> bool:
+        """Carry the commit out now; return whether its version was free."""
+        assert self.held is not None
+        content, target = self.held
+        try:
+            with Path(target).open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return False
+        return True
+
+
+def test_a_commit_that_may_still_land_loses_its_version_before_anything_is_decided(
+    start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a tick that has nothing to commit: what the commit says may be wrong by then (10.6).
+
+    A leader that changed the ISR meanwhile found a high watermark of the earlier ISR in its log.
+    """
+    cluster = start(0, 1)
+    replicas = cluster._brokers[0]._replicas[0]
+    [key] = replicas.partitions()
+    version = replicas.root.log.version
+    files = HeldBack()
+    monkeypatch.setattr(local_files, "FILES", files)
+    replicas.put(key, "t", reported_at_ms=5)
+    with pytest.raises(OSError, match="no answer"):
+        replicas.commit(5)
+    replicas.settle()
+    assert replicas.commit(6)
+    assert replicas.root.log.version == version + 1
+    assert not files.land()
+    assert not replicas.commit(7)
+    cluster.tick_until_idle()
+
+
+def test_a_commit_that_lands_late_is_found_by_the_tick_that_takes_its_version(
+    start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(0, 1)
+    files = HeldBack()
+    pending = cluster.produce("t", 0, [b"a"], acks=1)
+    monkeypatch.setattr(local_files, "FILES", files)
+    with pytest.raises(OSError, match="no answer"):
+        cluster.leader_tick(0)
+    replicas = cluster._brokers[0]._replicas[0]
+    replicas.settle()
+    assert files.land()
+    with suppress(OSError, StorageError, DeltaError):
+        cluster.leader_tick(0)
+    cluster.tick_until_idle()
+    assert pending.response is not None
+    assert pending.response.error == "NONE"
+    assert values(cluster.log(0, "t", 0)) == values(cluster.log(1, "t", 0)) == ["a"]

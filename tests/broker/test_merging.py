@@ -18,7 +18,7 @@ from sparklog.model import (
     TopicIdPartition,
     new_batch_path,
 )
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, read_records, records_table
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import ProcessCopier
@@ -223,14 +223,14 @@ class TestALookThatFindsNothing:
         config = {"log_merger_min_batches": 2, "log_merger_max_batch_bytes": 12_000}
         cluster = start(0, **config)
         looked_at: list[int] = []
-        run = DuckDBRules.run
+        run = DriverRules.run
 
-        def noted(self: DuckDBRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
+        def noted(self: DriverRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
             if name == "mergeable_batches":
                 looked_at.append(len(inputs["batches"]))
             return run(self, name, **inputs)
 
-        monkeypatch.setattr(DuckDBRules, "run", noted)
+        monkeypatch.setattr(DriverRules, "run", noted)
         for _ in range(10):
             write(cluster, *"abcdefghij")
             pass_the_lag(cluster)

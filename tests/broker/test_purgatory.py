@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.clients.produce import PendingProduce
 from sparklog.model import DELAYED_OPERATIONS
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.testing import LocalCluster
 from tests.broker import states
 
@@ -25,15 +25,15 @@ LARGE = 8000
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The rules that have run since, in order, each with the partitions that it was shown."""
-    run = DuckDBRules.run
+    run = DriverRules.run
     rules: Seen = []
 
-    def noted(self: DuckDBRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
+    def noted(self: DriverRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
         rows = [row for rows in inputs.values() for row in rows]
         rules.append((name, sorted({row["partition"] for row in rows if "partition" in row})))
         return run(self, name, **inputs)
 
-    monkeypatch.setattr(DuckDBRules, "run", noted)
+    monkeypatch.setattr(DriverRules, "run", noted)
     return rules
 
 

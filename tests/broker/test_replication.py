@@ -276,6 +276,7 @@ class TestTheInSyncSet:
         silent.follower_tick()
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0]
+        silent.look()
         silent.heartbeat()
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0, 1]

@@ -5,11 +5,10 @@ One cluster serves all tests here; each has a topic of its own, led by broker 0,
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,12 +19,14 @@ from sparklog.errors import error_code
 from sparklog.model import (
     DELAYED_OPERATIONS,
     PRODUCE_REQUESTS,
+    REQUEST_INDEX,
     new_batch_path,
 )
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
-from tests.broker.states import answers, error, log, rows, table, versions
+from tests.broker.requests import append
+from tests.broker.states import answers, error, log, rows, versions
 
 Row = dict[str, Any]
 
@@ -59,8 +60,8 @@ class Topic:
         return cluster._client._row(request_id, batch, acks, timeout_ms) | changes
 
     def send(self, *of: Row, to: int = 0) -> None:
-        """Append rows to a broker's request table as one file."""
-        table(self.cluster, to, PRODUCE_REQUESTS).append(PRODUCE_REQUESTS.rows(list(of)))
+        """Append rows to a broker's request table in one commit."""
+        append(self.cluster, to, of)
 
     def error(self, row: Row, of: int = 0) -> str | None:
         """What became of a request: Kafka's name, or `None` where it was not answered."""
@@ -343,7 +344,7 @@ _BAD_CLAIMS: tuple[Row, ...] = (
     {"checksum": "0"},
     {"checksum": None},
     {"byte_size": 1},
-    {"byte_size": -5},
+    {"byte_size": 0},
     {"record_count": 2},
     {"record_count": 0},
     {"record_count": -1},
@@ -371,33 +372,12 @@ def test_batches_that_are_not_what_they_claim_are_refused_and_spoil_no_other(top
     assert topic.log == ["a", "b"]
 
 
-def test_a_request_file_that_cannot_be_read_is_dropped(topic: Topic) -> None:
-    """Once: it does not keep the broker from coming to rest."""
-    cluster = topic.cluster
-    requests = table(cluster, 0, PRODUCE_REQUESTS)
-    before = set(requests.new_files(-1))
-    topic.send(topic.row("lost"))
-    requests.refresh()
-    [name] = set(requests.new_files(-1)) - before
-    (cluster._root / "broker-0" / "produce_requests" / name).write_bytes(b"no parquet")
-    pending = topic.produce("a")
-    cluster.leader_tick(0)
-    assert answer(pending) == ("NONE", 0)
-    assert not cluster.leader_tick(0).changed
-    assert topic.log == ["a"]
-
-
-def test_an_empty_request_file_is_dropped(topic: Topic) -> None:
-    topic.send()
-    topic.cluster.leader_tick(0)
-    assert not topic.cluster._brokers[0]._leaders[0].appends.inbox.waiting
-
-
 _NUMBERS = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
 _INTS = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([-(1 << 31), (1 << 31) - 1]))
 _TEXTS = st.one_of(st.none(), st.text(max_size=8), st.sampled_from(["t/0", "_inbox/x", "\0", "'"]))
 _KINDS = {"int64": _NUMBERS, "int32": _INTS, "string": _TEXTS}
-_COLUMNS = {field.name: _KINDS[str(field.type)] for field in PRODUCE_REQUESTS.columns}
+_SIZES = st.sampled_from([None, 0, 1, (1 << 53) - 1])
+_COLUMNS = {field.name: _KINDS[str(field.type)] for field in REQUEST_INDEX} | {"byte_size": _SIZES}
 
 
 @settings(
@@ -435,13 +415,13 @@ def test_a_request_is_answered_once_although_its_removal_failed(
     topic.cluster.clock.advance(5_000)
     row = topic.row("a")
     topic.send(row)
-    fail_once("trim", "broker-0/produce_requests")
+    fail_once("remove", "broker-0/produce_requests")
     topic.cluster.leader_tick(0)
-    assert table(topic.cluster, 0, PRODUCE_REQUESTS).new_files(-1) != []
+    assert rows(topic.cluster, 0, PRODUCE_REQUESTS) != []
     topic.cluster.clock.advance(5_000)
     topic.cluster.leader_tick(0)
     assert (topic.log, topic.error(row)) == (["a"], "NONE")
-    assert table(topic.cluster, 0, PRODUCE_REQUESTS).new_files(-1) == []
+    assert rows(topic.cluster, 0, PRODUCE_REQUESTS) == []
 
 
 def test_values_arrive_as_they_were(topic: Topic) -> None:
@@ -470,96 +450,76 @@ def test_more_requests_than_a_tick_takes_are_to_be_sent_again(
     assert log(cluster, 1) == ["0", "1", "2", "3"]
 
 
-class TestARequestFileThatCannotBeRead:
-    """A read of a request file that fails with an I/O error is repeated until it is answered."""
+class TestAFileThatIsNotThereYet:
+    """Producers upload a batch while they append its request: it waits for the file, briefly."""
 
     @pytest.fixture
-    def disk(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The request files, by a part of their names, whose reading fails with EIO."""
-        failing: list[str] = []
-        opened = Location.open_with_size
+    def cluster(self, start: Callable[..., LocalCluster]) -> LocalCluster:
+        return start(0, 1)
 
-        def open_or_fail(location: Location, path: str) -> tuple[IO[bytes], int]:
-            if location.uri.endswith("/produce_requests") and any(one in path for one in failing):
-                raise OSError(errno.EIO, "Input/output error", path)
-            return opened(location, path)
+    @staticmethod
+    def sent_ahead(cluster: LocalCluster) -> tuple[Row, Path, bytes]:
+        """Send a request whose file is still on its way: return its row, the file, its bytes."""
+        row = Topic(cluster, "t").row("late", timeout_ms=30_000)
+        file = cluster._root / "broker-0" / "log" / row["path"]
+        content = file.read_bytes()
+        file.unlink()
+        append(cluster, 0, [row])
+        return row, file, content
 
-        monkeypatch.setattr(Location, "open_with_size", open_or_fail)
-        return failing
-
-    def test_is_read_again_and_answered(
-        self, start: Callable[..., LocalCluster], disk: list[str]
-    ) -> None:
-        cluster = start(0)
-        pending = cluster.produce("t", 0, [b"a"], acks=1)
-        disk.append("part-")
+    def test_is_appended_once_it_is_there(self, cluster: LocalCluster) -> None:
+        row, file, content = self.sent_ahead(cluster)
+        assert not cluster.leader_tick(0).changed
+        assert Topic(cluster, "t").error(row) is None
+        file.write_bytes(content)
         cluster.leader_tick(0)
-        assert error(pending) is None
-        disk.clear()
-        cluster.clock.advance(100)
+        assert (Topic(cluster, "t").error(row), log(cluster, 0)) == ("NONE", ["late"])
+
+    def test_holds_no_other_request_back(self, cluster: LocalCluster) -> None:
+        """A partition has one batch of a producer on its way, so nothing is out of order."""
+        row, file, content = self.sent_ahead(cluster)
+        other = cluster.produce("t", 0, [b"other"], acks=1)
         cluster.leader_tick(0)
-        assert (error(pending), log(cluster, 0)) == ("NONE", ["a"])
+        assert (error(other), Topic(cluster, "t").error(row)) == ("NONE", None)
+        file.write_bytes(content)
+        cluster.leader_tick(0)
+        assert (Topic(cluster, "t").error(row), log(cluster, 0)) == ("NONE", ["other", "late"])
+
+    def test_is_refused_after_five_seconds(self, cluster: LocalCluster) -> None:
+        row, _, _ = self.sent_ahead(cluster)
+        cluster.clock.advance(4_999)
+        cluster.leader_tick(0)
+        assert Topic(cluster, "t").error(row) is None
+        cluster.clock.advance(1)
+        cluster.leader_tick(0)
+        assert Topic(cluster, "t").error(row) == "CORRUPT_MESSAGE"
+        assert log(cluster, 0) == []
+        cluster.clock.advance(5_000)
+        cluster.leader_tick(0)
         assert rows(cluster, 0, PRODUCE_REQUESTS) == []
 
-    def test_is_tried_less_and_less_often_and_told_once(
-        self,
-        start: Callable[..., LocalCluster],
-        disk: list[str],
-        caplog: pytest.LogCaptureFixture,
+    def test_of_a_request_before_others_is_told_apart_after_a_crash(
+        self, cluster: LocalCluster
     ) -> None:
-        """Eleven minutes: an attempt every ten seconds, two log lines, and then it is dropped."""
-        cluster = start(0)
-        cluster.produce("t", 0, [b"a"], acks=1)
-        disk.append("part-")
-        reads: list[str] = []
-        failing = Location.open_with_size
-
-        def noted(location: Location, path: str) -> tuple[IO[bytes], int]:
-            reads.append(path)
-            return failing(location, path)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Location, "open_with_size", noted)
-            for _ in range(130):
-                cluster.leader_tick(0)
-                cluster.clock.advance(5_000)
-        assert 60 <= len(reads) <= 70
-        told = [one.message for one in caplog.records if "request file" in one.message]
-        assert len(told) == 2
-        assert rows(cluster, 0, PRODUCE_REQUESTS) == []
-
-    def test_keeps_the_order_of_an_idempotent_producer(
-        self, start: Callable[..., LocalCluster], disk: list[str]
-    ) -> None:
-        """Later requests wait for it; else the next batch would be out of sequence."""
-        cluster = start(0)
-        producer = cluster.idempotent_producer()
-        first = cluster.produce("t", 0, [b"a"], acks=1, producer=producer)
-        disk.extend(one.name for one in request_files(cluster))
-        second = cluster.produce("t", 0, [b"b"], acks=1, producer=producer)
+        """The journal says which of the later requests are dealt with; it is answered, too."""
+        row, file, content = self.sent_ahead(cluster)
+        others = [cluster.produce("t", 0, [b"%d" % one], acks=1) for one in range(2)]
         cluster.leader_tick(0)
-        assert (error(first), error(second)) == (None, None)
-        disk.clear()
-        cluster.clock.advance(100)
+        cluster.crash(0)
+        file.write_bytes(content)
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        assert [error(one) for one in others] == ["NONE", "NONE"]
+        assert Topic(cluster, "t").error(row) == "FENCED_LEADER_EPOCH"
+        assert log(cluster, 0) == ["0", "1"]
+
+    def test_of_a_repetition_shares_what_becomes_of_the_first(self, cluster: LocalCluster) -> None:
+        row, file, content = self.sent_ahead(cluster)
+        append(cluster, 0, [again := row | {"request_id": "again"}])
         cluster.leader_tick(0)
-        assert (error(first), error(second), log(cluster, 0)) == ("NONE", "NONE", ["a", "b"])
-
-    def test_holds_others_up_for_ten_seconds_at_most(
-        self, start: Callable[..., LocalCluster], disk: list[str]
-    ) -> None:
-        cluster = start(0)
-        first = cluster.produce("t", 0, [b"a"], acks=1)
-        disk.extend(one.name for one in request_files(cluster))
-        second = cluster.produce("t", 0, [b"b"], acks=1)
-        for _ in range(12):
-            cluster.leader_tick(0)
-            cluster.clock.advance(1_000)
-        assert (error(first), error(second), log(cluster, 0)) == (None, "NONE", ["b"])
-        disk.clear()
-        cluster.clock.advance(10_000)
+        topic = Topic(cluster, "t")
+        assert (topic.error(row), topic.error(again)) == (None, None)
+        file.write_bytes(content)
         cluster.leader_tick(0)
-        assert (error(first), log(cluster, 0)) == ("NONE", ["b", "a"])
-
-
-def request_files(cluster: LocalCluster) -> list[Path]:
-    return sorted((cluster._root / "broker-0" / "produce_requests").glob("*.parquet"))
+        assert (topic.error(row), topic.error(again)) == ("NONE", "NONE")
+        assert log(cluster, 0) == ["late"]

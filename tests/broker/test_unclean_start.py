@@ -143,19 +143,19 @@ def test_a_replica_whose_newest_commits_are_gone_leaves_and_loses_nothing(
     assert values(cluster.log(0, "t", 0)) == ["m0", "m1"]
 
 
-def test_heartbeats_of_others_do_not_keep_a_broker_from_registering(
+def test_changes_of_other_brokers_rows_do_not_keep_a_broker_from_registering(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Comparing checkpoints takes seconds on an object store, and others write to `brokers`."""
     compared = []
     checkpoint = unclean_start._checkpoint
 
-    def beside_a_heartbeat(*of: Any) -> Any:
+    def beside_a_change(*of: Any) -> Any:
         compared.append(of)
-        cluster._brokers[1].heartbeat()
+        cluster._brokers[1]._change_state("alive")
         return checkpoint(*of)
 
-    monkeypatch.setattr(unclean_start, "_checkpoint", beside_a_heartbeat)
+    monkeypatch.setattr(unclean_start, "_checkpoint", beside_a_change)
     cluster.crash(0)
     cluster.restart(0)
     assert len(compared) == 2

@@ -111,7 +111,7 @@ def test_a_suspended_process_of_an_unregistered_broker_is_fenced(cluster: LocalC
     cluster.fence(1)
     run("brokers", "unregister", "1", cluster=root(cluster))
     with pytest.raises(FencedError, match="another process has registered as broker 1"):
-        zombie.heartbeat()
+        zombie.controller_tick()
     assert states(cluster)[1] == "unregistered"
 
 

@@ -18,7 +18,7 @@ from sparklog.errors import FencedError
 from sparklog.maintenance import checkpoints
 from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.checkpoint_files import read_offsets
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.delta_log import BROKER_EPOCH
@@ -150,7 +150,7 @@ def test_an_imported_high_watermark_is_cut_at_the_log_end_when_the_broker_starts
     assert {key: row["log_end_offset"] for key, row in case.rows().items()} == {0: 4, 1: 2}
 
     started = BrokerRoot(root(case.folder, 0), case.broker()["broker_epoch"] + 1)
-    rules = DuckDBRules()
+    rules = DriverRules()
     replicas = Replicas(started, 0, Purgatory(started, rules), rules)
     topic_id = case.rows()[0]["topic_id"]
     found = {key.partition: replicas[key].high_watermark for key in started.log.partitions()}

@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
-from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES
+from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, REQUEST_INDEX
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster
@@ -103,6 +103,8 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
     expected = {schema.name: schema.columns.names for schema in CLUSTER_TABLES}
     for schema in BROKER_TABLES:
         expected[schema.name] = ["broker_id", *schema.columns.names]
+    # A row for each batch that waits, and not for each of its records.
+    expected["produce_requests"] = ["broker_id", *REQUEST_INDEX.names]
     expected["batches"] = ["broker_id", *BATCH_INDEX.names, "next_offset"]
     del expected["log"]
     assert names == expected.keys()

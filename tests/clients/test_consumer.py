@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from sparklog.clients import committed_logs
 from sparklog.clients.assigned_partitions import ConsumerRecord
 from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata
 from sparklog.clients.connection import Connection
@@ -26,7 +27,8 @@ from sparklog.errors import (
     SparklogError,
 )
 from sparklog.model import Batch, TopicPartition
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.storage import batch_files
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -197,7 +199,7 @@ class TestWhatMayBeSeen:
             (DeltaTable, "update_incremental"),
             (RecordLog, "_load"),
             (Connection, "visible"),
-            (DuckDBRules, "run"),
+            (DriverRules, "run"),
         ):
             original = getattr(of, name)
 
@@ -264,17 +266,23 @@ class TestNearestReplica:
         assert values(consumer.poll(1_000)) == [b"a", b"b"]
         assert read_from == {str(tmp_path / f"broker-{broker}")}
 
-    def test_reads_of_the_leader_its_checkpoint_and_not_its_log(
-        self, racks: LocalCluster, tmp_path: Path
+    def test_reads_no_batch_file_of_the_leader(
+        self, racks: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A leader in another region is asked for offsets only (KIP-392)."""
+        read: list[str] = []
+        read_batch = batch_files.read_batch
+
+        def noted(log: Location, batch: Batch) -> pa.Table:
+            read.append(Path(log.uri).parent.name)
+            return read_batch(log, batch)
+
+        monkeypatch.setattr(committed_logs, "read_batch", noted)
         near = consumer_of(Connection(str(tmp_path / "cluster")), client_rack="b")
         assert values(near.poll(1_000)) == [b"a", b"b"]
-        log = near._logs.log_at(Location.of(str(tmp_path / "broker-0")))
-        before = log.version
         produced(racks, [b"c"])
         assert values(near.poll(1_000)) == [b"c"]
-        assert log.version == before
+        assert set(read) == {"broker-1"}
 
     def test_shows_nothing_above_its_own_high_watermark(
         self, racks: LocalCluster, tmp_path: Path

@@ -13,7 +13,7 @@ from sparklog.clients.producer import Producer
 from sparklog.clients.spark_producer import SparkProducer
 from sparklog.model import PRODUCE_REQUESTS
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
-from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import newest_version
 from sparklog.storage.location import Location
 from tests.clients.conftest import RunningCluster
 
@@ -63,7 +63,7 @@ def _pairs(headers: list[dict[str, Any]] | None) -> Headers | None:
 def requests(cluster: RunningCluster) -> list[int]:
     """Return the versions of all brokers' request tables: what shows that something was sent."""
     roots = [Location.of(str(cluster.folder / f"broker-{broker}")) for broker in range(3)]
-    return [ControlTable(root, PRODUCE_REQUESTS).version for root in roots]
+    return [newest_version(root.child(PRODUCE_REQUESTS.name)) for root in roots]
 
 
 class TestDataFrames:

@@ -15,8 +15,10 @@ import pytest
 from sparklog.clients.accumulator import RecordMetadata
 from sparklog.clients.connection import Connection
 from sparklog.clients.partitioner import DefaultPartitioner
+from sparklog.clients.produce import Responses
 from sparklog.clients.producer import Producer
 from sparklog.errors import ConfigError, ProtocolError, SparklogError, StorageError
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.clients.conftest import RunningCluster
 
@@ -331,6 +333,20 @@ class TestWithoutABroker:
                 sent.result(30)
         [(error, where)] = told
         assert (error.code.name, where) == ("REQUEST_TIMED_OUT", None)
+
+    def test_a_request_that_fails_leaves_no_half_of_a_file(
+        self, hasty: Callable[..., Producer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the leader's journal cannot be read, nothing names the file."""
+
+        def away(of: Responses, location: Location) -> None:
+            raise OSError("the journal is away")
+
+        monkeypatch.setattr(Responses, "__init__", away)
+        with hasty() as producer, pytest.raises(ProtocolError, match="REQUEST_TIMED_OUT"):
+            producer.send("t", b"a").result(30)
+        inbox = tmp_path / "broker-0" / "log" / "_inbox"
+        assert not inbox.exists() or not list(inbox.iterdir())
 
     def test_a_flush_says_what_is_left(self, hasty: Callable[..., Producer]) -> None:
         producer = hasty(delivery_timeout_ms=60_000)

@@ -150,6 +150,8 @@ class TestARetry:
         shutil.rmtree(tmp_path / "broker-0")
         cluster.fence(0)
         again = producer.send(frame, "t", micro_batch=("q", 0))
+        # A file that is not there may be on its way for so long.
+        cluster.clock.advance(5_000)
         cluster.tick_until_idle()
         assert errors(again) == {"CORRUPT_MESSAGE"}
         again.retry()

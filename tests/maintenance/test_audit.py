@@ -20,7 +20,8 @@ from sparklog.model import (
     Batch,
     TopicIdPartition,
 )
-from sparklog.protocol.rules import DuckDBRules, SparkRules
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import SparkRules
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import change_add
 from tests.cli.command_line import files_in, run
@@ -287,7 +288,7 @@ def test_what_happens_between_two_steps_of_a_reading_is_not_wrong(
         return each(self, states, read)
 
     monkeypatch.setattr(audit_reading._Roots, "each", interposed)
-    assert check(read_cluster(Case.of(tmp_path).connection), DuckDBRules()) == []
+    assert check(read_cluster(Case.of(tmp_path).connection), DriverRules()) == []
     assert waiting == []
 
 
@@ -552,9 +553,9 @@ def test_what_was_only_moving_is_not_reported(case: Case, monkeypatch: pytest.Mo
     """A row that is put right before the second look is no finding."""
     case.change(2, lambda row: row.update(high_watermark=9))
     runs: list[int] = []
-    run_rule = DuckDBRules.run
+    run_rule = DriverRules.run
 
-    def interposed(self: DuckDBRules, name: str, **inputs: Any) -> list[Row]:
+    def interposed(self: DriverRules, name: str, **inputs: Any) -> list[Row]:
         result = run_rule(self, name, **inputs)
         if name == "audit_checkpoints":
             if not runs:
@@ -562,7 +563,7 @@ def test_what_was_only_moving_is_not_reported(case: Case, monkeypatch: pytest.Mo
             runs.append(len(result))
         return result
 
-    monkeypatch.setattr(DuckDBRules, "run", interposed)
+    monkeypatch.setattr(DriverRules, "run", interposed)
     assert case.lines() == []
     assert runs == [1, 0]
 
@@ -589,5 +590,5 @@ def test_high_watermarks_are_computed_again_by_a_spark_query(
     assert "audit_high_watermarks" in spark_queries
     replace_batches(case.folder, 2, case.batches(2)[-1:])
     found = check(read_cluster(case.connection), SparkRules(spark))
-    assert found == check(read_cluster(case.connection), DuckDBRules())
+    assert found == check(read_cluster(case.connection), DriverRules())
     assert [finding.rule for finding in found] == ["9.7", "1.2", "1.2"]

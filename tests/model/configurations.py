@@ -11,12 +11,12 @@ from tests.model.state import Mutation, Setting
 QUICK: Mapping[str, Setting] = {
     "pauses": Setting(replicas=3, records=2, epochs=2),
     "crashes": Setting(replicas=2, records=2, epochs=3, crashes=1, partial_fetches=True),
-    "lost tails": Setting(replicas=2, records=2, epochs=2, crashes=2, lost_tails=1),
+    "lost tails": Setting(replicas=2, records=2, epochs=2, crashes=1, lost_tails=1),
     "unclean elections": Setting(replicas=2, records=1, epochs=3, crashes=1, fences=1, uncleans=1),
     "min ISR": Setting(replicas=2, records=1, epochs=3, min_isr=2, fences=1, crashes=1),
     "eligible replicas": Setting(replicas=3, records=1, epochs=2, min_isr=2, fences=1),
     "lost logs": Setting(
-        replicas=3, records=1, epochs=2, min_isr=2, pauses=0, crashes=1, lost_tails=1, fences=1
+        replicas=3, records=1, epochs=2, min_isr=2, pauses=0, crashes=1, lost_tails=1
     ),
     "planned stops": Setting(replicas=2, records=1, epochs=3, stops=1),
     "retries": Setting(replicas=2, records=2, epochs=3, retries=True),
@@ -24,6 +24,8 @@ QUICK: Mapping[str, Setting] = {
     "unknown outcomes": Setting(replicas=3, records=1, epochs=2, unknown_outcomes=True),
     "lost answers": Setting(replicas=3, records=1, epochs=2, lost_answers=2),
     "lost answers and a crash": Setting(replicas=2, records=1, epochs=3, lost_answers=1, crashes=1),
+    "checkpoints": Setting(replicas=2, records=1, epochs=2, crashes=1, checkpoints=2),
+    "checkpoints and clean-up": Setting(replicas=2, records=1, epochs=2, checkpoints=3),
     "lag in messages": Setting(
         replicas=3,
         records=2,
@@ -52,6 +54,9 @@ FULL: Mapping[str, Setting] = {
     ),
     "two, two, three, a lost answer and a crash": Setting(
         replicas=2, records=2, epochs=3, lost_answers=1, crashes=1
+    ),
+    "three, one, two, min ISR 2, a lost tail": Setting(
+        replicas=3, records=1, epochs=2, min_isr=2, pauses=0, crashes=1, lost_tails=1, fences=1
     ),
     "three, two, two, a lost answer": Setting(replicas=3, records=2, epochs=2, lost_answers=1),
     "two, three, three, every fault": Setting(

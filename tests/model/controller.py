@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.decisions import (
+    Log,
     elected,
     gets_leadership_back,
     isr_fence,
-    recovered_epochs,
     recovered_high_watermark,
-    united_epochs,
 )
-from tests.model.follower import checkpointed
-from tests.model.leader import NOBODY, Step, eligible_after, published, put
+from tests.model.follower import left_sets, reported
+from tests.model.journal import Step, fenced_by, journal_of, put, without_memory
+from tests.model.leader import NOBODY, eligible_after, published
 from tests.model.state import (
-    IDLE,
-    NO_ROW,
-    NOT_LEADING,
-    WRITTEN,
+    REPORTING,
+    Put,
     Replica,
     Setting,
     State,
@@ -102,13 +100,9 @@ def _elects(setting: Setting, before: State, state: State, broker: int, is_uncle
     if not is_unclean:
         action = "ControllerElects" if was_in_sync else "ControllerElectsEligible"
         return (action, broker), published(after, NOBODY)
-    log = state.replicas[broker].log
-    agreed = next(
-        (at for at, record in enumerate(state.shown) if log[at : at + 1] != (record,)),
-        len(state.shown),
-    )
     after = after._replace(
-        shown=state.shown[:agreed],
+        shown=_agreed(state.shown, state.replicas[broker].log),
+        answered=(),
         shown_since=after.leader_epoch,
         spent=state.spent._replace(uncleans=state.spent.uncleans + 1),
     )
@@ -150,100 +144,147 @@ def broker_stops(setting: Setting, state: State, broker: int) -> Iterator[Step]:
         stopped = state._replace(
             stopping=state.stopping & ~bit, alive=state.alive & ~bit, fenced=state.fenced | bit
         )
-        yield ("BrokerStops", broker), put(stopped, broker, _without_memory(state, broker))
-
-
-def _without_memory(state: State, broker: int) -> Replica:
-    return state.replicas[broker]._replace(high_watermark=0, leading=NOT_LEADING, tick=IDLE)
+        yield ("BrokerStops", broker), put(stopped, broker, without_memory(state.replicas[broker]))
 
 
 def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """Memory is gone; with a lost tail so are the last batches of its log (7.2)."""
+    """Memory is gone; at a power failure so are the commits of the journal that were not synced."""
     if state.spent.crashes >= setting.crashes:
         return
     replica = state.replicas[broker]
-    stopped = _without_memory(state, broker)
-    if setting.mutation.zombie_rewrites_its_row and replica.tick.step == WRITTEN:
-        stopped = stopped._replace(zombie_row=checkpointed(setting, replica).row)
+    stopped = without_memory(replica)
+    if setting.mutation.zombie_rewrites_its_row and replica.tick.step == REPORTING:
+        paused = Put(journal_of(reported(setting, replica)), (), 0)
+        stopped = stopped._replace(put=(paused,))
     spent = state.spent._replace(crashes=state.spent.crashes + 1)
     bit = 1 << broker
     crashed = state._replace(alive=state.alive & ~bit, stopping=state.stopping & ~bit, spent=spent)
     yield ("BrokerCrashes", broker), put(crashed, broker, stopped)
     if spent.lost_tails < setting.lost_tails:
-        lossy = crashed._replace(
-            spent=spent._replace(lost_tails=spent.lost_tails + 1), lost=state.lost | bit
+        without_power = crashed._replace(
+            unclean=state.unclean | bit, spent=spent._replace(lost_tails=spent.lost_tails + 1)
         )
-        for end in range(len(replica.log)):
-            cut = stopped._replace(log=replica.log[:end])
-            yield ("BrokerCrashesAndLosesTail", broker, end), put(lossy, broker, cut)
+        yield ("PowerFails", broker), put(without_power, broker, stopped._replace(put=()))
+    for log, entries, row in replica.synced:
+        left = stopped._replace(log=log, entries=entries, row=row, put=(), synced=())
+        without_power = crashed._replace(unclean=state.unclean | bit)
+        if journal_of(left) != journal_of(replica):
+            without_power = without_power._replace(lost=state.lost | bit)
+        yield ("PowerFails", broker), put(without_power, broker, left)
+
+
+def syncing_stops(setting: Setting, before: State, step: Step) -> Iterator[Step]:
+    """From a commit on nothing is synced, so that a power failure leaves the journal before it.
+
+    This is a choice of the commit, so that a state need not hold every version that may be left.
+    """
+    label, after = step
+    spent = after.spent
+    if spent.lost_tails >= setting.lost_tails or spent.crashes >= setting.crashes:
+        return
+    state = after._replace(spent=spent._replace(lost_tails=spent.lost_tails + 1))
+    for broker, (old, new) in enumerate(zip(before.replicas, after.replicas, strict=True)):
+        if not old.synced and journal_of(old) != journal_of(new):
+            unsynced = new._replace(synced=(journal_of(old),))
+            yield (*label, "not synced"), put(state, broker, unsynced)
 
 
 def broker_restarts(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """7.0, 7.2: a higher broker epoch, and its state from the tables. No session is waited for.
+    """7.0, 7.2, 10.4: a higher broker epoch, committed to the journal before it reads its state.
 
-    A broker that lost its log registers as one that is not alive, and leaves all sets before it
-    counts as alive. An older process that still runs is fenced by the broker epoch at each write,
-    so stopping it at the restart loses no run.
+    No session is waited for. A broker in doubt registers as one that is not alive, and leaves the
+    sets before it counts as alive: a machine without power may have lost the tail of a journal,
+    and others may know of records that this one has lost.
     """
     replica, bit = state.replicas[broker], 1 << broker
     if state.registering & bit:
-        yield _leaves_all_sets(setting, state, broker)
+        yield _leaves_sets(setting, state, broker)
         return
-    registered = replica._replace(broker_epoch=replica.broker_epoch + 1)
+    registered = fenced_by(setting, replica, replica.broker_epoch + 1)
+    is_shortened = _is_shortened(setting, state, broker)
     if setting.mutation.lost_tail_goes_unnoticed:
-        state = state._replace(lost=state.lost & ~bit)
-    if state.lost & bit:
-        found_out = state._replace(fenced=state.fenced | bit, registering=state.registering | bit)
-        yield ("BrokerRegistersWithLostLog", broker), put(found_out, broker, registered)
+        state = state._replace(lost=state.lost & ~bit, unclean=state.unclean & ~bit)
+        is_shortened = False
+    if is_shortened or state.unclean & bit:
+        in_doubt = state._replace(
+            fenced=state.fenced | bit,
+            registering=state.registering | bit,
+            shortened=state.shortened | bit * is_shortened,
+        )
+        yield ("BrokerRegistersInDoubt", broker), put(in_doubt, broker, registered)
     else:
-        yield ("BrokerRestarts", broker), _started(setting, state, broker, registered)
+        yield ("BrokerRestarts", broker), _started(state, broker, registered)
 
 
-def _leaves_all_sets(setting: Setting, state: State, broker: int) -> Step:
-    """7.2, 7.5, 5.2: whatever a leader was about to do by an earlier report fails (5.3)."""
-    bit = 1 << broker
-    elr = state.elr if setting.mutation.lost_log_stays_eligible else state.elr & ~bit
+def _is_shortened(setting: Setting, state: State, broker: int) -> bool:
+    """10.4: whether a member has lost records that other replicas know of.
+
+    Only rows of the newest leader epoch that it knows, or of later ones, count.
+    """
+    replica = state.replicas[broker]
+    if not (state.isr | state.elr) >> broker & 1:
+        return False
+    end, entries = len(replica.log), replica.entries
+    last_epoch = max(replica.log[-1][0] if end else -1, entries[-1][0] if entries else -1)
+    for at, other in enumerate(state.replicas):
+        row = other.row
+        if at != broker and row.leader_epoch >= max(last_epoch, 0):
+            is_own_epoch = state.leader == broker and row.leader_epoch == state.leader_epoch
+            if row.high_watermark > end or (is_own_epoch and len(other.log) > end):
+                return True
+    return False
+
+
+def _leaves_sets(setting: Setting, state: State, broker: int) -> Step:
+    """7.2, 10.4: a broker that has lost records leaves all sets, also as the last member; one that
+    may have lost some leaves them where another member stays.
+
+    Where it stays and has lost the tail of its journal, what it has is the truth from now on, as
+    after an unclean election: no eligible replica has more.
+    """
+    bit, mutation = 1 << broker, setting.mutation
+    others = (state.isr | state.elr) & ~bit
+    stays = bool(state.isr & bit and not others and not state.shortened & bit)
     left = state._replace(
-        isr=state.isr & ~bit,
-        elr=elr,
         lost=state.lost & ~bit,
+        unclean=state.unclean & ~bit,
         registering=state.registering & ~bit,
+        shortened=state.shortened & ~bit,
     )
-    was_member = (state.isr | state.elr) & bit
-    if was_member or not setting.mutation.lost_log_leaves_partition_epoch:
-        left = published(left, NOBODY)
-    return (
-        ("BrokerLeavesAllSets", broker),
-        _started(setting, left, broker, state.replicas[broker]),
-    )
+    replica = state.replicas[broker]
+    if stays and state.lost & bit:
+        left = left._replace(
+            shown=_agreed(state.shown, replica.log[: replica.row.high_watermark]),
+            answered=(),
+            shown_since=state.leader_epoch + 1,
+        )
+    elif not stays:
+        was_member = (state.isr | state.elr) & bit
+        if was_member or not mutation.lost_log_leaves_partition_epoch:
+            left = left_sets(left, broker)
+        if mutation.lost_log_stays_eligible:
+            left = left._replace(elr=state.elr)
+    return ("BrokerLeavesSets", broker), _started(left, broker, replica)
 
 
-def _started(setting: Setting, state: State, broker: int, replica: Replica) -> State:
-    epochs = recovered_epochs(replica.kept_entries, replica.log)
-    if setting.mutation.unites_histories_on_start:
-        epochs = united_epochs(replica.kept_entries, replica.log)
+def _agreed(shown: Log, log: Log) -> Log:
+    """The records that were shown, as far as a log has them."""
+    end = next((at for at, one in enumerate(shown) if log[at : at + 1] != (one,)), len(shown))
+    return shown[:end]
+
+
+def _started(state: State, broker: int, replica: Replica) -> State:
+    """7.0: what the process knows is its journal: see `known_entries`."""
     known = replica.row.high_watermark if replica.row.broker_epoch >= 0 else -1
-    mark = recovered_high_watermark(known, len(replica.log))
+    assert recovered_high_watermark(known, len(replica.log)) == replica.row.high_watermark
     bit = 1 << broker
-    return put(
-        state._replace(alive=state.alive | bit, fenced=state.fenced & ~bit),
-        broker,
-        replica._replace(entries=epochs, high_watermark=mark, is_uncertain=0),
-    )
+    return put(state._replace(alive=state.alive | bit, fenced=state.fenced & ~bit), broker, replica)
 
 
 def broker_heartbeats(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """7.2: a broker that was only slow is heard of again."""
     if state.fenced >> broker & 1:
         yield ("BrokerHeartbeats", broker), state._replace(fenced=state.fenced & ~(1 << broker))
-
-
-def zombie_rewrites_row(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """Mutation only: an older process of this broker goes on where it was paused."""
-    replica = state.replicas[broker]
-    if replica.zombie_row is not NO_ROW and replica.zombie_row != NO_ROW:
-        rewritten = replica._replace(row=replica.zombie_row, zombie_row=NO_ROW)
-        yield ("ZombieRewritesRow", broker), put(state, broker, rewritten)
 
 
 def client_sends(setting: Setting, state: State) -> Iterator[Step]:

@@ -1,10 +1,11 @@
 """What a follower does: one tick, step by step, with pauses that tables allow and RPCs hide.
 
-    reads partition_state -> reads the leader's row -> reads partition_state again
-        -> truncates, or copies and commits -> writes its row
+    reads partition_state -> reads the leader's journal -> reads partition_state again
+        -> commits a truncation -> commits the copies, their epoch entries and its report
 
-Its leader's log is read at the version that the row names, so it does not matter when. Nor does it
-matter how long the three reads take, which are one step here:
+A truncation below the own high watermark is preceded by the commit of a withdrawn report and by
+leaving the ISR (10.4). The leader's row, history and batches are read at one version of its
+journal. It does not matter how long the three reads take, which are one step here:
 
 - While the state is still the one read first, a tick that is at its second read is one that begins
   just now. If it has moved, the row read is one of a deposed leader. A tick may begin as such, but
@@ -12,9 +13,9 @@ matter how long the three reads take, which are one step here:
 - The third read forbids a copy, and nothing else: had it come with the second, the copy would be
   allowed, and a tick may always copy nothing (its reads of the files may fail, too).
 
-Where nothing crashes or stops, it does not matter either when after these reads the own log is
-written: nobody sees it until the row is there or the broker leads, which is after the tick. Then a
-truncation is part of the first step, and copy, commit and row are the second one.
+Where no process ends and every outcome is known, it does not matter either when after these reads a
+truncation is committed: only a leader of an earlier epoch reads it, and that one may read at any
+time. Then a truncation is part of the first step.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from tests.model.decisions import (
     truncated,
     truncation_point,
 )
-from tests.model.leader import NOBODY, Step, published, put, unsure
+from tests.model.journal import Step, committed, known_entries, outcomes, own_row, put
+from tests.model.leader import NOBODY, published
 from tests.model.state import (
     CHECKED,
     IDLE,
+    LEFT,
     NOT_LEADING,
-    WRITTEN,
+    REPORTING,
+    WITHDRAWN,
     Replica,
     Row,
     Setting,
@@ -48,7 +52,7 @@ from tests.model.state import (
 
 
 def follower_reads(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.4: who leads in which epoch, that broker's row, and again whether the epoch is the same.
+    """6.4: who leads in which epoch, that broker's journal, and whether the epoch is the same.
 
     The tick goes on in steps while pauses are left; else the rest of it happens at once.
     """
@@ -77,7 +81,7 @@ def _current(state: State, broker: int) -> Iterator[tuple[int, int]]:
 
 
 def _read_before(state: State, broker: int) -> Iterator[tuple[int, int]]:
-    """What a tick may have read before the state moved, and what it reads now."""
+    """The leaders that a tick may have read before the state moved, and the current one."""
     replica = state.replicas[broker]
     newest = max(replica.row.leader_epoch, replica.entries[-1][0] if replica.entries else 0)
     for leader, other in enumerate(state.replicas):
@@ -94,58 +98,63 @@ def _whole_tick(
     if state.replicas[broker].tick is IDLE:
         yield ("FollowerTicks", broker, " ".join(done)), state
         return
-    is_written = state.replicas[broker].tick.step == WRITTEN
-    following = follower_continues if is_written else follower_truncates_or_commits
-    for (action, *_), after in following(setting, state, broker):
+    for (action, *_), after in follower_commits(setting, state, broker):
         name = str(action).removeprefix("Follower")
         yield from _whole_tick(setting, after, broker, (*done, name))
 
 
 def follower_continues(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """The next step of the tick under way."""
-    if state.replicas[broker].tick.step == WRITTEN:
-        yield follower_checkpoints(setting, state, broker)
-    elif setting.writes_are_one_step:
+    if setting.writes_are_one_step:
         yield from _whole_tick(setting, state, broker, ())
     else:
-        yield from follower_truncates_or_commits(setting, state, broker)
+        yield from follower_commits(setting, state, broker)
 
 
 def _with_truncation(setting: Setting, state: State, broker: int) -> State:
-    replica = state.replicas[broker]
-    if replica.tick.step == CHECKED and agreed(setting, replica)[0] != NOTHING:
-        [(_, state)] = follower_truncates_or_commits(setting, state, broker)
-    return state
+    while True:
+        replica = state.replicas[broker]
+        if replica.tick.step in {IDLE.step, REPORTING}:
+            return state
+        if replica.tick.step == CHECKED and agreed(setting, replica)[0] == NOTHING:
+            return state
+        [(_, state)] = follower_commits(setting, state, broker)
 
 
 def _reads_row(setting: Setting, state: State, broker: int, leader: int, epoch: int) -> Step | None:
     """6.4: the tick goes on only under the epoch that the row bears; 6.3: check, then plan."""
-    mutation, row = setting.mutation, state.replicas[leader].row
-    tick = Tick(CHECKED, -1, epoch, row.log, row.entries, row.high_watermark)
+    mutation, read = setting.mutation, state.replicas[leader]
+    tick = Tick(CHECKED, -1, epoch, read.log, read.entries, read.row.high_watermark)
     replica = state.replicas[broker]._replace(tick=tick)
-    if row.leader_epoch != epoch and (begins(replica) or not mutation.fetches_by_offset_alone):
+    if read.row.leader_epoch != epoch and (begins(replica) or not mutation.fetches_by_offset_alone):
         return None
     if mutation.reads_the_log_as_it_is or mutation.fetches_by_offset_alone:
-        read = state.replicas[leader]
-        tick = tick._replace(leader=leader, log=read.log, entries=read.entries)
-        replica = replica._replace(tick=tick)
+        replica = replica._replace(tick=tick._replace(leader=leader))
     return planned(setting, state, broker, replica, "FollowerReads")
 
 
 def planned(setting: Setting, state: State, broker: int, replica: Replica, action: str) -> Step:
-    """What is left of a tick: a commit, the row only, or nothing."""
+    """The rest of a tick: commits, the report only, or nothing.
+
+    A tick that waits for its leader's epoch entry commits that the broker does not lead any more.
+    """
     tick = replica.tick
     point, waits = agreed(setting, replica)
     end = fetch_end(setting, replica)
-    if waits or (point == NOTHING and end == DIVERGED):
-        action = "FollowerDropsTick" if waits else "FollowerDropsDivergedFetch"
-        return (action, broker), put(state, broker, replica._replace(tick=IDLE))
+    if waits:
+        entries = known_entries(setting, replica)
+        waiting = replica._replace(row=own_row(replica), entries=entries, tick=IDLE)
+        return ("FollowerDropsTick", broker), committed(setting, state, broker, waiting)
+    if point == NOTHING and end == DIVERGED:
+        return ("FollowerDropsDivergedFetch", broker), put(
+            state, broker, replica._replace(tick=IDLE)
+        )
     has_copies = end > len(replica.log) and _may_copy(setting, state, tick)
     if point == NOTHING and not has_copies:
-        replica = replica._replace(tick=written(tick))
-        if checkpointed(setting, replica).row == replica.row:
+        replica = replica._replace(tick=reporting(tick))
+        if reported(setting, replica).row == replica.row:
             replica = replica._replace(tick=IDLE)
-    return (action, broker), put(state, broker, replica)
+    return (action, broker), committed(setting, state, broker, replica)
 
 
 def _may_copy(setting: Setting, state: State, tick: Tick) -> bool:
@@ -159,9 +168,9 @@ def _may_copy(setting: Setting, state: State, tick: Tick) -> bool:
     )
 
 
-def written(tick: Tick) -> Tick:
-    """What a tick still needs once its log is committed."""
-    return Tick(WRITTEN, -1, tick.epoch, (), (), tick.high_watermark)
+def reporting(tick: Tick) -> Tick:
+    """The tick of a follower that has nothing to copy."""
+    return Tick(REPORTING, -1, tick.epoch, (), (), tick.high_watermark)
 
 
 def begins(replica: Replica) -> bool:
@@ -173,15 +182,15 @@ def begins(replica: Replica) -> bool:
 def agreed(setting: Setting, replica: Replica) -> tuple[int, bool]:
     """6.3, or a refuted way to find where two logs agree."""
     tick, mutation = replica.tick, setting.mutation
-    own, log = replica.entries, replica.log
+    own, log, mark = known_entries(setting, replica), replica.log, replica.row.high_watermark
     if mutation.truncates_to_high_watermark:
-        is_cut = begins(replica) and replica.high_watermark < len(log)
-        return (replica.high_watermark if is_cut else NOTHING), False
+        is_cut = begins(replica) and mark < len(log)
+        return (mark if is_cut else NOTHING), False
     if mutation.falls_back_to_high_watermark:
         if not begins(replica) or not own:
             return NOTHING, False
         _, end = end_offset_for(own[-1][0], tick.entries, len(tick.log))
-        point = min(end, len(log)) if end >= 0 else replica.high_watermark
+        point = min(end, len(log)) if end >= 0 else mark
         return (point if point < len(log) else NOTHING), False
     if mutation.fetches_by_offset_alone and not begins(replica):
         return NOTHING, False
@@ -191,7 +200,8 @@ def agreed(setting: Setting, replica: Replica) -> tuple[int, bool]:
 def fetch_end(setting: Setting, replica: Replica) -> int:
     """6.4: up to where the tick may copy, or -1 where the logs have diverged."""
     tick, mutation = replica.tick, setting.mutation
-    last_epoch = replica.entries[-1][0] if replica.entries else -1
+    own = known_entries(setting, replica)
+    last_epoch = own[-1][0] if own else -1
     is_unchecked = (
         mutation.truncates_to_high_watermark
         or mutation.falls_back_to_high_watermark
@@ -203,21 +213,27 @@ def fetch_end(setting: Setting, replica: Replica) -> int:
     return fetched_end(len(replica.log), last_epoch, tick.epoch, tick.log)
 
 
-def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.5: a truncation is a commit of its own, the copy follows after another look."""
+def follower_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """6.5: a truncation is a commit of its own; the copies follow, with the report."""
     replica = state.replicas[broker]
-    tick = replica.tick
+    tick, entries = replica.tick, known_entries(setting, replica)
+    if tick.step == REPORTING:
+        yield from _reports(setting, state, broker, replica)
+        return
     point, _ = agreed(setting, replica)
     if point != NOTHING:
-        log, entries = truncated(replica.log, replica.entries, point)
-        if point < replica.high_watermark:
-            state, replica = _left_isr(state, broker)
-        if setting.lost_answers > state.spent.lost_answers and log != replica.log:
-            found = unsure(setting, state, broker, replica._replace(log=log))
-            yield ("FollowerTruncates", broker, "unsure; it landed"), found
-        mark = min(replica.high_watermark, len(log))
-        cut = replica._replace(log=log, entries=entries, high_watermark=mark)
-        yield planned(setting, state, broker, cut, "FollowerTruncates")
+        if point < replica.row.high_watermark and tick.step != LEFT:
+            yield from _leaves_isr(setting, state, broker)
+            return
+        log, entries = truncated(replica.log, entries, point)
+        row = own_row(replica)
+        row = row._replace(high_watermark=min(row.high_watermark, len(log)))
+        cut = replica._replace(log=log, entries=entries, row=row, tick=tick._replace(step=CHECKED))
+        for label, after in outcomes(setting, state, broker, cut, ("FollowerTruncates", broker)):
+            if after.replicas[broker].tick is IDLE:
+                yield label, after
+            else:
+                yield planned(setting, after, broker, after.replicas[broker], "FollowerTruncates")
         return
     source: Log = tick.log
     end = fetch_end(setting, replica)
@@ -226,26 +242,46 @@ def follower_truncates_or_commits(setting: Setting, state: State, broker: int) -
         end = max(len(source), len(replica.log))
     first = len(replica.log) + 1
     for to in range(first, end + 1) if setting.partial_fetches else (end,):
-        log, entries = copied(replica.log, replica.entries, source, to)
-        committed = replica._replace(log=log, entries=entries, tick=written(tick))
-        yield ("FollowerCommits", broker), put(state, broker, committed)
-        if setting.lost_answers > state.spent.lost_answers:
-            found = unsure(setting, state, broker, replica._replace(log=log))
-            yield ("FollowerCommits", broker, "unsure; it landed"), found
-    nothing = replica._replace(tick=written(tick))
-    yield ("FollowerCopiesNothing", broker), put(state, broker, nothing)
+        log, told = copied(replica.log, entries, source, to)
+        fetched = reported(setting, replica._replace(log=log, entries=told))
+        yield from outcomes(setting, state, broker, fetched, ("FollowerCommits", broker))
+    yield from _reports(setting, state, broker, replica)
 
 
-def _left_isr(state: State, broker: int) -> tuple[State, Replica]:
-    """10.4: withdraw the report, and leave the ISR and ELR, before a cut below the high watermark.
+def _reports(setting: Setting, state: State, broker: int, replica: Replica) -> Iterator[Step]:
+    after = reported(setting, replica)
+    yield from outcomes(setting, state, broker, after, ("FollowerReports", broker))
 
-    Also where the broker is no member: a leader may be about to add it by its last report.
+
+def _leaves_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """10.4: withdraw the report, then leave the ISR and ELR, before a cut below the high watermark.
+
+    Also where the broker is no member: a leader may be about to add it by its last report. A broker
+    that has been elected meanwhile does not lead: the controller elects again.
     """
     replica = state.replicas[broker]
-    replica = replica._replace(row=replica.row._replace(leader_epoch=-1))
+    tick = replica.tick
+    if tick.step != WITHDRAWN:
+        withdrawn = replica._replace(
+            row=own_row(replica)._replace(leader_epoch=-1),
+            entries=known_entries(setting, replica),
+            tick=tick._replace(step=WITHDRAWN),
+        )
+        yield from outcomes(setting, state, broker, withdrawn, ("FollowerWithdraws", broker))
+        return
+    left = put(state, broker, replica._replace(tick=tick._replace(step=LEFT)))
+    yield ("FollowerLeavesIsr", broker), left_sets(left, broker)
+
+
+def left_sets(state: State, broker: int) -> State:
+    """7.2, 10.4, 5.2: the partition epoch rises in any case, so what a leader was about to do by an
+    earlier report fails (5.3).
+    """
     bit = 1 << broker
     left = state._replace(isr=state.isr & ~bit, elr=state.elr & ~bit)
-    return put(published(left, NOBODY), broker, replica), replica
+    if left.leader == broker:
+        left = left._replace(leader_broker_epoch=NOBODY)
+    return published(left, NOBODY)
 
 
 def copied(log: Log, entries: Entries, source: Log, to: int) -> tuple[Log, Entries]:
@@ -257,26 +293,11 @@ def copied(log: Log, entries: Entries, source: Log, to: int) -> tuple[Log, Entri
     return log + source[len(log) : to], entries
 
 
-def follower_checkpoints(setting: Setting, state: State, broker: int) -> Step:
-    """1.5: the row, under the leader's epoch: the report that the leader reads."""
-    after = checkpointed(setting, state.replicas[broker])
-    return ("FollowerCheckpoints", broker), put(state, broker, after)
-
-
-def checkpointed(setting: Setting, replica: Replica) -> Replica:
-    """2.5: the row of a follower, and its memory of the high watermark."""
+def reported(setting: Setting, replica: Replica) -> Replica:
+    """1.5, 2.5: the row under the leader's epoch, which is the report that the leader reads."""
     tick, end = replica.tick, len(replica.log)
-    mark = follower_high_watermark(replica.high_watermark, tick.high_watermark, end)
+    mark = follower_high_watermark(replica.row.high_watermark, tick.high_watermark, end)
     if setting.mutation.follower_high_watermark_falls:
         mark = min(tick.high_watermark, end)
-    keeps_log = setting.mutation.fetches_without_leader_epoch
-    row = Row(
-        tick.epoch,
-        replica.broker_epoch,
-        len(replica.log),
-        mark,
-        0,
-        replica.log if keeps_log else (),
-        replica.entries if keeps_log else (),
-    )
-    return replica._replace(kept_entries=replica.entries, high_watermark=mark, row=row, tick=IDLE)
+    row = Row(tick.epoch, replica.broker_epoch, mark, 0)
+    return replica._replace(entries=known_entries(setting, replica), row=row, tick=IDLE)

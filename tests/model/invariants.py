@@ -1,7 +1,7 @@
 """The invariants of docs/protocol.md, section 9, each one small function of a state.
 
-Each returns whether it holds. `shown` is all that any consumer can have seen, and whatever was
-acknowledged with acks=all is part of it: an answer follows the row that shows the record (3.2).
+Each returns whether it holds. `shown` is all that any consumer can have seen. Records acknowledged
+with acks=all are part of it: a commit that answers them shows them (3.2).
 """
 
 from __future__ import annotations
@@ -10,19 +10,26 @@ import itertools
 from collections.abc import Callable
 
 from tests.model.decisions import UNAVAILABLE, fetchable_end, visible_end
-from tests.model.state import Row, Setting, State, members
+from tests.model.journal import replayed
+from tests.model.state import Replica, Setting, State, members
 
 
 def acknowledged_records_survive(setting: Setting, state: State) -> bool:
-    """9.1: every replica that can be elected cleanly, and lost nothing, has all that was shown."""
-    shown = state.shown
-    if not shown:
-        return True
-    end = len(shown)
-    return all(
-        state.replicas[broker].log[:end] == shown
-        for broker in members((state.isr | state.elr) & ~state.lost)
-    )
+    """9.1: every replica that can be elected cleanly, and lost nothing, has all that was shown, and
+    all that was acknowledged.
+    """
+    for records in (state.shown, state.answered):
+        if records:
+            end = len(records)
+            for broker in members((state.isr | state.elr) & ~state.lost):
+                if state.replicas[broker].log[:end] != records:
+                    return False
+    return True
+
+
+def acknowledged_records_are_shown(setting: Setting, state: State) -> bool:
+    """3.2: a commit that acknowledges records has a high watermark beyond them."""
+    return not state.answered
 
 
 def nothing_is_written_twice(setting: Setting, state: State) -> bool:
@@ -38,7 +45,7 @@ def in_sync_replicas_agree_below_high_watermark(setting: Setting, state: State) 
     """9.2: below the high watermark of whoever takes itself for the leader."""
     in_sync = members(state.isr & ~state.lost)
     for leader in state.replicas:
-        mark = leader.high_watermark
+        mark = leader.row.high_watermark
         if mark and leader.leading.epoch >= state.shown_since:
             committed = leader.log[:mark]
             for broker in in_sync:
@@ -54,29 +61,30 @@ def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
     for replica in state.replicas:
         row = replica.row
         if row.leads and row.leader_epoch >= state.shown_since and row.high_watermark:
-            visible = row.log[: row.high_watermark]
+            visible = replica.log[: row.high_watermark]
             end = fetchable_end(0, row.leader_epoch, True, row.leader_epoch, row.high_watermark)
             if end != UNAVAILABLE and state.shown[: len(visible)] != visible:
                 return False
-    if not state.shown or state.leader < 0:
+    if not state.shown or state.leader < 0 or state.lost >> state.leader & 1:
         return True
     leader = state.replicas[state.leader]
     row = leader.row
+    is_as_elected = row.leads and row.broker_epoch == state.leader_broker_epoch
     end = visible_end(
         state.leader,
         state.leader_epoch,
         leader.broker_epoch == state.leader_broker_epoch,
-        row.leader_epoch if row.leads else -1,
+        row.leader_epoch if is_as_elected else -1,
         row.high_watermark,
-        _start(row),
+        _start(leader),
     )
     return end == UNAVAILABLE or end >= len(state.shown)
 
 
-def _start(row: Row) -> int:
+def _start(leader: Replica) -> int:
     """Where the epoch of a leader's row begins; never reached where its entry is not there."""
-    epoch, start = row.entries[-1] if row.entries else (-1, 0)
-    return start if epoch == row.leader_epoch else row.log_end_offset + 1
+    epoch, start = leader.entries[-1] if leader.entries else (-1, 0)
+    return start if epoch == leader.row.leader_epoch else len(leader.log) + 1
 
 
 def one_leader_per_epoch(setting: Setting, state: State) -> bool:
@@ -120,13 +128,8 @@ def epoch_histories_increase(setting: Setting, state: State) -> bool:
 
 
 def epoch_histories_tell_the_log(setting: Setting, state: State) -> bool:
-    """6.1, 9.6: the epoch of every record is the one that the history has for its offset.
-
-    10.6: nobody acts by the history of a replica whose log has moved without its broker's knowing.
-    """
+    """6.1, 9.6: the epoch of every record is the one that the history has for its offset."""
     for replica in state.replicas:
-        if replica.is_uncertain:
-            continue
         entries, at = replica.entries, -1
         for offset, (epoch, _) in enumerate(replica.log):
             while at + 1 < len(entries) and entries[at + 1][1] <= offset:
@@ -142,8 +145,8 @@ def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> b
     A deposed leader may take for in sync who has lost its log and joined its successor since.
     """
     for replica in state.replicas:
-        mark = replica.high_watermark
-        if mark > len(replica.log) and not replica.is_uncertain:
+        mark = replica.row.high_watermark
+        if mark > len(replica.log):
             return False
         leading = replica.leading
         if mark and leading.epoch == state.leader_epoch:
@@ -164,10 +167,20 @@ def requests_are_appended_in_the_epoch_they_named(setting: Setting, state: State
     )
 
 
+def replay_is_state(setting: Setting, state: State) -> bool:
+    """7.0: the checkpoints, and the commits after each of them, are what the process knows."""
+    for replica in state.replicas:
+        for past in replica.past:
+            if replayed(past) != (replica.row, replica.entries):
+                return False
+    return True
+
+
 Invariant = Callable[[Setting, State], bool]
 
 INVARIANTS: tuple[Invariant, ...] = (
     acknowledged_records_survive,
+    acknowledged_records_are_shown,
     nothing_is_written_twice,
     in_sync_replicas_agree_below_high_watermark,
     high_watermark_never_goes_back,
@@ -178,6 +191,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     epoch_histories_tell_the_log,
     high_watermark_is_below_every_known_end,
     requests_are_appended_in_the_epoch_they_named,
+    replay_is_state,
 )
 
 
@@ -195,10 +209,14 @@ def follower_readers_never_go_back(setting: Setting, before: State, after: State
 
 
 def what_was_shown_stays(setting: Setting, before: State, after: State) -> bool:
-    """9.1, 9.3: a row that shows more shows it after what was shown before."""
-    return after.shown[: len(before.shown)] == before.shown or (
-        after.shown_since > before.shown_since
-    )
+    """9.1, 9.3: a row that shows more shows it after what was shown before.
+
+    Records are lost by unclean elections, and where min ISR 1 leaves a single replica with them.
+    """
+    if after.shown[: len(before.shown)] == before.shown:
+        return True
+    may_lose = after.spent.uncleans > before.spent.uncleans or setting.min_isr < 2
+    return may_lose and after.shown_since > before.shown_since
 
 
 Relation = Callable[[Setting, State, State], bool]

@@ -1,15 +1,22 @@
-"""What a leader does. Its steps may come at any time and in any order that its memory allows, so
-every pause inside a leader tick, and every zombie, is among the runs.
+"""The steps of a leader, in the order of their effects:
+
+    becomes leader (a commit of its journal: epoch entry and role)
+        -> reads reports (memory) -> commits (records, high watermark, answers, taken requests)
+        -> changes the ISR in partition_state -> commits the high watermark that this moves
+
+Each step may come at any time that the leader's memory allows, so every pause inside a leader tick
+is among the runs. A high watermark that a step moves is staged. It is computed when it is
+committed, since its inputs are in memory. The ISR shrinks after the commit of the high watermark
+that the reports allow; it may expand by one that is staged (5.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from tests.model.decisions import (
     DIVERGED,
-    Entries,
+    Log,
     believed_log_end_offset,
     completed,
     duplicate_offset,
@@ -19,10 +26,9 @@ from tests.model.decisions import (
     high_watermark,
     isr_expand,
     isr_shrink,
-    recovered_epochs,
-    recovered_high_watermark,
     request_error,
 )
+from tests.model.journal import Step, committed, decides, known_entries, outcomes, put
 from tests.model.state import (
     IDLE,
     NOT_LEADING,
@@ -35,17 +41,8 @@ from tests.model.state import (
     members,
 )
 
-Step: TypeAlias = "tuple[tuple[str | int, ...], State]"
-"""What happened, (action, actor, ...), and the state after it."""
-
 NOBODY = -1
-
-
-def put(state: State, broker: int, replica: Replica) -> State:
-    """The state with another replica of this broker."""
-    replicas = state.replicas
-    others = (*replicas[:broker], replica, *replicas[broker + 1 :])
-    return State._make((*state[:-1], others))
+NO_RECORD = -1
 
 
 def published(state: State, by: int) -> State:
@@ -80,10 +77,10 @@ def eligible_after(setting: Setting, before: State, isr: int, is_unclean: bool =
     return eligible
 
 
-def leader_advances_high_watermark(
+def attempted_high_watermarks(
     setting: Setting, state: State, broker: int, replica: Replica
-) -> tuple[Replica, ...]:
-    """2.1-2.4: the attempt that follows on becoming leader, ISR changes, appends and reports.
+) -> tuple[int, ...]:
+    """2.1-2.4: the high watermark after becoming leader, ISR changes, appends and reports.
 
     A replica about to join counts surely where it is at the log end; whether it was caught up
     lately otherwise is a matter of time, so both outcomes are given (`slow_high_watermark`).
@@ -109,20 +106,20 @@ def leader_advances_high_watermark(
         )
         marks.add(
             high_watermark(
-                replica.high_watermark,
+                replica.row.high_watermark,
                 setting.min_isr,
                 setting.lag_max_messages,
                 (itself, *sorted(followers)),
             )
         )
-    return tuple(replica._replace(high_watermark=mark) for mark in sorted(marks))
+    return tuple(sorted(marks))
 
 
 def leader_becomes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.1, 2.2: the first tick of an epoch writes the epoch entry and tries the high watermark.
+    """6.1: the first tick of an epoch commits the epoch entry and the role before it appends.
 
-    Nothing distinguishes a pause between reading the state and writing the entry from one after
-    it, since no one else writes this log: the two are one step.
+    A pause between reading the state and this commit is one after it, since no other process
+    writes this journal: the two are one step.
     """
     replica = state.replicas[broker]
     if (
@@ -132,13 +129,15 @@ def leader_becomes(setting: Setting, state: State, broker: int) -> Iterator[Step
         or replica.tick is not IDLE
     ):
         return
-    entries = replica.entries
+    entries = known_entries(setting, replica)
     if not setting.mutation.enters_epoch_after_append:
         entries = epoch_entries(entries, state.leader_epoch, len(replica.log))
     leading = Leading(state.leader_epoch, state.isr, 0, 1, (-1,) * setting.replicas)
-    began = replica._replace(entries=entries, kept_entries=entries, leading=leading)
-    for after in leader_advances_high_watermark(setting, state, broker, began):
-        yield ("LeaderBecomes", broker), put(state, broker, after)
+    row = Row(state.leader_epoch, replica.broker_epoch, replica.row.high_watermark, 1)
+    began = replica._replace(entries=entries, row=row, leading=leading)
+    # A tick takes its roles first: one that fails there leads nothing that it led before.
+    undecided = put(state, broker, replica._replace(leading=NOT_LEADING))
+    yield from outcomes(setting, undecided, broker, began, ("LeaderBecomes", broker))
 
 
 def leader_enters_epoch(setting: Setting, state: State, broker: int) -> Iterator[Step]:
@@ -149,8 +148,8 @@ def leader_enters_epoch(setting: Setting, state: State, broker: int) -> Iterator
         return
     if replica.log[-1][0] == epoch and (not replica.entries or replica.entries[-1][0] != epoch):
         entries = epoch_entries(replica.entries, epoch, len(replica.log))
-        entered = replica._replace(entries=entries, kept_entries=entries)
-        yield ("LeaderEntersEpoch", broker), put(state, broker, entered)
+        entered = replica._replace(entries=entries)
+        yield ("LeaderEntersEpoch", broker), committed(setting, state, broker, entered)
 
 
 def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[Step]:
@@ -172,9 +171,7 @@ def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[
         if setting.mutation.reads_registrations_first:
             ends = leading.ends
         leading = Leading(leading.epoch, state.isr, 0, 1, ends)
-        read = replica._replace(leading=leading)
-        for after in leader_advances_high_watermark(setting, state, broker, read):
-            yield ("LeaderReadsState", broker), put(state, broker, after)
+        yield ("LeaderReadsState", broker), put(state, broker, replica._replace(leading=leading))
     else:
         yield (
             ("LeaderResigns", broker),
@@ -182,63 +179,64 @@ def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[
         )
 
 
-def leader_appends(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """3.1, 3.6: append one record; the request names the epoch of the leader that takes it."""
-    replica = state.replicas[broker]
-    epoch = replica.leading.epoch
-    for record in _requested(setting, state, broker):
-        known = duplicate_offset(record, replica.log)
-        if known >= 0 and not setting.mutation.commits_a_path_twice:
-            continue
-        if len(replica.log) > setting.records:
-            continue
-        appended = replica._replace(log=(*replica.log, (epoch, record)))
-        after = state
-        if setting.requests:
-            inbox = list(state.inbox)
-            inbox[record] = (inbox[record][0], -1)
-            after = state._replace(inbox=tuple(inbox))
-        elif not setting.retries:
-            after = state._replace(issued=state.issued + 1)
-        elif record == state.issued:
-            after = state._replace(issued=record + 1)
-        for advanced in leader_advances_high_watermark(setting, after, broker, appended):
-            yield ("LeaderAppends", broker, record), put(after, broker, advanced)
-        # The request stays in its inbox.
-        unknown = state._replace(issued=after.issued)
-        if setting.lost_answers > state.spent.lost_answers:
-            label = "LeaderAppends", broker, record, "unsure; it landed"
-            yield label, unsure(setting, unknown, broker, appended)
-
-
-def unsure(setting: Setting, state: State, broker: int, replica: Replica) -> State:
-    """10.6: the log of this replica was committed, and its broker does not know.
-
-    The tick ends there. Until it has settled the broker decides nothing.
+def leader_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """3.1, 3.2, 3.6, 2.1: one commit of a record or none, the high watermark, the answers that it
+    allows, and how far the requests are taken.
     """
-    if not setting.mutation.lost_answers_are_not_derived:
-        replica = replica._replace(is_uncertain=1)
-    spent = state.spent._replace(lost_answers=state.spent.lost_answers + 1)
-    return put(state._replace(spent=spent), broker, replica._replace(tick=IDLE))
+    replica, mutation = state.replicas[broker], setting.mutation
+    epoch = replica.leading.epoch
+    for record in (NO_RECORD, *_requested(setting, state, broker)):
+        appended, taken, word = replica, state, ""
+        if record != NO_RECORD:
+            known = duplicate_offset(record, replica.log)
+            if known >= 0 and not mutation.commits_a_path_twice:
+                continue
+            if len(replica.log) > setting.records:
+                continue
+            appended = replica._replace(log=(*replica.log, (epoch, record)))
+            taken, word = _taken(setting, state, record), f"record {record}"
+        for mark in attempted_high_watermarks(setting, taken, broker, appended):
+            row = Row(epoch, replica.broker_epoch, mark, 1)
+            if record == NO_RECORD and row == replica.row:
+                if replica.put:
+                    yield from decides(setting, state, broker)
+                continue
+            ready = mark
+            if mutation.answers_without_high_watermark:
+                ready = len(appended.log)
+            answers, answered = _answers(setting, appended, ready)
+            label = "LeaderCommits", broker, word, answers
+            if mutation.answers_before_high_watermark and mark > replica.row.high_watermark:
+                early = appended._replace(row=replica.row)
+                if early != replica:
+                    yield label, committed(setting, taken, broker, early, answered)
+                else:
+                    yield label, taken._replace(answered=answered)
+            after = appended._replace(row=row)
+            unlanded = state._replace(issued=taken.issued)
+            yield from outcomes(setting, unlanded, broker, after, label, answered, taken.inbox)
 
 
-def broker_settles(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """10.6: the next tick begins with the log; what it implies is derived as at a start (7.0)."""
-    replica = state.replicas[broker]
-    epochs: Entries = recovered_epochs(replica.entries, replica.log)
-    last = replica.entries[-1:]
-    if last == ((replica.leading.epoch, len(replica.log)),):
-        # No record tells of the epoch that it leads in.
-        epochs += last
-    mark = recovered_high_watermark(replica.high_watermark, len(replica.log))
-    settled = replica._replace(
-        entries=epochs, kept_entries=epochs, high_watermark=mark, is_uncertain=0
-    )
-    if replica.leading is NOT_LEADING:
-        yield ("BrokerSettles", broker), put(state, broker, settled)
-        return
-    for after in leader_advances_high_watermark(setting, state, broker, settled):
-        yield ("BrokerSettles", broker), put(state, broker, after)
+def _taken(setting: Setting, state: State, record: int) -> State:
+    """The state in which a record's request is taken."""
+    if setting.requests:
+        inbox = list(state.inbox)
+        inbox[record] = (inbox[record][0], -1)
+        return state._replace(inbox=tuple(inbox))
+    if not setting.retries:
+        return state._replace(issued=state.issued + 1)
+    return state._replace(issued=record + 1) if record == state.issued else state
+
+
+def _answers(setting: Setting, replica: Replica, mark: int) -> tuple[str, Log]:
+    """3.2, 3.3: the answers that a high watermark allows, and the records acknowledged by them."""
+    isr_size = SIZE[replica.leading.isr]
+    answers = [
+        completed(at + 1, True, mark, isr_size, setting.min_isr, setting.replicas)
+        for at in range(len(replica.log))
+    ]
+    told = " ".join(f"{at}:{answer}" for at, answer in enumerate(answers) if answer)
+    return told, replica.log[: answers.count("NONE")]
 
 
 def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
@@ -291,36 +289,40 @@ def leader_takes_reports(setting: Setting, state: State, broker: int) -> Iterato
             continue
         ends = (*leading.ends[:follower], end, *leading.ends[follower + 1 :])
         told = replica._replace(leading=leading._replace(ends=ends))
-        for advanced in leader_advances_high_watermark(setting, state, broker, told):
-            yield ("LeaderTakesReports", broker, follower), put(state, broker, advanced)
+        yield ("LeaderTakesReports", broker, follower), put(state, broker, told)
 
 
 def _believed(setting: Setting, leader: Replica, follower: Replica) -> int:
     """1.3, 6.4, or a mistaken belief."""
     mutation, row, epoch = setting.mutation, follower.row, leader.leading.epoch
     believes_any_epoch = mutation.believes_other_leader_epochs or mutation.fetches_by_offset_alone
+    end = len(follower.log)
     if mutation.fetches_without_leader_epoch:
-        last_epoch = row.entries[-1][0] if row.entries else -1
-        agreed = fetched_end(row.log_end_offset, last_epoch, epoch, leader.log)
-        believes_any_epoch = agreed != DIVERGED
+        last_epoch = follower.entries[-1][0] if follower.entries else -1
+        believes_any_epoch = fetched_end(end, last_epoch, epoch, leader.log) != DIVERGED
     return believed_log_end_offset(
         epoch,
         follower.broker_epoch,
         epoch if believes_any_epoch else row.leader_epoch,
         follower.broker_epoch if mutation.believes_other_broker_epochs else row.broker_epoch,
-        row.log_end_offset,
+        end,
     )
 
 
 def leader_shrinks_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """5.1: time is abstracted, so any follower that is not at the log end may be lagging.
 
+    The high watermark that was computed before is committed first.
+
     Those beyond replica.lag.max.messages leave with it, or without any that lags by time.
     """
-    leading = state.replicas[broker].leading
+    replica = state.replicas[broker]
+    leading = replica.leading
     if not leading.is_current or not setting.isr_changes:
         return
-    end = len(state.replicas[broker].log)
+    if replica.row.high_watermark not in attempted_high_watermarks(setting, state, broker, replica):
+        return
+    end = len(replica.log)
     followers = tuple(other for other in range(setting.replicas) if other != broker)
     seen = set()
     for lagging in (-1, *members(leading.isr & ~(1 << broker))):
@@ -348,22 +350,21 @@ def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[
         return
     ends = leading.ends
     if setting.mutation.joins_without_a_report:
-        ends = tuple(other.row.log_end_offset for other in state.replicas)
+        ends = tuple(len(other.log) for other in state.replicas)
     followers = tuple(other for other in range(setting.replicas) if other != broker)
-    joining = isr_expand(
-        replica.high_watermark,
-        epoch_start(replica),
-        len(replica.log),
-        -1 if setting.mutation.joins_beyond_lag_max_messages else setting.lag_max_messages,
-        tuple(
-            (
-                bool(leading.isr >> other & 1),
-                not state.fenced >> other & 1,
-                ends[other],
-            )
-            for other in followers
-        ),
+    standing = tuple(
+        (bool(leading.isr >> other & 1), not state.fenced >> other & 1, ends[other])
+        for other in followers
     )
+    joining = 0
+    for mark in attempted_high_watermarks(setting, state, broker, replica):
+        joining |= isr_expand(
+            mark,
+            epoch_start(replica),
+            len(replica.log),
+            -1 if setting.mutation.joins_beyond_lag_max_messages else setting.lag_max_messages,
+            standing,
+        )
     for place in members(joining):
         isr = leading.isr | 1 << followers[place]
         label = ("LeaderExpandsIsr", followers[place])
@@ -373,53 +374,29 @@ def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[
 def _alters_isr(
     setting: Setting, state: State, broker: int, isr: int, label: tuple[str, int]
 ) -> Iterator[Step]:
-    """One compare-and-set on the partition epoch (5.3), its outcome perhaps unknown (2.4)."""
+    """One compare-and-set on the partition epoch (5.3), its outcome perhaps unknown (2.4).
+
+    Not while a put is under way: its high watermark was computed for the ISR before (10.6).
+    """
     replica = state.replicas[broker]
+    if replica.put and not setting.mutation.changes_isr_beside_a_put:
+        return
     elr = eligible_after(setting, state, isr)
     landed = published(state._replace(isr=isr, elr=elr), broker)
     known = replica._replace(leading=replica.leading._replace(isr=isr))
-    for after in leader_advances_high_watermark(setting, landed, broker, known):
-        yield (label[0], broker, label[1]), put(landed, broker, after)
+    yield (label[0], broker, label[1]), put(landed, broker, known)
     if setting.unknown_outcomes:
         leading = replica.leading._replace(proposed_isr=isr, is_current=0)
         unsure = replica._replace(leading=leading)
         for name, world in (("landed", landed), ("did not land", state)):
-            for after in leader_advances_high_watermark(setting, world, broker, unsure):
-                yield (label[0], broker, label[1], f"unsure; it {name}"), put(world, broker, after)
-
-
-def leader_checkpoints(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """1.5: the row that consumers, followers and the next process read. Answers follow it."""
-    replica = state.replicas[broker]
-    row = Row(
-        replica.leading.epoch,
-        replica.broker_epoch,
-        len(replica.log),
-        replica.high_watermark,
-        1,
-        replica.log,
-        replica.entries,
-    )
-    if row == replica.row:
-        return
-    state = put(state, broker, replica._replace(row=row))
-    if row.leader_epoch >= state.shown_since and row.high_watermark > len(state.shown):
-        state = state._replace(shown=replica.log[: row.high_watermark])
-    isr_size = SIZE[replica.leading.isr]
-    answers = [
-        completed(at + 1, True, row.high_watermark, isr_size, setting.min_isr, setting.replicas)
-        for at in range(len(replica.log))
-    ]
-    told = " ".join(f"{at}:{answer}" for at, answer in enumerate(answers) if answer)
-    yield ("LeaderCheckpoints", broker, told), state
+            yield (label[0], broker, label[1], f"unsure; it {name}"), put(world, broker, unsure)
 
 
 LEADER_ACTIONS = (
-    leader_appends,
+    leader_commits,
     leader_takes_reports,
     leader_shrinks_isr,
     leader_expands_isr,
-    leader_checkpoints,
     leader_reads_state,
     leader_enters_epoch,
     leader_refuses,

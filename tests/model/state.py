@@ -42,6 +42,16 @@ class Mutation:
     commits_a_path_twice: bool = False
     # Against the fencing of a broker's root by its broker epoch.
     zombie_rewrites_its_row: bool = False
+    # Against 3.2: a commit answers the requests that it appends, whatever its high watermark.
+    answers_without_high_watermark: bool = False
+    # Against 3.2: the high watermark that allows the answers of a commit is in a later one.
+    answers_before_high_watermark: bool = False
+    # Against 7.0: a checkpoint names the version after the one that it describes.
+    checkpoint_ahead_of_the_journal: bool = False
+    # Against 7.0: commits go when one of the checkpoint tables describes them.
+    cleans_up_before_checkpoints: bool = False
+    # Against 10.7: a put into a version that clean-up has freed is not withdrawn.
+    fork_after_clean_up: bool = False
     # 5.2 and 7.2 by the letter: a broker that lost its log leaves the sets that it is in, and
     # elsewhere the partition epoch does not tell that what it reported before is void.
     lost_log_leaves_partition_epoch: bool = False
@@ -58,10 +68,12 @@ class Mutation:
     # 2.5 by the letter: a follower's high watermark is what its leader's is, also where that is
     # a new leader's that has yet to learn how far the old one had got.
     follower_high_watermark_falls: bool = False
-    # A reading of 7.0: checkpoint and log are united as they are.
+    # Against 7.0: checkpoint and log are united as they are, without the commits in between.
     unites_histories_on_start: bool = False
-    # Against 10.6: a commit whose answer was lost is found in the log, which changes nothing else.
+    # Against 10.6: of a commit whose answer was lost the batches are found, and nothing else.
     lost_answers_are_not_derived: bool = False
+    # Against 10.6: a leader changes the ISR while a put of its own may still land.
+    changes_isr_beside_a_put: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,29 +95,67 @@ class Setting:
     requests: bool = False  # requests lie in an inbox, where they may be found late
     partial_fetches: bool = False
     unknown_outcomes: bool = False  # of an ISR change: it landed or not, and the leader cannot tell
-    lost_answers: int = 0  # of commits to a log that landed
+    lost_answers: int = 0  # of commits of a journal: each landed, or lands later, or never
+    checkpoints: int = 0  # writes of checkpoint tables; the first covers both tables of a root
     slow_high_watermark: bool = False  # replicas about to join hold it back, too
     lag_max_messages: int = -1  # replica.lag.max.messages; -1: not set
-    reduces: bool = True  # leave out states between two steps that nobody can tell apart
+    reduces: bool = True  # leave out states between two steps that no process can distinguish
     mutation: Mutation = field(default_factory=Mutation)
 
     @cached_property
     def writes_are_one_step(self) -> bool:
-        """Whether a follower tick can be seen, from its first write to its last, by nobody."""
+        """Whether no process can distinguish when a follower tick truncated its log."""
         is_never_cut_off = self.crashes == self.stops == self.lost_answers == 0
         return self.reduces and is_never_cut_off and self.mutation == Mutation()
 
 
 class Row(NamedTuple):
-    """A replica's row in `high_watermark_checkpoint`, with the log version that it names."""
+    """A replica's row in the journal. Its log end offset is that of the log beside it."""
 
     leader_epoch: int
     broker_epoch: int
-    log_end_offset: int
     high_watermark: int
     leads: int
+
+
+class Journal(NamedTuple):
+    """The state of one replica at a version of its root's journal: all that a commit can change."""
+
     log: Log
     entries: Entries
+    row: Row
+
+
+class Commit(NamedTuple):
+    """The members of a commit beside its batches, each absent where it did not change."""
+
+    rows: tuple[Row, ...]
+    histories: tuple[Entries, ...]
+
+
+class Past(NamedTuple):
+    """The checkpoint tables of a root, and the commits of its journal that were not cleaned up.
+
+    `rows_at` and `entries_at` are the versions that the tables name, counted from the first commit
+    of `tail`. Invariant: 0 <= rows_at, entries_at <= len(tail).
+    """
+
+    tail: tuple[Commit, ...]
+    row: Row
+    rows_at: int
+    entries: Entries
+    entries_at: int
+
+
+class Put(NamedTuple):
+    """A commit under way whose process knows no outcome: the journal and the answers if it lands.
+
+    `at` is its version, counted as in `Past`.
+    """
+
+    journal: Journal
+    answered: Log
+    at: int
 
 
 class Leading(NamedTuple):
@@ -119,7 +169,7 @@ class Leading(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A follower tick under way, with what it has loaded; `step` is 0 for none."""
+    """A follower tick under way, with the leader's journal as it read it; `step` is 0 for none."""
 
     step: int
     leader: int  # mutations only: whose log is read as it is
@@ -130,18 +180,21 @@ class Tick(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """A broker's replica: its tables, then its memory."""
+    """A broker's replica: its journal, then its process's memory, then its root's files.
+
+    The memory of the log, the history and the row is the journal: a tick stages its changes, and
+    they are seen when its commit has landed.
+    """
 
     log: Log
     entries: Entries
-    kept_entries: Entries  # the checkpointed history
-    high_watermark: int
     row: Row
     broker_epoch: int
     leading: Leading
     tick: Tick
-    zombie_row: Row  # what an older process of this broker is about to write
-    is_uncertain: int  # the log has moved by a commit whose answer was lost (10.6)
+    put: tuple[Put, ...]  # none, or one
+    synced: tuple[Journal, ...]  # the journal that a power failure leaves, if it is an older one
+    past: tuple[Past, ...]  # only of a root whose checkpoints are explored
 
 
 class Spent(NamedTuple):
@@ -153,10 +206,14 @@ class Spent(NamedTuple):
     uncleans: int
     stops: int
     lost_answers: int
+    checkpoints: int
 
 
 class State(NamedTuple):
-    """The whole cluster. `shown` is what any consumer can have seen below a high watermark."""
+    """The whole cluster. `shown` is what any consumer can have seen below a high watermark.
+
+    `answered` are acknowledged records if they are not part of it.
+    """
 
     leader: int
     leader_epoch: int
@@ -166,26 +223,31 @@ class State(NamedTuple):
     alive: int
     fenced: int
     stopping: int
-    lost: int  # brokers whose log is shorter than it was, until they have left all sets for it
-    registering: int  # of those the ones that have registered, and not left yet
+    lost: int  # brokers whose journal has lost its tail, until they have left the sets for it
+    unclean: int  # brokers whose machine has lost its power, until their start was handled (10.4)
+    registering: int  # brokers in doubt (7.2, 10.4) that have registered, and not left yet
+    shortened: int  # of those the ones whose loss is known from other replicas
     issued: int
     spent: Spent
     shown: Log
-    shown_since: int  # the leader epoch of the last unclean election
+    answered: Log
+    shown_since: int  # the first leader epoch after the last loss that is allowed
     inbox: tuple[tuple[int, int], ...]  # per request (named epoch, the broker it lies at or -1)
     replicas: tuple[Replica, ...]
 
 
 NOT_LEADING = Leading(-1, 0, 0, 0, ())
 IDLE = Tick(0, -1, -1, (), (), 0)
-NO_ROW = Row(-1, -1, 0, 0, 0, (), ())
-CHECKED, WRITTEN = 1, 2
+NO_ROW = Row(-1, -1, 0, 0)
+CHECKED, REPORTING, WITHDRAWN, LEFT = 1, 2, 3, 4
+"""Steps of a follower tick: it may truncate and copy; only report; it withdrew its report before a
+truncation below its own high watermark; it left the ISR after that."""
 
 
 def initial_state(setting: Setting) -> State:
     """A topic just created: all replicas in sync and empty, broker 0 elected in epoch 0."""
     everyone = (1 << setting.replicas) - 1
-    empty = Replica((), (), (), 0, NO_ROW, 0, NOT_LEADING, IDLE, NO_ROW, 0)
+    empty = Replica((), (), NO_ROW, 0, NOT_LEADING, IDLE, (), (), ())
     return State(
         leader=0,
         leader_epoch=0,
@@ -196,10 +258,13 @@ def initial_state(setting: Setting) -> State:
         fenced=0,
         stopping=0,
         lost=0,
+        unclean=0,
         registering=0,
+        shortened=0,
         issued=0,
-        spent=Spent(0, 0, 0, 0, 0, 0),
+        spent=Spent(0, 0, 0, 0, 0, 0, 0),
         shown=(),
+        answered=(),
         shown_since=0,
         inbox=(),
         replicas=(empty,) * setting.replicas,
@@ -213,51 +278,6 @@ def members(mask: int) -> tuple[int, ...]:
 
 _MEMBERS = tuple(tuple(b for b in range(5) if mask >> b & 1) for mask in range(32))
 SIZE = tuple(len(brokers) for brokers in _MEMBERS)
-
-
-# -- What is the same to come ----------------------------------------------------------------------
-
-
-def forgotten(setting: Setting, state: State) -> State:
-    """The state without what nobody reads any more, so that what differs only in it is one state.
-
-    A row under an earlier epoch is read by a leader that still takes itself for that of the epoch,
-    and, if it is a leader's, by a tick that begins under the old state. Its own broker reads the
-    epochs and the high watermark in it; that it no longer knows the end may make it write the row
-    once more. A checkpointed history is read after a crash.
-    """
-    replicas = state.replicas
-    for broker, replica in enumerate(replicas):
-        row = replica.row
-        if row.leader_epoch < state.leader_epoch and (
-            row.log_end_offset or row.leads or row.log or row.entries
-        ):
-            epoch = row.leader_epoch
-            if row.leads:
-                is_read = setting.pauses and any(
-                    other.row.leader_epoch <= epoch
-                    for at, other in enumerate(replicas)
-                    if at != broker
-                )
-            else:
-                is_read = any(other.leading.epoch == epoch for other in replicas)
-            if not is_read:
-                row = Row(epoch, row.broker_epoch, 0, row.high_watermark, 0, (), ())
-                state = _with(state, broker, replica._replace(row=row))
-        if (
-            replica.kept_entries
-            and state.alive >> broker & 1
-            and state.spent.crashes == setting.crashes
-            and state.spent.stops == setting.stops
-        ):
-            state = _with(state, broker, state.replicas[broker]._replace(kept_entries=()))
-    return state
-
-
-def _with(state: State, broker: int, replica: Replica) -> State:
-    replicas = state.replicas
-    others = (*replicas[:broker], replica, *replicas[broker + 1 :])
-    return State._make((*state[:-1], others))
 
 
 # -- Symmetry --------------------------------------------------------------------------------------
@@ -305,12 +325,13 @@ def _nameless(state: State, broker: int) -> tuple[object, ...]:
         | (state.lost >> broker & 1) << 5
         | (state.registering >> broker & 1) << 6
         | (state.stopping >> broker & 1) << 7
+        | (state.unclean >> broker & 1) << 8
+        | (state.shortened >> broker & 1) << 9
     )
     return (
         standing,
         replica.row,
         replica.log,
-        replica.high_watermark,
         leading.epoch,
         leading.is_current,
         tick.step,
@@ -319,10 +340,10 @@ def _nameless(state: State, broker: int) -> tuple[object, ...]:
         tick.high_watermark,
         replica.broker_epoch,
         replica.entries,
-        replica.kept_entries,
         tick.entries,
-        replica.zombie_row,
-        replica.is_uncertain,
+        replica.put,
+        replica.synced,
+        replica.past,
     )
 
 
@@ -366,10 +387,13 @@ def renamed(state: State, order: tuple[int, ...]) -> State:
         masks[state.fenced],
         masks[state.stopping],
         masks[state.lost],
+        masks[state.unclean],
         masks[state.registering],
+        masks[state.shortened],
         state.issued,
         state.spent,
         state.shown,
+        state.answered,
         state.shown_since,
         tuple([(epoch, names[broker]) for epoch, broker in state.inbox]),
         tuple(replicas),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.model.decisions import Entries, Log
 from tests.model.explorer import Violation
-from tests.model.leader import Step
+from tests.model.journal import Step
 from tests.model.state import NO_ROW, State, members
 
 
@@ -21,7 +21,7 @@ def _lines(story: tuple[Step, ...]) -> Iterator[str]:
     for number, (label, after) in enumerate(story, 1):
         action, *rest = label
         actors = [f"broker {word}" if isinstance(word, int) else word for word in rest]
-        if action in {"LeaderAppends", "LeaderRefuses", "ClientSends"}:
+        if action in {"LeaderRefuses", "ClientSends"}:
             place = 0 if action == "ClientSends" else 1
             actors[place] = f"record {rest[place]}"
         yield f"{number:3} {action} ({', '.join(filter(None, actors))}): " + "; ".join(
@@ -42,14 +42,19 @@ def _changes(before: State | None, after: State) -> Iterator[str]:
             yield f"log {broker} {_log(replica.log)}"
         if old is not None and old.entries != replica.entries:
             yield f"epochs {broker} {_epochs(replica.entries)}"
-        if old is not None and old.high_watermark != replica.high_watermark:
-            yield f"high watermark {broker}: {replica.high_watermark}"
         if replica.row != NO_ROW and (old is None or old.row != replica.row):
             row = replica.row
+            role = "leader" if row.leads else "follower"
             yield (
-                f"row {broker}: leader epoch {row.leader_epoch}, broker epoch {row.broker_epoch}, "
-                f"end {row.log_end_offset}, high watermark {row.high_watermark}"
+                f"row {broker}: {role}, leader epoch {row.leader_epoch}, "
+                f"broker epoch {row.broker_epoch}, high watermark {row.high_watermark}"
             )
+        for past in replica.past:
+            if old is None or (past,) != old.past:
+                yield (
+                    f"checkpoints {broker} describe {past.rows_at} (rows) and {past.entries_at} "
+                    f"(epochs) of {len(past.tail)} commits"
+                )
 
 
 def _published(state: State) -> tuple[int, ...]:

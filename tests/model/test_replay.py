@@ -1,5 +1,5 @@
 """Every reachable state within the quick bounds holds the invariants, and every decision that was
-taken on the way is the one that the shipped SQL takes, on both engines.
+taken on the way is the one that the shipped SQL takes, on all engines.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparklog.protocol.rules import DuckDBRules, SparkRules
+from sparklog.protocol.sqlite_rules import SQLiteRules
 from tests.model.configurations import FULL, QUICK
 from tests.model.explore import RESULTS, bounds_of
 from tests.model.explorer import explore
@@ -19,7 +20,7 @@ from tests.model.story import told
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One process explores, for both engines.
+# One process explores, for all engines.
 pytestmark = pytest.mark.xdist_group("spark")
 
 
@@ -55,6 +56,11 @@ def test_every_reachable_state_holds_the_invariants(cases: dict[str, list[Case]]
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_duckdb_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]) -> None:
     assert differences(DuckDBRules(), name, cases[name]) == []
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_sqlite_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]) -> None:
+    assert differences(SQLiteRules(), name, cases[name]) == []
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

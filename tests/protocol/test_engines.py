@@ -1,4 +1,4 @@
-"""Every rule text gives the same rows on DuckDB and on Spark, null by null.
+"""Every rule text gives the same rows on DuckDB, on SQLite and on Spark, null by null.
 
 Which columns may be null a rule's own head says (`bigint?`); the inputs made up here have nulls
 in just those. Many partitions go through each rule at once, so that Spark runs one query a rule.
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from sparklog.protocol.rules import Rules, SparkRules, rule, rule_names
+from sparklog.protocol.rules import DuckDBRules, Rules, SparkRules, rule, rule_names
+from sparklog.protocol.sqlite_rules import SQLiteRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +91,7 @@ def example(name: str) -> tuple[Tables, list[Row]]:
 
 
 @EVERY_RULE
-def test_the_example_of_a_rule_holds_on_duckdb(rules: Rules, name: str) -> None:
+def test_the_example_of_a_rule_holds(rules: Rules, name: str) -> None:
     """Every rule has an example, and gives what it says."""
     inputs, expected = example(name)
     assert_same(name, rules.run(name, **inputs), expected, inputs)
@@ -205,15 +206,44 @@ class Generator:
         return list({tuple(row[column] for column in key): row for row in rows}.values())
 
 
-@EVERY_RULE
-def test_both_engines_give_the_same_rows(rules: Rules, spark_rules: Rules, name: str) -> None:
-    """The example and what nobody thought of together, and not a row too much or too little."""
+def inputs_of(name: str) -> Tables:
+    """Return the example and what nobody thought of together."""
     inputs = Generator(name).inputs()
-    found = rules.run(name, **inputs)
-    assert len(found) >= 10, "the rows made up do not meet"
     for table, rows in example(name)[0].items():
         inputs[table] += rows
-    assert_same(name, spark_rules.run(name, **inputs), rules.run(name, **inputs), inputs)
+    return inputs
+
+
+@EVERY_RULE
+def test_spark_gives_the_same_rows_as_duckdb(spark_rules: Rules, name: str) -> None:
+    """Not a row too much or too little."""
+    inputs = inputs_of(name)
+    found = DuckDBRules().run(name, **inputs)
+    assert len(found) >= 10, "the rows made up do not meet"
+    assert_same(name, spark_rules.run(name, **inputs), found, inputs)
+
+
+@EVERY_RULE
+@pytest.mark.parametrize("as_arrow", [False, True], ids=["rows", "arrow"])
+def test_sqlite_gives_the_same_rows_as_duckdb(name: str, as_arrow: bool) -> None:
+    """Not a row too much or too little, whatever form the inputs have."""
+    inputs = inputs_of(name)
+    given: dict[str, Any] = dict(inputs)
+    if as_arrow:
+        given = {
+            table: pa.Table.from_pylist(rows, schema=rule(name).takes[table])
+            for table, rows in inputs.items()
+        }
+    found = SQLiteRules().run(name, **given)
+    assert_same(name, found, DuckDBRules().run(name, **inputs), inputs)
+    for row in found:
+        kinds = [(field.name, field.type, row[field.name]) for field in rule(name).gives]
+        wrong = [
+            column
+            for column, kind, value in kinds
+            if pa.types.is_boolean(kind) and value is not None and type(value) is not bool
+        ]
+        assert not wrong
 
 
 @EVERY_RULE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog.protocol import rules as rules_module
+from sparklog.protocol import sqlite_rules
+from sparklog.protocol.driver_rules import FEW_ROWS, DriverRules
 from sparklog.protocol.rules import (
     DuckDBRules,
     Rule,
@@ -20,6 +23,7 @@ from sparklog.protocol.rules import (
     rule,
     rule_names,
 )
+from sparklog.protocol.sqlite_rules import SQLiteRules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +158,8 @@ def test_rows_and_arrow_tables_are_taken_alike(rules: Rules) -> None:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Rule]:
     """Rules that a test makes up, by name."""
     made: dict[str, Rule] = {}
-    monkeypatch.setattr(rules_module, "rule", lambda name: made.get(name) or rule(name))
+    for module in (rules_module, sqlite_rules):
+        monkeypatch.setattr(module, "rule", lambda name: made.get(name) or rule(name))
     return made
 
 
@@ -181,20 +186,87 @@ def test_a_text_reads_nothing_but_its_inputs(rules: Rules, made_up: dict[str, Ru
     """DuckDB would take a Python variable for a table of its name."""
     text = TEXT.replace("select a, b from rows", "select a, b from of_rule, checked, inputs")
     made_up["made_up"] = parse_rule("made_up", text)
-    with pytest.raises(duckdb.CatalogException):
+    with pytest.raises((duckdb.CatalogException, sqlite3.NotSupportedError)):
         rules.run("made_up", rows=[], others=[])
 
 
-def test_a_failed_run_leaves_nothing_behind(made_up: dict[str, Rule]) -> None:
-    """The next rule on the same connection does not see the tables of the one that failed."""
-    rules = DuckDBRules()
+def test_a_failed_run_leaves_nothing_behind(rules: Rules, made_up: dict[str, Rule]) -> None:
+    """The next rule does not see the tables of the one that failed."""
     made_up["bad"] = parse_rule("bad", TEXT.replace("select a,", "select nonsense as a,"))
     made_up["curious"] = parse_rule("curious", TEXT.replace("rows: a", "other_rows: a"))
     rows = [{"a": 1, "b": None, "c": "x"}]
-    with pytest.raises(duckdb.BinderException):
+    with pytest.raises((duckdb.BinderException, sqlite3.NotSupportedError)):
         rules.run("bad", rows=rows, others=[])
-    with pytest.raises(duckdb.CatalogException):
+    with pytest.raises((duckdb.CatalogException, sqlite3.NotSupportedError)):
         rules.run("curious", other_rows=rows, others=[])
+
+
+def test_rows_of_a_failed_run_are_not_seen_by_the_next(made_up: dict[str, Rule]) -> None:
+    """SQLite keeps its tables from run to run."""
+    rules = SQLiteRules()
+    text = TEXT.replace("select a, b from rows", "select a, abs(b) as b from rows")
+    made_up["made_up"] = parse_rule("made_up", text)
+    with pytest.raises(sqlite3.Error, match="integer overflow"):
+        rules.run("made_up", rows=[{"a": 1, "b": -(2**63), "c": "x"}], others=[])
+    rows = [{"a": 2, "b": -3, "c": "x"}]
+    assert rules.run("made_up", rows=rows, others=[]) == [{"a": 2, "b": 3}]
+
+
+def test_remainders_have_the_sign_of_the_dividend(rules: Rules, made_up: dict[str, Rule]) -> None:
+    """Python gives remainders the sign of the divisor. `greatest` and `least` pass over nulls."""
+    query = "select mod(a, 3) as a, greatest(least(b, 5), a) as b from rows"
+    made_up["made_up"] = parse_rule("made_up", TEXT.replace("select a, b from rows", query))
+    rows = [{"a": a, "b": b, "c": "x"} for a, b in ((-4, None), (4, 7), (-3, -9))]
+    expected = [{"a": -1, "b": 5}, {"a": 1, "b": 5}, {"a": 0, "b": -3}]
+    assert rules.run("made_up", rows=rows, others=[]) == expected
+
+
+def test_few_rows_go_to_sqlite_and_more_to_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of all inputs count together; a text that SQLite cannot run goes to DuckDB."""
+    engines: list[type] = []
+
+    def note(engine: Any) -> None:
+        run = engine.run
+
+        def noted(self: Rules, name: str, **inputs: Any) -> Any:
+            engines.append(engine)
+            return run(self, name, **inputs)
+
+        monkeypatch.setattr(engine, "run", noted)
+
+    note(SQLiteRules)
+    note(DuckDBRules)
+    rules = DriverRules()
+    few = [OPERATION | {"operation_id": str(number)} for number in range(FEW_ROWS)]
+    assert len(rules.run("expired_operations", operations=few)) == FEW_ROWS
+    assert len(rules.run("expired_operations", operations=[*few, OPERATION])) == FEW_ROWS + 1
+    assert engines == [SQLiteRules, DuckDBRules]
+
+
+def test_a_number_that_overflows_on_sqlite_is_left_to_duckdb(made_up: dict[str, Rule]) -> None:
+    """Only that run: the next one goes to SQLite again."""
+    query = "select a, cast(sum(b) over () - 9223372036854775807 as bigint) as b from rows"
+    made_up["made_up"] = parse_rule("made_up", TEXT.replace("select a, b from rows", query))
+    rules = DriverRules()
+    large = [{"a": a, "b": 2**63 - 1, "c": "x"} for a in (1, 2)]
+    with pytest.raises(sqlite3.Error, match="overflow"):
+        SQLiteRules().run("made_up", rows=large, others=[])
+    found = rules.run("made_up", rows=large, others=[])
+    assert [row["b"] for row in found] == [2**63 - 1] * 2
+    assert rules._not_on_sqlite == set()
+
+
+def test_a_text_that_sqlite_lacks_is_run_on_duckdb(
+    made_up: dict[str, Rule],
+) -> None:
+    """Python may come with an old SQLite."""
+    query = "select cast(list_sum([a, 1]) as int) as a, b from rows"
+    made_up["made_up"] = parse_rule("made_up", TEXT.replace("select a, b from rows", query))
+    rules = DriverRules()
+    rows = [{"a": 1, "b": None, "c": "x"}]
+    for _ in range(2):
+        assert rules.run("made_up", rows=rows, others=[]) == [{"a": 2, "b": None}]
+    assert rules._not_on_sqlite == {"made_up"}
 
 
 def run_in_threads(rules: Rules, threads: int, runs: int) -> list[list[dict[str, Any]]]:
@@ -216,9 +288,9 @@ def run_in_threads(rules: Rules, threads: int, runs: int) -> list[list[dict[str,
     return results
 
 
-def test_threads_do_not_see_each_others_rows_on_duckdb() -> None:
+def test_threads_do_not_see_each_others_rows(rules: Rules) -> None:
     """Brokers of one process tick side by side."""
-    results = run_in_threads(DuckDBRules(), threads=4, runs=25)
+    results = run_in_threads(rules, threads=4, runs=25)
     found = [row["operation_id"] for rows in results for row in rows]
     assert sorted(found) == sorted(f"{one}/{run}" for one in range(4) for run in range(25))
 

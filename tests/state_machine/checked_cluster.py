@@ -24,7 +24,7 @@ from sparklog.broker.tick import StoppedError
 from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
 from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import ProcessCopier
@@ -409,6 +409,9 @@ class CheckedCluster:
             self._cluster.tick_until_idle()
             self.check()
             if cleans_up:
+                # As before Delta's clean-up.
+                for broker in self._cluster._awake():
+                    broker._write_checkpoints()
                 self._clean_up("cluster", *(f"broker-{one}" for one in self.ids))
             process.is_paused = False
 
@@ -531,6 +534,14 @@ class CheckedCluster:
         """Let a broker's process go on."""
         self.paused.discard(broker_id)
         self._cluster.resume(broker_id)
+
+    @_step
+    def wake(self, broker_id: int) -> None:
+        """Let a broker's process go on: it has read what happened, and not sent a heartbeat."""
+        self.paused.discard(broker_id)
+        process = self._cluster._brokers[broker_id]
+        process.is_paused = False
+        process.look()
 
     @_step
     def fence(self, broker_id: int) -> None:
@@ -706,16 +717,16 @@ def _before_commit_of_merge(action: Callable[[], object]) -> Iterator[None]:
 @contextmanager
 def _before_rule(name: str, action: Callable[[], None]) -> Iterator[None]:
     """Let `action` happen once, just before the rule of this name runs next."""
-    run = DuckDBRules.run
+    run = DriverRules.run
     waiting = [action]
 
-    def interposed(self: DuckDBRules, rule: str, **inputs: Any) -> list[dict[str, Any]]:
+    def interposed(self: DriverRules, rule: str, **inputs: Any) -> list[dict[str, Any]]:
         if rule == name and waiting:
             waiting.pop()()
         return run(self, rule, **inputs)
 
-    DuckDBRules.run = interposed  # type: ignore[assignment,method-assign]
+    DriverRules.run = interposed  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        DuckDBRules.run = run  # type: ignore[method-assign]
+        DriverRules.run = run  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.follower import Follower
 from sparklog.broker.registration import _Doubts
 from sparklog.broker.replicas import Replicas
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage import control_table, delta_log, journal, record_log
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
@@ -75,16 +75,16 @@ def _change_rule(patch: Patch, rule: str, change: Callable[[Row, Row], Row]) -> 
 
     The input is the first row of the rule's first table with that partition.
     """
-    run = DuckDBRules.run
+    run = DriverRules.run
 
-    def changed(self: DuckDBRules, name: str, **inputs: Any) -> list[Row]:
+    def changed(self: DriverRules, name: str, **inputs: Any) -> list[Row]:
         rows = run(self, name, **inputs)
         if name != rule:
             return rows
         of = {(row["topic_id"], row["partition"]): row for row in next(iter(inputs.values()))[::-1]}
         return [change(row, of[row["topic_id"], row["partition"]]) for row in rows]
 
-    patch.setattr(DuckDBRules, "run", changed)
+    patch.setattr(DriverRules, "run", changed)
 
 
 def high_watermark_ahead_of_the_log(patch: Patch) -> None:
@@ -132,8 +132,8 @@ def checkpoint_ahead_of_the_journal(patch: Patch) -> None:
     """The checkpoints name a version of the journal that they do not describe yet."""
     row_table = Journal.row_table
 
-    def late(self: Journal) -> Any:
-        rows = row_table(self)
+    def late(self: Journal, version: int | None = None) -> Any:
+        rows = row_table(self, version)
         written = getattr(self, "_late", rows)
         self._late = rows  # type: ignore[attr-defined]
         return written
@@ -172,7 +172,7 @@ def nothing_synced(patch: Patch) -> None:
 
 def predecessor_check_left_out(patch: Patch) -> None:
     """A commit counts although clean-up has taken the version before it."""
-    patch.setattr(delta_log, "has_commit", lambda _table, _version: True)
+    patch.setattr(delta_log.DeltaLog, "_is_predecessor_lost", lambda _: False)
 
 
 def unclean_start_not_noticed(patch: Patch) -> None:

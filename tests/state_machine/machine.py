@@ -39,7 +39,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "produce_requests/_delta_log",
         "partition_state/_delta_log",
         "high_watermark_checkpoint",
-        "produce_requests",
+        "log",
     ),
     "follower_tick": (
         "log/_delta_log",
@@ -61,7 +61,7 @@ FOLDERS: Mapping[str, Sequence[str]] = {
         "brokers/_delta_log",
         "partition_state/_delta_log",
     ),
-    "heartbeat": ("brokers/_delta_log", "controller/_delta_log"),
+    "heartbeat": ("log/_delta_log",),
 }
 """The folders that each role writes to, as `CheckedCluster.faulty_tick` takes them."""
 

@@ -115,6 +115,26 @@ def controller(cluster: CheckedCluster) -> int:
     return cluster.controller()
 
 
+def idle_broker(cluster: CheckedCluster) -> int:
+    """It has committed nothing since time passed."""
+    cluster.advance(1)
+    return 1 - cluster.controller()
+
+
+def fenced_broker_that_woke(cluster: CheckedCluster) -> int:
+    """It has read that it is fenced."""
+    fenced = 1 - cluster.controller()
+    cluster.pause(fenced)
+    cluster.fence(fenced)
+    cluster.wake(fenced)
+    return fenced
+
+
+def controller_with_due_versions(cluster: CheckedCluster) -> int:
+    cluster.advance(60_000)
+    return cluster.controller()
+
+
 def controller_of_a_silent_broker(cluster: CheckedCluster) -> int:
     holder = cluster.controller()
     cluster.pause(1 - holder)
@@ -144,9 +164,7 @@ WRITES = {
     "leader's checkpoint of epochs": Write(
         new_leader_with_a_due_checkpoint, "leader_tick", "leader_epoch_checkpoint/_delta_log"
     ),
-    "reading of a request": Write(
-        leader_with_a_request, "leader_tick", "produce_requests", ("unread",)
-    ),
+    "reading of a batch": Write(leader_with_a_request, "leader_tick", "log", ("unread",)),
     "epoch entry": Write(new_leader, "leader_tick", "log/_delta_log"),
     "ISR shrink": Write(leader_of_a_silent_follower, "leader_tick", "partition_state/_delta_log"),
     "copy of a file": Write(follower_of_a_longer_log, "follower_tick", "log", ("full", "torn")),
@@ -157,8 +175,12 @@ WRITES = {
     ),
     "merge": Write(broker_with_small_batches, "merge", "log/_delta_log"),
     "producer state": Write(broker_with_small_batches, "merge", "producer_state/_delta_log"),
-    "heartbeat": Write(controller, "heartbeat", "brokers/_delta_log"),
-    "renewal of the lease": Write(controller, "heartbeat", "controller/_delta_log"),
+    "heartbeat": Write(idle_broker, "heartbeat", "log/_delta_log"),
+    "renewal of the lease": Write(controller, "heartbeat", "log/_delta_log"),
+    "end of fencing": Write(fenced_broker_that_woke, "heartbeat", "brokers/_delta_log"),
+    "versions of the logs": Write(
+        controller_with_due_versions, "controller_tick", "brokers/_delta_log"
+    ),
     "take-over of the lease": Write(
         watcher_of_a_silent_controller, "controller_tick", "controller/_delta_log"
     ),

@@ -122,3 +122,16 @@ def test_a_consumer_is_not_shown_less_by_a_leader_that_lost_its_power(start: Sta
     cluster.lose_power(0)
     cluster.restart(0)
     cluster.come_to_rest()
+
+
+def test_a_commit_into_a_removed_version_does_not_come_back_with_a_power_loss(
+    start: Start,
+) -> None:
+    """A process that was suspended until clean-up removed it, and not durably (10.7)."""
+    cluster = start(2, 1, 1)
+    cluster.produce(0, 2)
+    cluster.tick_until_idle()
+    cluster.produce(0, 1)
+    cluster.leader_tick(0)
+    cluster.suspend("follower_tick", 1, "log/_delta_log", takes_over=True, cleans_up=True)
+    cluster.lose_power(1, "none", "all")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.protocol.rules import DuckDBRules
+from sparklog.protocol.driver_rules import DriverRules
 from tests.state_machine.checked_cluster import CheckedCluster
 
 Row = dict[str, Any]
@@ -20,16 +20,16 @@ def let_lie(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Lie], None]:
     """Let a rule give other rows from now on: each is changed or left out."""
 
     def arrange(rule: str, lie: Lie) -> None:
-        run = DuckDBRules.run
+        run = DriverRules.run
 
-        def lying(of: DuckDBRules, name: str, **inputs: Any) -> list[Row]:
+        def lying(of: DriverRules, name: str, **inputs: Any) -> list[Row]:
             rows = run(of, name, **inputs)
             if name != rule:
                 return rows
             taken = next(iter(inputs.values()))
             return [told for row in rows if (told := lie(row, taken)) is not None]
 
-        monkeypatch.setattr(DuckDBRules, "run", lying)
+        monkeypatch.setattr(DriverRules, "run", lying)
 
     return arrange
 

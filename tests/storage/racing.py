@@ -12,12 +12,16 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.errors import FencedError
-from sparklog.model import CONTROLLER, PRODUCE_REQUESTS, TableSchema
+from sparklog.model import CONTROLLER, TableSchema
 from sparklog.storage.control_table import ControlTable, Fence, create_table
+from sparklog.storage.delta_log import await_checkpoints
 from sparklog.storage.location import Location
+from sparklog.storage.request_appends import RequestAppends
+from sparklog.storage.request_table import RequestTable
 from sparklog.storage.roots import BrokerRoot, ClusterRoot
+from tests.storage.requests import request
 
-MOST_APPENDS = 2_000
+MOST_WRITES = 2_000
 
 _barrier: Barrier
 
@@ -70,20 +74,52 @@ def increment(_: int, root: str, times: int) -> None:
 
 def append_until(number: int, root: str, end: str) -> list[str]:
     """Append requests one by one until the file `end` is there; return their ids."""
-    table = ControlTable(Location.of(root), PRODUCE_REQUESTS)
+    appends = RequestAppends(Location.of(root))
     ids: list[str] = []
     while not Path(end).exists():
-        assert len(ids) < MOST_APPENDS, "the other side was kept away"
+        assert len(ids) < MOST_WRITES, "the other side was kept away"
         ids.append(f"{number}-{len(ids)}")
-        table.append(PRODUCE_REQUESTS.rows([{"request_id": ids[-1]}]))
+        appends.append([request(ids[-1])])
     return ids
 
 
-def append_or_fence(number: int, root: str, end: str, name: str) -> int:
-    """Fence the table, in one process, while the others append until that is done."""
+def append_requests(number: int, root: str, times: int) -> list[str]:
+    """Append so many requests, each of two batches; return their ids."""
+    appends = RequestAppends(Location.of(root))
+    ids = [f"{number}-{index}" for index in range(times)]
+    for one in ids:
+        appends.append([request(one, partition=0), request(one, partition=1)])
+    await_checkpoints()
+    return ids
+
+
+def append_or_remove(number: int, root: str, end: str) -> list[str]:
+    """Append requests in two processes, while the two others remove what they find there.
+
+    Return the ids of what this process has appended.
+    """
+    if number > 1:
+        return append_until(number, root, end)
+    owner = RequestTable(Location.of(root))
+    removals = 0
+    while not Path(end).exists():
+        owner.refresh()
+        found = owner.requests_after(-1).keys()
+        owner.remove(found)
+        removals += bool(found)
+        if removals == 10:
+            Path(end).touch()
+    return []
+
+
+def update_or_fence(number: int, root: str, end: str, name: str) -> int:
+    """Fence the table, in one process, while the others write to it until that is done."""
+    table = ControlTable(Location.of(root), CONTROLLER)
     if number:
-        return len(append_until(number, root, end))
-    table = ControlTable(Location.of(root), PRODUCE_REQUESTS)
+        while not Path(end).exists():
+            assert table.commits < MOST_WRITES, "the fence was kept away"
+            table.update(lambda rows: (rows, None))
+        return table.commits
     while table.version < Processes.count:
         table.refresh()
     table.take_fence(Fence(name, 1))

@@ -1,13 +1,12 @@
-"""Control tables: compare-and-set, appends and trims, fences, and many commits."""
+"""Control tables: compare-and-set, fences, and many commits."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,14 +29,13 @@ from sparklog.model import (
     TOPICS,
     TableSchema,
 )
-from sparklog.storage import control_table
 from sparklog.storage.control_table import ControlTable, Fence, create_table
 from sparklog.storage.delta_log import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
+    LOG_VERSION,
     await_checkpoints,
     open_delta_table,
-    read_commit,
     table_identity,
 )
 from sparklog.storage.location import Location
@@ -50,7 +48,11 @@ BUSY_TABLES = [
     PRODUCE_REQUESTS,
     DELAYED_OPERATIONS,
 ]
-CONTROL_TABLES = [one for one in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT) if one is not LOG]
+CONTROL_TABLES = [
+    one
+    for one in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT)
+    if one is not LOG and one is not PRODUCE_REQUESTS
+]
 
 
 def made(root: Location, schema: TableSchema = CONTROLLER) -> ControlTable:
@@ -68,12 +70,8 @@ def sequence(table: ControlTable) -> int:
     return int(row["lease_sequence"])
 
 
-def requests(*ids: str) -> pa.Table:
-    return PRODUCE_REQUESTS.rows([{"request_id": one} for one in ids])
-
-
-def ids_in(table: ControlTable, paths: Sequence[str]) -> list[str]:
-    return [one for path in paths for one in table.read_file(path)["request_id"].to_pylist()]
+def operations(*ids: str) -> pa.Table:
+    return DELAYED_OPERATIONS.rows([{"operation_id": one} for one in ids])
 
 
 def clean_up(table: ControlTable, below: int) -> None:
@@ -81,6 +79,14 @@ def clean_up(table: ControlTable, below: int) -> None:
     await_checkpoints()
     for version in range(below):
         Path(table.location.uri, "_delta_log", f"{version:020}.json").unlink()
+
+
+def add_file(table: ControlTable, file: Path) -> None:
+    """Commit a file by delta-rs, as any engine may, and load it."""
+    delta = open_delta_table(table.location)
+    add = AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")
+    delta.create_write_transaction([add], "append", delta.schema())
+    table.refresh()
 
 
 def newest(root: Location, schema: TableSchema) -> int:
@@ -220,139 +226,26 @@ class TestUpdate:
         assert newest(root, CONTROLLER) == 0
 
 
-class TestAppendAndTrim:
-    def test_nothing_is_lost_or_read_twice_while_others_append(
-        self, root: Location, processes: Processes, tmp_path: Path
-    ) -> None:
-        """The trims land while the appends go on: neither side starves the other."""
-        leader = made(root, PRODUCE_REQUESTS)
-        end = tmp_path / "end"
-        running = processes.start(racing.append_until, root.uri, str(end))
-        looked, taken, trims = -1, [], 0
-        while True:
-            is_over = wait(running, timeout=0).not_done == set()
-            leader.refresh()
-            paths = leader.new_files(looked)
-            looked = leader.version
-            taken += ids_in(leader, paths)
-            if paths:
-                leader.trim(paths)
-                trims += 1
-            if trims == 10:
-                end.touch()
-            if is_over and not paths:
-                break
-        sent = [one for future in running for one in future.result()]
-        assert sorted(taken) == sorted(sent)
-        assert ControlTable(root, PRODUCE_REQUESTS).rows().num_rows == 0
-
-    def test_threads_may_append_through_one_handle(self, root: Location) -> None:
-        table = made(root, PRODUCE_REQUESTS)
-        names = [str(number) for number in range(24)]
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda name: table.append(requests(name)), names))
-        assert sorted(ids_in(table, table.new_files(-1))) == sorted(names)
-        assert (table.commits, table.version) == (24, 24)
-
-    def test_a_prepared_append_is_there_when_it_is_made(self, root: Location) -> None:
-        """Whatever others have appended since it was prepared, and only as its one file."""
-        table, other = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
-        append = table.prepare_append(requests("a"))
-        table.refresh()
-        assert table.new_files(-1) == []
-        before = set(Path(root.uri, PRODUCE_REQUESTS.name).glob("*.parquet"))
-        other.append(requests("b"))
-        append()
-        assert ids_in(table, table.new_files(-1)) == ["b", "a"]
-        after = set(Path(root.uri, PRODUCE_REQUESTS.name).glob("*.parquet"))
-        assert (len(before), len(after)) == (1, 2)
-
-    def test_new_files_come_in_the_order_in_which_they_were_added(self, root: Location) -> None:
-        reader, writer = made(root, PRODUCE_REQUESTS), ControlTable(root, PRODUCE_REQUESTS)
-        for one in "abcdef":
-            writer.append(requests(one))
-        reader.refresh()
-        assert ids_in(reader, reader.new_files(-1)) == list("abcdef")
-        assert ids_in(reader, reader.new_files(0)) == list("abcdef")
-        assert ids_in(reader, reader.new_files(4)) == list("ef")
-        assert reader.new_files(reader.version) == []
-        assert reader.new_files(reader.version + 5) == []
-
-    def test_new_files_leave_out_what_was_trimmed(self, root: Location) -> None:
-        table = made(root, PRODUCE_REQUESTS)
-        for one in "abc":
-            table.append(requests(one))
-        first, second, third = table.new_files(-1)
-        table.trim([second])
-        assert table.new_files(-1) == [first, third]
-        assert ids_in(table, [first, third]) == ["a", "c"]
-        assert table.rows().num_rows == 2
-
-    def test_new_files_after_the_commits_were_cleaned_up_come_by_age(self, root: Location) -> None:
-        """All that is live comes then, and a producer's batches still in their order (3.6)."""
-        table = made(root, PRODUCE_REQUESTS)
-        early = ControlTable(root, PRODUCE_REQUESTS)
-        names = [f"{index:03}" for index in range(110)]
-        for name in names:
-            table.append(requests(name))
-        clean_up(table, below=90)
-        early.refresh()
-        assert ids_in(early, early.new_files(-1)) == names
-        assert ids_in(early, early.new_files(50)) == names
-        assert ids_in(early, early.new_files(104)) == names[104:]
-
-    def test_a_long_history_is_not_read_for_the_few_files_that_are_live(
-        self, root: Location, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        table = made(root, PRODUCE_REQUESTS)
-        for one in "abcdefgh":
-            table.append(requests(one))
-            table.trim(table.new_files(-1))
-        table.append(requests("i"))
-        read: list[int] = []
-
-        def counted(location: Location, version: int) -> Any:
-            read.append(version)
-            return read_commit(location, version)
-
-        monkeypatch.setattr(control_table, "read_commit", counted)
-        fresh = ControlTable(root, PRODUCE_REQUESTS)
-        assert ids_in(fresh, fresh.new_files(-1)) == ["i"]
-        assert read == [table.version]
-        assert ids_in(table, table.new_files(-1)) == ["i"]
-        assert read == [table.version], "whoever has seen it being added need not look"
-
-    def test_trimming_what_is_gone_or_was_never_there_changes_nothing(self, root: Location) -> None:
-        table = made(root, PRODUCE_REQUESTS)
-        table.append(requests("a"))
-        paths = table.new_files(-1)
-        table.trim(paths)
-        version = table.version
-        table.trim([*paths, "part-of-another-table.parquet"])
-        assert (table.version, table.rows().num_rows) == (version, 0)
+class TestFilesOfOthers:
+    """Another engine may write a file with other columns than the table has."""
 
     def test_a_column_that_a_file_leaves_out_counts_as_null(self, root: Location) -> None:
-        """Delta allows it, and a leader must not fail over what a client has left out."""
-        table = made(root, PRODUCE_REQUESTS)
-        file = Path(table.location.uri, "of-a-client.parquet")
-        pq.write_table(pa.table({"path": ["p"], "request_id": ["r"]}), file)
-        delta = open_delta_table(table.location)
-        add = AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")
-        delta.create_write_transaction([add], "append", delta.schema())
-        table.refresh()
-        [path] = table.new_files(-1)
-        expected = PRODUCE_REQUESTS.rows([{"path": "p", "request_id": "r"}])
-        assert table.read_file(path).equals(expected)
+        table = made(root, DELAYED_OPERATIONS)
+        file = Path(table.location.uri, "of-another.parquet")
+        pq.write_table(pa.table({"kind": ["k"], "operation_id": ["o"]}), file)
+        add_file(table, file)
+        expected = DELAYED_OPERATIONS.rows([{"kind": "k", "operation_id": "o"}])
+        assert table.read_file(file.name).equals(expected)
         assert table.rows().equals(expected)
 
     def test_other_columns_and_types_that_can_be_read_are_read(self, root: Location) -> None:
-        table = made(root, PRODUCE_REQUESTS)
+        table = made(root, DELAYED_OPERATIONS)
         pq.write_table(
-            pa.table({"x": [1], "partition": pa.array([3], pa.int64()), "request_id": ["r"]}),
-            Path(table.location.uri, "of-a-client.parquet"),
+            pa.table({"x": [1], "partition": pa.array([3], pa.int64()), "operation_id": ["o"]}),
+            Path(table.location.uri, "of-another.parquet"),
         )
-        expected = PRODUCE_REQUESTS.rows([{"partition": 3, "request_id": "r"}])
-        assert table.read_file("of-a-client.parquet").equals(expected)
+        expected = DELAYED_OPERATIONS.rows([{"partition": 3, "operation_id": "o"}])
+        assert table.read_file("of-another.parquet").equals(expected)
 
 
 class TestVersions:
@@ -436,34 +329,30 @@ class TestVersions:
 
 
 def write_rows(table: ControlTable, fence: Fence) -> None:
-    table.compare_and_set(requests("z"), fence)
+    table.compare_and_set(operations("z"), fence)
 
 
 def update_rows(table: ControlTable, fence: Fence) -> None:
-    table.update(lambda _: (requests("z"), None), fence)
+    table.update(lambda _: (operations("z"), None), fence)
 
 
-def append_rows(table: ControlTable, fence: Fence) -> None:
-    table.append(requests("z"), fence)
-
-
-def trim_files(table: ControlTable, fence: Fence) -> None:
-    table.trim(table.new_files(-1), fence)
+def set_transactions(table: ControlTable, fence: Fence) -> None:
+    table.set_transactions({LOG_VERSION: 7}, fence)
 
 
 def fence_again(table: ControlTable, fence: Fence) -> None:
     table.take_fence(fence)
 
 
-FENCED_WRITES = [write_rows, update_rows, append_rows, trim_files]
+FENCED_WRITES = [write_rows, update_rows, set_transactions]
 Write = Callable[[ControlTable, Fence], None]
 
 
 class TestFence:
     @pytest.fixture
     def table(self, root: Location) -> ControlTable:
-        table = made(root, PRODUCE_REQUESTS)
-        table.append(requests("a"))
+        table = made(root, DELAYED_OPERATIONS)
+        table.compare_and_set(operations("a"))
         table.take_fence(Fence(BROKER_EPOCH, 1))
         return table
 
@@ -472,29 +361,29 @@ class TestFence:
     def test_an_older_epoch_writes_nothing(
         self, root: Location, table: ControlTable, write: Write, is_refreshed: bool
     ) -> None:
-        ControlTable(root, PRODUCE_REQUESTS).take_fence(Fence(BROKER_EPOCH, 2))
-        version = newest(root, PRODUCE_REQUESTS)
+        ControlTable(root, DELAYED_OPERATIONS).take_fence(Fence(BROKER_EPOCH, 2))
+        version = newest(root, DELAYED_OPERATIONS)
         if is_refreshed:
             table.refresh()
         refusals = (FencedError,) if is_refreshed else (FencedError, CommitConflictError)
         with pytest.raises(refusals):
             write(table, Fence(BROKER_EPOCH, 1))
-        assert newest(root, PRODUCE_REQUESTS) == version
-        assert ControlTable(root, PRODUCE_REQUESTS).rows().equals(requests("a"))
+        assert newest(root, DELAYED_OPERATIONS) == version
+        assert ControlTable(root, DELAYED_OPERATIONS).rows().equals(operations("a"))
 
     @pytest.mark.parametrize("write", FENCED_WRITES)
     def test_nobody_slips_past_a_fence_that_falls_just_after_the_check(
         self, root: Location, table: ControlTable, write: Write, after_next: AfterNext
     ) -> None:
-        newer = ControlTable(root, PRODUCE_REQUESTS)
+        newer = ControlTable(root, DELAYED_OPERATIONS)
         after_next(
             "sparklog.storage.control_table.check_fence",
             lambda: newer.take_fence(Fence(BROKER_EPOCH, 2)),
         )
         with pytest.raises((FencedError, CommitConflictError)):
             write(table, Fence(BROKER_EPOCH, 1))
-        assert ControlTable(root, PRODUCE_REQUESTS).rows().equals(requests("a"))
-        assert newest(root, PRODUCE_REQUESTS) == newer.version
+        assert ControlTable(root, DELAYED_OPERATIONS).rows().equals(operations("a"))
+        assert newest(root, DELAYED_OPERATIONS) == newer.version
         table.refresh()
         with pytest.raises(FencedError):
             write(table, Fence(BROKER_EPOCH, 1))
@@ -509,18 +398,10 @@ class TestFence:
     def test_a_table_that_was_never_fenced_is_not_written_under_a_fence(
         self, root: Location, write: Write
     ) -> None:
-        table = made(root, PRODUCE_REQUESTS)
-        table.append(requests("a"))
+        table = made(root, DELAYED_OPERATIONS)
+        table.compare_and_set(operations("a"))
         with pytest.raises(FencedError, match="held by broker_epoch None, this process has 1"):
             write(table, Fence(BROKER_EPOCH, 1))
-
-    def test_clients_append_to_a_fenced_table(self, root: Location, table: ControlTable) -> None:
-        client = ControlTable(root, PRODUCE_REQUESTS)
-        client.append(requests("b"))
-        table.trim(table.new_files(-1), Fence(BROKER_EPOCH, 1))
-        client.append(requests("c"))
-        table.refresh()
-        assert sorted(table.rows()["request_id"].to_pylist()) == ["b", "c"]
 
     def test_taking_what_one_holds_commits_nothing(self, table: ControlTable) -> None:
         before = (table.version, table.commits)
@@ -529,9 +410,9 @@ class TestFence:
 
     def test_the_two_roles_fence_apart(self, table: ControlTable) -> None:
         table.take_fence(Fence(CONTROLLER_EPOCH, 9))
-        table.append(requests("b"), Fence(BROKER_EPOCH, 1))
-        table.append(requests("c"), Fence(CONTROLLER_EPOCH, 9))
-        assert table.rows().num_rows == 3
+        table.compare_and_set(operations("b"), Fence(BROKER_EPOCH, 1))
+        table.compare_and_set(operations("b", "c"), Fence(CONTROLLER_EPOCH, 9))
+        assert table.rows().num_rows == 2
 
     def test_of_four_processes_the_highest_epoch_holds_the_table(
         self, root: Location, processes: Processes
@@ -542,15 +423,15 @@ class TestFence:
         held = open_delta_table(root.child(CONTROLLER.name)).transaction_version(BROKER_EPOCH)
         assert held == Processes.count
 
-    def test_appends_without_a_pause_do_not_keep_a_fence_away(
+    def test_writes_without_a_pause_do_not_keep_a_fence_away(
         self, root: Location, processes: Processes, tmp_path: Path
     ) -> None:
-        """A broker that starts must not wait until its clients fall silent."""
-        made(root, PRODUCE_REQUESTS)
+        """A process that takes a role over must not wait until the others fall silent."""
+        made(root)
         end = str(tmp_path / "end")
-        fences, *appends = processes.run(racing.append_or_fence, root.uri, end, BROKER_EPOCH)
+        fences, *writes = processes.run(racing.update_or_fence, root.uri, end, BROKER_EPOCH)
         assert fences == 1
-        assert newest(root, PRODUCE_REQUESTS) == sum(appends) + 1
+        assert newest(root, CONTROLLER) == sum(writes) + 1
 
 
 class TestCreation:
@@ -647,17 +528,13 @@ class TestColumnsOfALaterRelease:
         ] == [("d", None, None), ("b", 2, 1), ("a", 1, 0)]
         assert older.rows().schema.equals(schema.columns)
 
-    def test_is_not_made_of_what_a_client_put_into_a_file(self, root: Location) -> None:
+    def test_is_not_made_of_what_another_put_into_a_file(self, root: Location) -> None:
         """Only the columns that the table declares are kept."""
-        table = made(root, PRODUCE_REQUESTS)
-        file = Path(table.location.uri, "of-a-client.parquet")
-        pq.write_table(pa.table({"request_id": ["r"], "x": [1]}), file)
-        delta = open_delta_table(table.location)
-        add = AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")
-        delta.create_write_transaction([add], "append", delta.schema())
-        table.refresh()
+        table = made(root, DELAYED_OPERATIONS)
+        file = Path(table.location.uri, "of-another.parquet")
+        pq.write_table(pa.table({"operation_id": ["o"], "x": [1]}), file)
+        add_file(table, file)
         table.compare_and_set(table.rows())
-        [path] = table.new_files(-1)
-        assert pq.read_schema(Path(table.location.uri, path)).names == (
-            PRODUCE_REQUESTS.columns.names
-        )
+        [path] = open_delta_table(table.location).file_uris()
+        assert Path(path).name != file.name
+        assert pq.read_schema(path).names == DELAYED_OPERATIONS.columns.names

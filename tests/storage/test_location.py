@@ -11,6 +11,8 @@ from sparklog.errors import StorageError
 from sparklog.model import CONTROLLER
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.location import Location
+from sparklog.storage.request_table import RequestTable
+from tests.storage.requests import appending, ids_in, request
 
 
 @pytest.mark.parametrize(
@@ -71,10 +73,14 @@ def test_every_other_folder_holds_tables(tmp_path: Path, name: str) -> None:
     root = Location.of(str(tmp_path / name))
     create_table(root, CONTROLLER)
     table = ControlTable(root, CONTROLLER)
-    table.append(CONTROLLER.rows([{"broker_id": 1}]))
-    [path] = ControlTable(root, CONTROLLER).new_files(-1)
-    assert table.read_file(path)["broker_id"].to_pylist() == [1]
-    table.trim([path])
+    table.compare_and_set(CONTROLLER.rows([{"broker_id": 1}]))
+    table.compare_and_set(CONTROLLER.rows([{"broker_id": 2}]))
+    assert ControlTable(root, CONTROLLER).rows()["broker_id"].to_pylist() == [2]
+    appending(root).append([request("a")])
+    owner = RequestTable(root)
+    assert ids_in(owner) == ["a"]
+    owner.remove(owner.requests_after(-1).keys())
+    assert ids_in(RequestTable(root)) == []
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

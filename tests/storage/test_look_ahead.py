@@ -11,10 +11,11 @@ from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.clients.producer import Producer
 from sparklog.config import ClusterConfig, parse
-from sparklog.model import CONTROLLER, PRODUCE_REQUESTS
+from sparklog.model import CONTROLLER
 from sparklog.storage import delta_log
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.location import Location
+from sparklog.storage.request_files import read_requests
 from tests.jobs.processes import wait_for
 from tests.storage.test_s3 import Store, at, lease, pytestmark, store
 
@@ -81,8 +82,23 @@ def test_a_suspended_process_looks_again(
     reader.look_ahead()
     reader.refresh()
     write(writer, 1)
-    clocks = delta_log._clocks()
-    monkeypatch.setattr(delta_log, "_clocks", lambda: (clocks[0] + 5, clocks[1]))
+    clocks = delta_log.clocks()
+    monkeypatch.setattr(delta_log, "clocks", lambda: (clocks[0] + 6, clocks[1]))
+    reader.refresh()
+    assert reader.version == 1
+
+
+def test_a_look_of_long_ago_is_made_again(
+    tables: tuple[ControlTable, ControlTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after copies that took minutes, before which it was made."""
+    writer, reader = tables
+    reader.look_ahead()
+    for ahead in reader._log._ahead.values():
+        ahead.result()
+    write(writer, 1)
+    system, monotonic = delta_log.clocks()
+    monkeypatch.setattr(delta_log, "clocks", lambda: (system + 6, monotonic + 6))
     reader.refresh()
     assert reader.version == 1
 
@@ -97,7 +113,7 @@ def test_a_look_that_failed_counts_for_nothing(
         raise OSError("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(delta_log, "_content", away)
+        patch.setattr(delta_log, "commit_content", away)
         reader.look_ahead()
         with pytest.raises(OSError, match="away"):
             reader.refresh()
@@ -138,7 +154,7 @@ def _await_requests(connection: Connection, partitions: int) -> None:
         for broker in connection.metadata().brokers.values():
             for uri in broker.online_roots.values():
                 root = Location.of(uri, connection.storage_options)
-                found += ControlTable(root, PRODUCE_REQUESTS).rows().num_rows
+                found += read_requests(root).num_rows
         return found >= partitions
 
     wait_for(arrived, "requests")

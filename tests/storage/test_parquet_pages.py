@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog.storage.parquet import parquet_pieces
+from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.parquet_pages import data_pages
 
 ROWS = 5_000
@@ -120,7 +120,7 @@ def test_a_page_of_no_bytes_is_one() -> None:
 def test_values_are_told_apart_only_where_bytes_may_stand_for_several(
     options: dict[str, Any], is_dictionary: bool
 ) -> None:
-    pieces = list(parquet_pieces(written(**options)))
+    pieces = list(ParquetContent(written(**options)).pieces())
     assert pa.types.is_dictionary(pieces[0]["value"].type) == is_dictionary
     assert pa.Table.from_batches(pieces).cast(table().schema).equals(table())
 
@@ -135,4 +135,6 @@ def test_values_that_compress_too_well_are_told_apart() -> None:
     expanded = sum(page.uncompressed_bytes for page in data_pages(content))
     assert len(content) > 1 << 16
     assert expanded > 20 * len(content)
-    assert all(pa.types.is_dictionary(piece["value"].type) for piece in parquet_pieces(content))
+    assert all(
+        pa.types.is_dictionary(piece["value"].type) for piece in ParquetContent(content).pieces()
+    )

@@ -283,7 +283,9 @@ class TestOpening:
         with pytest.raises(FencedError):
             old.log.commit([batch(0)])
         with pytest.raises(FencedError):
-            old.delayed_operations.append(DELAYED_OPERATIONS.rows([{}]), old.fence)
+            old.delayed_operations.update(
+                lambda _: (DELAYED_OPERATIONS.rows([{}]), None), old.fence
+            )
         new.log.commit([batch(0)])
 
     def test_every_table_of_a_cluster_is_at_hand(self, root: Location) -> None:
@@ -377,7 +379,7 @@ class TestReleases:
         kind.create(root)
         shutil.rmtree(Path(root.uri, FORMAT.name))
         written = ControlTable(root, kind.tables[1])
-        written.append(kind.tables[1].rows([{}]))
+        written.compare_and_set(kind.tables[1].rows([{}]))
         before = files(Path(root.uri))
         with pytest.raises(DamagedError, match="format is damaged: it is missing"):
             kind.create(root)

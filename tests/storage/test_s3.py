@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
 import pytest
+from deltalake.transaction import AddAction
 
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import (
@@ -22,7 +26,6 @@ from sparklog.model import (
     CONTROLLER,
     LOG,
     PARTITION_STATE,
-    PRODUCE_REQUESTS,
     new_batch_path,
 )
 from sparklog.storage import delta_log, shard_rewrites
@@ -35,18 +38,22 @@ from sparklog.storage.batch_files import (
     records_table,
     rewrite_slice,
 )
-from sparklog.storage.control_table import ControlTable, Fence, create_table
+from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
-from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table, table_identity
+from sparklog.storage.damage import set_aside
+from sparklog.storage.delta_log import AddedFile, commit_path, open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.request_appends import RequestAppends
+from sparklog.storage.request_files import read_requests, request_file
 from sparklog.storage.request_table import RequestTable
 from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from tests.storage.batches import FENCE, P0, batch_of_file, write_file
 from tests.storage.losing_proxy import LosingProxy, Way, losing_proxy
+from tests.storage.requests import ALL, appending, ids_in, request
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -252,38 +259,126 @@ class TestControlTables:
         assert reader.rows_of([("t", 7)])["leader"].to_pylist() == [1]
         assert requests == ["get", "get", "get"]
 
-    def test_requests_are_appended_read_and_trimmed(self, at: At) -> None:
-        create_table(at("broker"), PRODUCE_REQUESTS)
-        requests, client = (ControlTable(at("broker"), PRODUCE_REQUESTS) for _ in range(2))
-        requests.take_fence(FENCE)
-        for one in "abc":
-            client.append(PRODUCE_REQUESTS.rows([{"request_id": one}]))
-        assert requests.refresh()
-        paths = requests.new_files(0)
-        read = [requests.read_file(path)["request_id"].to_pylist() for path in paths]
-        assert read == [["a"], ["b"], ["c"]]
-        requests.trim(paths[:2], FENCE)
-        assert requests.new_files(-1) == paths[2:]
-        requests.take_fence(Fence(BROKER_EPOCH, 2))
-        with pytest.raises(FencedError):
-            requests.trim(paths[2:], FENCE)
+
+class TestRequests:
+    def test_requests_are_appended_read_and_removed(self, at: At) -> None:
+        appends, other = appending(at("broker")), RequestAppends(at("broker"))
+        owner = RequestTable(at("broker"))
+        requests = [request(one) for one in "abc"]
+        for one, by in zip(requests, (appends, other, appends), strict=True):
+            by.append([one])
+        owner.refresh()
+        assert list(owner.requests_after(ALL).values()) == requests
+        assert RequestTable(at("broker")).requests_after(ALL) == owner.requests_after(ALL)
+        owner.remove(list(owner.requests_after(ALL))[:2])
+        assert ids_in(owner) == ids_in(RequestTable(at("broker"))) == ["c"]
+        assert read_requests(at("broker")).to_pylist() == requests[2:]
+        other.append([request("d")])
+        owner.refresh()
+        assert ids_in(owner) == ["c", "d"]
+
+    def test_an_append_is_one_put(self, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another one's commits in between cost a refusal, a GET of it, and HEADs of the next."""
+        appends, other = appending(at("broker")), RequestAppends(at("broker"))
+        calls: list[str] = []
+        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names"):
+            monkeypatch.setattr(ObjectStore, name, noted(name, calls))
+        appends.append([request("a")])
+        assert calls == ["put_new"]
+        with monkeypatch.context() as patch:
+            patch.undo()
+            for one in "bcd":
+                other.append([request(one)])
+        calls.clear()
+        appends.append([request("e")])
+        # The first refusal shows the next version; after the second one it is looked for.
+        assert Counter(calls) == {"put_new": 3, "get": 2, "size_bytes": 4}
+        assert ids_in(RequestTable(at("broker"))) == list("abcde")
+
+    def test_a_table_that_was_recreated_is_appended_to_after_a_minute(
+        self, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Clean-up and recreation are noticed by a log that was not looked at for that long."""
+        appends = appending(at("broker"))
+        for one in "ab":
+            appends.append([request(one)])
+        set_aside(appends.location)
+        appending(at("broker"))
+        system, monotonic = time.time(), time.monotonic()
+        monkeypatch.setattr(delta_log, "clocks", lambda: (system + 61, monotonic))
+        appends.append([request("c")])
+        owner = RequestTable(at("broker"))
+        assert (ids_in(owner), owner.version) == (["c"], 1)
+        assert not owner.location.exists(commit_path(3))
+
+    def test_a_table_that_was_recreated_is_appended_to_after_five_seconds(self, at: At) -> None:
+        """An active producer looks beside a commit; what it has put after a gap is removed."""
+        appends = appending(at("broker"))
+        for one in "ab":
+            appends.append([request(one)])
+        set_aside(appends.location)
+        appending(at("broker"))
+        appends._checked_at -= 5
+        appends.append([request("c")])
+        owner = RequestTable(at("broker"))
+        assert (ids_in(owner), owner.version) == (["c"], 1)
+        assert not owner.location.exists(commit_path(3))
+
+    def test_the_newest_version_is_found_by_few_rounds_of_questions(
+        self, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Four HEADs a round, side by side; no commit is read, and nothing is listed."""
+        table = appending(at("broker")).location
+        log = delta_log.DeltaLog(table)
+        calls: list[str] = []
+        rounds = {0: 1, 1: 1, 3: 1, 4: 3, 5: 3, 17: 3, 300: 7}
+        there = 0
+        for ahead, most in rounds.items():
+            with ThreadPoolExecutor(8) as pool:
+                new = range(there + 1, ahead + 1)
+                list(pool.map(lambda one: table.put_new(commit_path(one), b"unread"), new))
+            there = ahead
+            with monkeypatch.context() as patch:
+                for name in ("get", "get_range", "size_bytes", "names"):
+                    patch.setattr(ObjectStore, name, noted(name, calls))
+                log.version = 0
+                log.skip()
+            assert (log.version, log.is_lost) == (ahead, False)
+            assert set(calls) == {"size_bytes"}
+            assert len(calls) <= 4 * most
+            calls.clear()
 
     def test_a_clients_append_is_left_as_it_is_and_a_damaged_one_is_mended(self, at: At) -> None:
         """delta-rs writes the fields of an action that are not set as null."""
         BrokerRoot.create(at("broker"), "a-cluster", 0)
         owner = RequestTable(at("broker"))
-        client = ControlTable(at("broker"), PRODUCE_REQUESTS)
-        client.append(PRODUCE_REQUESTS.rows([{"request_id": "a"}]))
-        commit = f"_delta_log/{client.version:020}.json"
-        written = client.location.read_bytes(commit)
-        assert owner.refresh()
-        assert client.location.read_bytes(commit) == written
-        [path] = owner.new_files(-1)
-        assert owner.read_file(path)["request_id"].to_pylist() == ["a"]
-        client.location.overwrite_object(commit, written + b"\nnonsense")
+        sent = request("a")
+        add_by_delta_rs(owner.location, request_file(sent, 1))
+        commit = commit_path(1)
+        written = owner.location.read_bytes(commit)
+        assert b'"tags":null' in written
+        owner.refresh()
+        assert owner.location.read_bytes(commit) == written
+        assert list(owner.requests_after(ALL).values()) == [sent]
+        owner.location.overwrite_object(commit, written + b"\nnonsense")
         again = RequestTable(at("broker"))
-        assert again.new_files(-1) == [path]
-        assert b"nonsense" not in client.location.read_bytes(commit)
+        assert again.requests_after(ALL) == owner.requests_after(ALL)
+        assert b"nonsense" not in owner.location.read_bytes(commit)
+
+
+def add_by_delta_rs(table: Location, file: AddedFile) -> None:
+    """Commit a file as any engine may."""
+    delta = open_delta_table(table)
+    add = AddAction(
+        file.path,
+        file.size_bytes,
+        dict(file.partition_values),
+        file.modified_at_ms,
+        True,
+        json.dumps(file.statistics),
+    )
+    partition_by = delta.metadata().partition_columns
+    delta.create_write_transaction([add], "append", delta.schema(), partition_by)
 
 
 class TestBatches:
@@ -406,7 +501,7 @@ def test_a_writer_that_did_not_poll_for_a_minute_commits_into_no_removed_version
     for version in (0, 1):
         other.location.remove(f"_delta_log/{version:020}.json")
     system, monotonic = time.time(), time.monotonic()
-    monkeypatch.setattr(delta_log, "_clocks", lambda: (system + 61, monotonic))
+    monkeypatch.setattr(delta_log, "clocks", lambda: (system + 61, monotonic))
     with pytest.raises(CommitConflictError):
         suspended.compare_and_set(lease(7))
     assert not other.location.exists(f"_delta_log/{1:020}.json")
@@ -451,12 +546,21 @@ class TestLostAnswers:
 
     def test_an_append_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
         proxy, root = losing
-        create_table(root, PRODUCE_REQUESTS)
-        table = ControlTable(root, PRODUCE_REQUESTS)
+        appends = appending(root)
         proxy.lose_next(way)
-        table.append(PRODUCE_REQUESTS.rows([{"request_id": "a"}]))
+        appends.append([request("a")])
         assert proxy.lost == 1
-        assert ControlTable(root, PRODUCE_REQUESTS).rows()["request_id"].to_pylist() == ["a"]
+        appends.append([request("b")])
+        assert ids_in(RequestTable(root)) == ["a", "b"]
+
+    def test_a_removal_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
+        proxy, root = losing
+        appending(root).append([request("a")])
+        owner = RequestTable(root)
+        proxy.lose_next(way)
+        owner.remove(owner.requests_after(ALL).keys())
+        assert (proxy.lost, owner.version, owner.commits) == (1, 2, 1)
+        assert ids_in(RequestTable(root)) == []
 
     def test_a_commit_to_a_log_is_not_taken_for_somebody_elses(
         self, losing: tuple[LosingProxy, Location], way: Way

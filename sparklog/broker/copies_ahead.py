@@ -1,0 +1,188 @@
+"""Copies of batches that still wait for their leaders, made beside the rounds.
+
+On an object store a copy takes two requests after the leader has appended the batch. A follower
+that reads the leader's inbox can make them while the leader reads and commits it. Such a copy
+counts for nothing until the leader's journal names the batch: it is taken then, if it is the same
+file, and removed if that does not happen.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+
+import xxhash
+
+from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.logger import get_logger
+from sparklog.model import PRODUCE_REQUESTS, Batch, TopicIdPartition, is_batch_path, new_batch_path
+from sparklog.model import batch_id as id_of
+from sparklog.storage.copying import Copy
+from sparklog.storage.delta_log import has_commit, newest_version
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import discard_file, new_file
+from sparklog.storage.request_commits import peek_request_commit
+from sparklog.storage.request_files import Request, request_of
+
+_log = get_logger(__name__)
+
+_MOST_BYTES = 1 << 20
+"""Bytes of a file that is copied ahead, at most: of a larger one the requests are little."""
+
+_MOST_COPIES = 32
+"""Copies of one leader's batches that wait to be taken, at most; anybody may fill an inbox."""
+
+_KEPT_SECONDS = 30.0
+"""How long a copy is kept for the leader to append its batch."""
+
+_CHECK_SECONDS = 60.0
+"""Seconds without a commit after which a reader may have fallen behind clean-up."""
+
+_UPLOAD_SECONDS, _PAUSE_SECONDS = 1.0, 0.005
+"""How long a file is waited for that is on its way to the inbox, and how often it is looked for."""
+
+
+@dataclass
+class _Ahead:
+    """A copy that is made or is there, and when it was begun, on the monotonic clock."""
+
+    copy: Copy
+    since: float
+    made: Future[bool]
+
+
+@dataclass
+class _Inbox:
+    """The inbox of one leader's root, read as far as `version`; `scan` reads on."""
+
+    root: Location
+    version: int | None = None
+    looked_at: float = 0.0
+    scan: Future[None] | None = None
+    copies: dict[str, _Ahead] = field(default_factory=dict)
+
+
+class CopiesAhead:
+    """The copies of one root, `target` being its log; methods are called by its ticks."""
+
+    def __init__(self, target: Location) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._inboxes: dict[str, _Inbox] = {}
+
+    def look(self, leaders: Mapping[Location, Collection[TopicIdPartition]]) -> None:
+        """Look into the inboxes of these leaders' roots, beside the caller.
+
+        Parameters: of each root, the partitions that are followed there. Does nothing for roots in
+        folders, where a copy takes less time than a look.
+        """
+        for root, keys in leaders.items():
+            if root.is_local:
+                continue
+            inbox = self._inboxes.setdefault(root.uri, _Inbox(root))
+            self._drop_old(inbox)
+            if inbox.scan is None or inbox.scan.done():
+                inbox.scan = _threads(os.getpid()).submit(self._scan, inbox, frozenset(keys))
+
+    def take(self, root: Location, batch: Batch) -> str | None:
+        """Return the path of a copy of a leader's batch that was made ahead, `None` without one.
+
+        Waits for one that is being made: it began earlier than another one would.
+        """
+        inbox = self._inboxes.get(root.uri)
+        with self._lock:
+            ahead = inbox.copies.pop(batch.path, None) if inbox is not None else None
+        if ahead is None:
+            return None
+        is_same = (ahead.copy.size_bytes, ahead.copy.checksum) == (
+            batch.size_bytes,
+            batch.checksum,
+        )
+        if ahead.made.result() and is_same:
+            return ahead.copy.target_path
+        discard_file(self._target, ahead.copy.target_path)
+        return None
+
+    def _drop_old(self, inbox: _Inbox) -> None:
+        """Remove copies of what no leader has appended."""
+        until = time.monotonic() - _KEPT_SECONDS
+        with self._lock:
+            old = {of: one for of, one in inbox.copies.items() if one.since < until}
+            for of in old:
+                del inbox.copies[of]
+        for one in old.values():
+            _threads(os.getpid()).submit(discard_file, self._target, one.copy.target_path)
+
+    def _scan(self, inbox: _Inbox, keys: frozenset[TopicIdPartition]) -> None:
+        table = inbox.root.child(PRODUCE_REQUESTS.name)
+        try:
+            if inbox.version is None or self._has_fallen_behind(inbox, table):
+                inbox.version = newest_version(table)
+                inbox.looked_at = time.monotonic()
+                return
+            while (commit := peek_request_commit(table, inbox.version + 1)) is not None:
+                inbox.version += 1
+                inbox.looked_at = time.monotonic()
+                for request in map(request_of, commit.added):
+                    if TopicIdPartition(request["topic_id"], request["partition"]) in keys:
+                        self._begin(inbox, request)
+        except UNREADABLE as error:
+            # The follower's tick copies the batch later, and reports a root that it cannot read.
+            _log.debug("no copies ahead", root=inbox.root.uri, error=one_line(error))
+
+    def _has_fallen_behind(self, inbox: _Inbox, table: Location) -> bool:
+        """Say whether clean-up has taken what was to be read next, or the table is another one."""
+        if time.monotonic() - inbox.looked_at < _CHECK_SECONDS:
+            return False
+        inbox.looked_at = time.monotonic()
+        return not has_commit(table, inbox.version or 0)
+
+    def _begin(self, inbox: _Inbox, request: Request) -> None:
+        path, size_bytes = request["path"], request["byte_size"]
+        is_small = size_bytes <= _MOST_BYTES and is_batch_path(path)
+        if not is_small or request["checksum"] is None:
+            return
+        source, target_path = inbox.root.child("log"), new_batch_path(id_of(path))
+        copy = Copy(source, path, self._target, target_path, size_bytes, request["checksum"])
+        with self._lock:
+            if path in inbox.copies or len(inbox.copies) >= _MOST_COPIES:
+                return
+            made = _threads(os.getpid()).submit(_made, copy)
+            inbox.copies[path] = _Ahead(copy, time.monotonic(), made)
+
+
+def _made(copy: Copy) -> bool:
+    """Copy a file that may still be on its way to the inbox; say whether the copy is there."""
+    deadline = time.monotonic() + _UPLOAD_SECONDS
+    while True:
+        try:
+            return _is_copied(copy)
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        except OSError:
+            return False
+
+
+def _is_copied(copy: Copy) -> bool:
+    stream, size_bytes = copy.source.open_with_size(copy.source_path)
+    with stream:
+        # Whatever lies there: no more is read than was asked for.
+        content = stream.read(copy.size_bytes) if size_bytes == copy.size_bytes else b""
+    if xxhash.xxh3_64_hexdigest(content) != copy.checksum:
+        return False
+    with new_file(copy.target, copy.target_path) as target:
+        target.write(content)
+    return True
+
+
+@cache
+def _threads(_process: int) -> ThreadPoolExecutor:
+    """Return the threads that look and copy, for a whole process; a forked one has none."""
+    return ThreadPoolExecutor(32, thread_name_prefix="copies-ahead")

@@ -1,0 +1,94 @@
+"""The newest version of a journal, followed without its content.
+
+A journal that goes on shows that its broker lives, and some of its commits renew the controller's
+lease. Opening a whole journal reads the log and its checkpoints; a watch reads neither.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from sparklog.errors import StorageError
+from sparklog.model import LOG
+from sparklog.storage.delta_log import (
+    FRESH_S,
+    LONG_AGO_S,
+    MOST_AHEAD,
+    clocks,
+    commit_content,
+    has_commit,
+    is_ago,
+    newest_version,
+    parse_commit,
+    request_commits,
+)
+from sparklog.storage.journal import Renewal, renewal_in
+from sparklog.storage.location import Location
+
+
+class JournalWatch:
+    """Follows the journal of one broker root, a GET for each new commit and one for the end.
+
+    Raises `StorageError` where there is no journal, `OSError` or `DeltaError` where the store
+    cannot be read, as `refresh` does.
+    """
+
+    def __init__(self, root: Location) -> None:
+        self._log = root.child(LOG.name)
+        self.version = newest_version(self._log)
+        """The newest version that was seen; it never decreases."""
+        self.renewal: Renewal | None = None
+        """The newest renewal of the controller's lease among the commits that were read."""
+        self._ahead: dict[int, Future[bytes | None]] = {}
+        self._reach = 1
+        self._seen_at: tuple[float, float] | None = None
+        self._moved_at = clocks()
+
+    def look_ahead(self) -> None:
+        """Ask an object store for the next commits; `refresh` takes them.
+
+        They count as the newest for a second at most. Does nothing for a local folder.
+        """
+        if not self._log.is_local:
+            self._seen_at = None
+            self._ahead = request_commits(self._log, self.version + 1, self._reach)
+
+    def refresh(self) -> None:
+        """Go on to the newest version, or to the last that was asked for ahead."""
+        ahead, self._ahead = self._ahead, {}
+        if not ahead and self._seen_at is not None and not is_ago(self._seen_at, FRESH_S):
+            return
+        start = self.version
+        while True:
+            following = self.version + 1
+            if ahead and following not in ahead:
+                # There may be more: the next look asks for more at once.
+                self._reach = min(2 * self._reach, MOST_AHEAD)
+                break
+            asked = ahead.get(following)
+            content = asked.result() if asked else commit_content(self._log, following)
+            if content is None:
+                self._reach = 1
+                break
+            self.version = following
+            self._note(following, content)
+        if ahead:
+            self._seen_at = clocks()
+        if self.version == start and is_ago(self._moved_at, LONG_AGO_S):
+            self._pass_cleaned_up()
+        elif self.version > start:
+            self._moved_at = clocks()
+
+    def _note(self, version: int, content: bytes) -> None:
+        try:
+            commit = parse_commit(self._log, version, content, lambda _: True)
+            self.renewal = renewal_in(commit) or self.renewal
+        except StorageError:
+            # Damaged, or of a later release: the journal has gone on all the same.
+            return
+
+    def _pass_cleaned_up(self) -> None:
+        """Go on to the newest version where the next commits were cleaned up meanwhile."""
+        self._moved_at = clocks()
+        if not has_commit(self._log, self.version):
+            self.version = max(self.version, newest_version(self._log))

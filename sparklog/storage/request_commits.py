@@ -1,0 +1,366 @@
+"""Commits of `produce_requests`, read for what is valid in them, and mended.
+
+Every client may append to the table, so its log is input, not state. The owner of the root takes
+from a commit the files that it adds and removes, and nothing else: epochs, protocol versions, table
+properties and schemas that a client commits have no effect on the owner. A commit that contains
+anything else than valid actions is replaced by one that contains only its valid actions, so that
+every Delta engine can go on reading the table.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
+
+from sparklog.logger import get_logger
+from sparklog.model import PRODUCE_REQUESTS
+from sparklog.storage.delta_log import (
+    CHECKPOINT_INTERVAL,
+    COMMIT_ID,
+    AddedFile,
+    Commit,
+    DeltaLog,
+    check_commit_text,
+    checkpoint_interval,
+    commit_path,
+)
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.request_files import are_valid_statistics, are_valid_values
+
+_log = get_logger(__name__)
+
+_MOST_COMMIT_BYTES = 64 << 20
+"""Bytes of a commit that are read at most: enough for 50,000 batches."""
+
+_LARGEST = (1 << 53) - 1
+"""The largest number that every reader of JSON keeps exactly."""
+
+_Action = dict[str, Any]
+
+
+class RequestLog(DeltaLog):
+    """The log of a request table: a commit is read for its files only."""
+
+    def __init__(self, table: Location, version: int | None = None) -> None:
+        super().__init__(table, version)
+        self.transactions = {}
+
+    def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
+        if ahead is None:
+            return read_request_commit(self.location, version)
+        content = ahead.result()
+        if content is None:
+            return None
+        is_small = len(content) <= _MOST_COMMIT_BYTES
+        fault = None if is_small else f"it has {len(content)} bytes"
+        return _parsed(self.location, version, content if is_small else b"", fault)
+
+    def _check_protocol(self) -> None:
+        """Take any protocol: clients commit to the table."""
+
+    def _is_by(self, commit_id: str) -> bool:
+        commit = read_request_commit(self.location, self.version + 1)
+        return commit is not None and commit.commit_id == commit_id
+
+
+def read_request_commit(table: Location, version: int) -> Commit | None:
+    """Return the files of a commit, which is mended where it has to be; `None` without one."""
+    path = commit_path(version)
+    content, fault = _limited_bytes(table, path)
+    if content is None and fault is None:
+        return None
+    return _parsed(table, version, content or b"", fault)
+
+
+def peek_request_commit(table: Location, version: int) -> Commit | None:
+    """Return the files of a commit, which stays as it is; `None` without one.
+
+    For readers that do not own the table.
+    """
+    content, _ = _limited_bytes(table, commit_path(version))
+    if content is None:
+        return None
+    return _commit(version, _actions(content, _valid_action)[0])
+
+
+def _parsed(table: Location, version: int, content: bytes, fault: str | None) -> Commit:
+    """Return the files of a commit, which is mended where it has to be."""
+    actions, is_sound = _actions(content, _valid_action)
+    if fault is not None or not is_sound:
+        path = commit_path(version)
+        _mend(table, path, actions, fault or "it has actions that are not valid")
+    return _commit(version, actions)
+
+
+def mend_commits(table: Location, *, files_only: bool) -> bool:
+    """Replace every commit of a table that is not sound; say whether there was one.
+
+    With `files_only` no other actions than those of files stay.
+    """
+    is_valid = _valid_file_action if files_only else _valid_action
+    is_mended = False
+    for path in table.names("_delta_log"):
+        if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
+            continue
+        content, fault = _limited_bytes(table, f"_delta_log/{path}")
+        actions, is_sound = _actions(content or b"", is_valid)
+        if fault is not None or not is_sound:
+            is_mended = True
+            _mend(table, f"_delta_log/{path}", actions, fault or "it has invalid actions")
+    return is_mended
+
+
+def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
+    """Return a commit's bytes and the fault of its file; both `None` if there is no such file."""
+    try:
+        if table.is_local:
+            # Nothing else is opened: a pipe would never answer, a link lead elsewhere.
+            status = Path(table.uri, path).lstat()
+            if not stat.S_ISREG(status.st_mode):
+                return None, "it is not a regular file"
+        stream, size_bytes = table.open_with_size(path)
+        with stream:
+            if size_bytes > _MOST_COMMIT_BYTES:
+                return None, f"it has {size_bytes} bytes"
+            return stream.read(size_bytes), None
+    except FileNotFoundError:
+        return None, None
+
+
+def _actions(
+    content: bytes, is_valid: Callable[[_Action], _Action | None]
+) -> tuple[list[_Action], bool]:
+    """Return the valid actions of a commit, and whether it consists of nothing else."""
+    actions: list[_Action] = []
+    is_sound = _is_as_written(content)
+    for line in content.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+            valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
+            # Half of a surrogate pair is text to Python and to no one else.
+            json.dumps(valid, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError):
+            given = valid = None
+        is_sound &= valid is not None and _set_fields(valid) == _set_fields(given)
+        if valid is not None:
+            actions.append(valid)
+    return actions, is_sound and bool(actions)
+
+
+def _set_fields(action: _Action) -> _Action:
+    """Return an action without its fields that are null: some engines write all that Delta has."""
+    [(kind, value)] = action.items()
+    return {kind: {name: one for name, one in value.items() if one is not None}}
+
+
+def _is_as_written(content: bytes) -> bool:
+    try:
+        check_commit_text(content)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _commit(version: int, actions: list[_Action]) -> Commit:
+    commit = Commit(version)
+    for action in actions:
+        if "add" in action:
+            add = action["add"]
+            values, statistics = add["partitionValues"], json.loads(add.get("stats") or "{}")
+            path, size_bytes, time_ms = unquote(add["path"]), add["size"], add["modificationTime"]
+            commit.added.append(AddedFile(path, size_bytes, time_ms, values, statistics))
+        elif "remove" in action:
+            commit.removed.append(unquote(action["remove"]["path"]))
+        elif "commitInfo" in action:
+            commit.commit_id = action["commitInfo"].get(COMMIT_ID)
+    return commit
+
+
+def _mend(table: Location, path: str, actions: list[_Action], fault: str) -> None:
+    """Put a commit of valid actions in the place of one that is not sound.
+
+    The owner can go on without it, so a failure is only logged.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    kept = [action for action in actions if "commitInfo" not in action]
+    told = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {}}
+    lines = [{"commitInfo": told}, *kept]
+    content = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines).encode()
+    try:
+        _replace(table, path, content)
+    except OSError as error:
+        _log.error("commit not mended", path=f"{table.uri}/{path}", error=one_line(error))
+        return
+    _log.error("commit mended", path=f"{table.uri}/{path}", fault=fault, kept=len(kept))
+
+
+def _replace(table: Location, path: str, content: bytes) -> None:
+    """Write a file over another one, or over whatever else has its name."""
+    if not table.is_local:
+        table.overwrite_object(path, content)
+        return
+    target_path = Path(table.uri, path)
+    unfinished = target_path.with_name(f".{time.time_ns()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        if target_path.is_dir() and not target_path.is_symlink():
+            target_path.rename(target_path.with_name(f".{time.time_ns()}.aside"))
+        unfinished.replace(target_path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+# --- what is valid ------------------------------------------------------------------------------
+
+
+def _valid_action(action: _Action) -> _Action | None:
+    """Return the part of an action that may stay in the table's log, or `None`."""
+    [(kind, value)] = action.items()
+    if not isinstance(value, dict):
+        return None
+    if kind == "commitInfo":
+        return action if _is_number(value.get("timestamp", 0)) else None
+    if kind == "txn":
+        is_valid = isinstance(value.get("appId"), str) and _is_number(value.get("version"))
+        return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
+    if kind == "protocol":
+        is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
+        return action if is_known else None
+    if kind == "metaData":
+        return action if _is_valid_metadata(value) else None
+    return _valid_file_action(action)
+
+
+def _valid_file_action(action: _Action) -> _Action | None:
+    [(kind, value)] = action.items()
+    columns = _FILE_ACTIONS.get(kind)
+    if columns is None or not isinstance(value, dict):
+        return None
+    kept = {name: value[name] for name in columns if name in value}
+    if not all(is_valid(kept.get(name)) for name, is_valid in columns.items()):
+        return None
+    if kept.get("stats") is not None and not _is_statistics(kept["stats"]):
+        # The request is refused for what it does not say.
+        del kept["stats"]
+    return {kind: kept}
+
+
+def _is_statistics(text: str) -> bool:
+    try:
+        return are_valid_statistics(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _is_tags(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        one is None or isinstance(one, str) for one in value.values()
+    )
+
+
+def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_valid(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_FILE_ACTIONS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
+    "add": {
+        "path": _is_text,
+        "partitionValues": are_valid_values,
+        "size": _is_number,
+        "modificationTime": _is_number,
+        "dataChange": _is_flag,
+        "stats": _or_none(_is_text),
+        "tags": _or_none(_is_tags),
+    },
+    "remove": {
+        "path": _is_text,
+        "deletionTimestamp": _or_none(_is_number),
+        "dataChange": _is_flag,
+        "extendedFileMetadata": _or_none(_is_flag),
+        "partitionValues": _or_none(are_valid_values),
+        "size": _or_none(_is_number),
+        "tags": _or_none(_is_tags),
+    },
+}
+"""The fields of a file's actions that are kept, and which values they may have."""
+
+
+def _is_valid_metadata(value: _Action) -> bool:
+    try:
+        schema = Schema.from_json(value["schemaString"])
+    except (KeyError, TypeError, ValueError, DeltaError):
+        return False
+    return (
+        isinstance(value.get("id"), str)
+        and value.get("format") in _FORMATS
+        and all(_or_none(_is_text)(value.get(name)) for name in ("name", "description"))
+        and _or_none(_is_number)(value.get("createdTime"))
+        and value.get("partitionColumns") == list(PRODUCE_REQUESTS.partition_by)
+        and _are_valid_columns(schema)
+        and _is_valid_configuration(value.get("configuration"))
+    )
+
+
+_FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
+
+
+def metadata_fault(log: DeltaLog) -> str | None:
+    """Return why a table that was opened is not usable as a request table."""
+    protocol, metadata = log.snapshot.protocol(), log.snapshot.metadata()
+    if (protocol.min_reader_version, protocol.min_writer_version) != (1, 2):
+        return "its Delta protocol was raised"
+    if tuple(metadata.partition_columns) != PRODUCE_REQUESTS.partition_by:
+        return "it is not partitioned by the header of a request"
+    if not _is_valid_configuration(metadata.configuration):
+        return "its table properties are not those of a request table"
+    if not _are_valid_columns(log.snapshot.schema()):
+        return "its columns are not those of a request table"
+    return None
+
+
+def _are_valid_columns(schema: Schema) -> bool:
+    """Say whether clients can write requests under this schema; further columns are nullable."""
+    given = {field.name: field for field in schema.fields}
+    own = Schema.from_arrow(PRODUCE_REQUESTS.columns).fields
+    return all(field.nullable and not field.metadata for field in given.values()) and all(
+        field.name in given and given[field.name].type == field.type for field in own
+    )
+
+
+def _is_valid_configuration(configuration: object) -> bool:
+    if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
+        return False
+    interval = configuration.get(CHECKPOINT_INTERVAL)
+    if interval is None:
+        return True
+    return isinstance(interval, str) and checkpoint_interval(interval) is not None
+
+
+_PROPERTIES = PRODUCE_REQUESTS.properties

@@ -1,0 +1,146 @@
+"""The requests of heartbeats on an object store, and of those who follow them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sparklog.broker.application import Application
+from sparklog.broker.broker import Broker
+from sparklog.clients.admin import Admin
+from sparklog.clients.connection import Connection
+from sparklog.config import ClusterConfig, parse
+from sparklog.model import LOG
+from sparklog.storage.delta_log import commit_path, newest_version
+from sparklog.storage.location import Location
+from sparklog.storage.object_store import ObjectStore
+from sparklog.testing import ManualClock
+from tests.storage.test_s3 import Store, pytestmark, store
+
+__all__ = ["pytestmark", "store"]
+
+Requests = list[tuple[str, str]]
+
+
+class Cluster:
+    """Three brokers at rest, with a topic on brokers 0 and 1; no time passes by itself."""
+
+    def __init__(self, store: Store) -> None:
+        self.bucket = store.bucket()
+        self.options = store.options()
+        self.clock = ManualClock()
+        config = {
+            "cluster.root": f"{self.bucket}/cluster",
+            "brokers": [
+                {"broker.id": one, "log.dirs": [f"{self.bucket}/broker-{one}"]} for one in range(3)
+            ],
+            "storage.options": self.options,
+            # The heartbeats are made by hand.
+            "broker.heartbeat.interval.ms": 3_600_000,
+            "broker.session.timeout.ms": 4 * 3_600_000,
+            "log.merger.enable": False,
+        }
+        self.application = Application(
+            parse(ClusterConfig, config, "the test's configuration"), clock=self.clock
+        )
+        self.application.start()
+        self.brokers: dict[int, Broker] = self.application._brokers
+        connection = Connection(f"{self.bucket}/cluster", storage_options=self.options)
+        Admin(connection).create_topic("t", assignment={0: [0, 1]})
+        while self.application.round(to_end=True).changed:
+            pass
+
+    def version(self, broker: int) -> int:
+        """The newest version of a broker's journal."""
+        root = Location.of(f"{self.bucket}/broker-{broker}", self.options)
+        return newest_version(root.child(LOG.name))
+
+
+@pytest.fixture
+def cluster(store: Store) -> Iterator[Cluster]:
+    made = Cluster(store)
+    yield made
+    made.application.stop()
+    made.application.run()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """The requests by the client of object stores since, and the ends of their keys."""
+    noted: Requests = []
+
+    def arrange(name: str) -> None:
+        original: Callable[..., object] = getattr(ObjectStore, name)
+
+        def call(of: ObjectStore, path: str, *arguments: object) -> object:
+            noted.append((name, path))
+            return original(of, path, *arguments)
+
+        monkeypatch.setattr(ObjectStore, name, call)
+
+    for name in ("get", "get_range", "size_bytes", "put", "put_new", "remove", "names"):
+        arrange(name)
+    return noted
+
+
+def next_commit(cluster: Cluster, broker: int) -> str:
+    return f"broker-{broker}/log/{commit_path(cluster.version(broker) + 1)}"
+
+
+def test_a_heartbeat_of_an_idle_broker_is_one_conditional_put(
+    cluster: Cluster, requests: Requests
+) -> None:
+    """In its own root: nothing is read or written in the cluster root."""
+    path = next_commit(cluster, 1)
+    cluster.brokers[1]._heartbeats.note()
+    requests.clear()
+    cluster.brokers[1].heartbeat()
+    assert requests == [("put_new", path)]
+
+
+def test_a_heartbeat_of_the_controller_looks_at_its_lease(
+    cluster: Cluster, requests: Requests
+) -> None:
+    [holder] = [one for one, broker in cluster.brokers.items() if broker.is_controller]
+    path = next_commit(cluster, holder)
+    requests.clear()
+    cluster.brokers[holder].heartbeat()
+    assert [name for name, _ in requests] == ["get", "put_new"]
+    assert requests[0][1].startswith("cluster/controller/_delta_log/")
+    assert requests[1][1] == path
+
+
+def test_a_journal_is_read_once_a_round_for_all_roles(cluster: Cluster, requests: Requests) -> None:
+    """Also one that no role but the controller's reads, by versions alone, and without a LIST."""
+    broker = cluster.brokers[0]
+    versions = {one: cluster.version(one) for one in (1, 2)}
+    for ms in (1_000, 1_000):
+        cluster.clock.advance(ms)
+        requests.clear()
+        broker.look_ahead()
+        broker.controller_tick()
+        broker.leader_tick()
+        broker.follower_tick()
+        assert max(Counter(requests).values()) == 1
+        assert not [path for name, path in requests if name == "names"]
+        journals = [path for _, path in requests if path.startswith(("broker-1/", "broker-2/"))]
+        assert sorted(journals) == [
+            f"broker-{one}/log/{commit_path(versions[one] + 1)}" for one in (1, 2)
+        ]
+
+
+def test_the_brokers_follow_each_others_heartbeats(cluster: Cluster) -> None:
+    """Nobody is fenced, and nothing changes in `brokers`."""
+    rows = cluster.brokers[0]._cluster.brokers
+    before = rows.version
+    for _ in range(2):
+        cluster.clock.advance(4 * 3_600_000)
+        for broker in cluster.brokers.values():
+            broker.heartbeat()
+        cluster.application.round(to_end=True)
+    rows.refresh()
+    # The versions of the logs.
+    assert rows.version <= before + 2
+    assert [row["state"] for row in rows.rows().to_pylist()] == ["alive"] * 3
