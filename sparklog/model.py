@@ -340,6 +340,12 @@ PRODUCE_REQUESTS = TableSchema(
 )
 """The batches that wait for the leaders of this root: a file of the log's inbox is one row of
 `REQUEST_INDEX`, most of which are the file's partition values."""
+REQUEST_TABLES = (
+    PRODUCE_REQUESTS,
+    *(PRODUCE_REQUESTS._replace(name=f"{PRODUCE_REQUESTS.name}_{one}") for one in range(1, 8)),
+)
+"""The request tables that a broker root may have: a store takes one commit of a table each round
+trip. All but the first are created, all at once, where producers on an object store compete."""
 REQUEST_INDEX = pa.schema(
     [
         *(_REQUEST_HEADER.field(name) for name in _REQUEST_HEADER.names[:5]),

@@ -186,7 +186,7 @@ class Broker:
         request, are not looked at. May run beside a tick.
         """
         return (
-            any(root.produce_requests.has_news() for root in self._roots.values())
+            any(root.request_tables.has_news() for root in self._roots.values())
             or self._peers.have_news()
             or self._cluster.partition_state.has_news()
         )
@@ -218,7 +218,7 @@ class Broker:
         elif look is Look.PARTITIONS:
             self._reader.look_ahead_at_partitions()
         for root in self._roots.values():
-            root.produce_requests.look_ahead(to_end=to_end)
+            root.request_tables.look_ahead(to_end=to_end)
         self._peers.look_ahead(to_end=to_end)
         self._is_looked = True
 

@@ -153,7 +153,6 @@ class Checkpoints:
         self._has_changed = False
         self._due_at_ms = now_ms + self._interval_ms
         journal = self._journal
-        taken = journal.taken
         # A heartbeat beside it changes nothing but the version.
         version, progress = journal.version, journal.progress
         return _State(
@@ -162,7 +161,7 @@ class Checkpoints:
             journal.operation_table(),
             journal.epoch_table(),
             journal.row_table(version),
-            {} if taken is None else {taken_transaction(taken.table_id): taken.version},
+            {taken_transaction(table_id): one.version for table_id, one in journal.taken.items()},
         )
 
     def _write(self, state: _State, *, is_last: bool = False) -> None:

@@ -13,20 +13,22 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 
 import xxhash
 
 from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.errors import StorageError
 from sparklog.logger import get_logger
-from sparklog.model import PRODUCE_REQUESTS, Batch, TopicIdPartition, is_batch_path, new_batch_path
+from sparklog.model import REQUEST_TABLES, Batch, TopicIdPartition, is_batch_path, new_batch_path
 from sparklog.model import batch_id as id_of
 from sparklog.storage.copying import Copy
-from sparklog.storage.delta_log import has_commit, newest_version
+from sparklog.storage.delta_log import Commit, has_commit, newest_version, reading_threads
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file, new_file
-from sparklog.storage.request_commits import peek_request_commit
+from sparklog.storage.request_commits import MANY_REFUSALS, peek_request_commit, refusals
 from sparklog.storage.request_files import Request, request_of
 
 _log = get_logger(__name__)
@@ -43,6 +45,10 @@ _KEPT_SECONDS = 30.0
 _CHECK_SECONDS = 60.0
 """Seconds without a commit after which a reader may have fallen behind clean-up."""
 
+_FURTHER_SECONDS = 30.0
+"""How long further tables of an inbox are read after a commit in one of them, or after producers
+have competed for the first one."""
+
 _UPLOAD_SECONDS, _PAUSE_SECONDS = 1.0, 0.005
 """How long a file is waited for that is on its way to the inbox, and how often it is looked for."""
 
@@ -57,12 +63,25 @@ class _Ahead:
 
 
 @dataclass
-class _Inbox:
-    """The inbox of one leader's root, read as far as `version`; `scan` reads on."""
+class _Table:
+    """A request table, read as far as `version`; `None` where that is still to be found."""
 
-    root: Location
+    location: Location
     version: int | None = None
     looked_at: float = 0.0
+
+
+@dataclass
+class _Inbox:
+    """The inbox of one leader's root; `scan` reads on.
+
+    Its tables but for the first are read while there are commits in them.
+    """
+
+    root: Location
+    first: _Table
+    further: list[_Table] = field(default_factory=list)
+    further_until: float = 0.0
     scan: Future[None] | None = None
     copies: dict[str, _Ahead] = field(default_factory=dict)
 
@@ -84,7 +103,10 @@ class CopiesAhead:
         for root, keys in leaders.items():
             if root.is_local:
                 continue
-            inbox = self._inboxes.setdefault(root.uri, _Inbox(root))
+            if root.uri not in self._inboxes:
+                first = _Table(root.child(REQUEST_TABLES[0].name))
+                self._inboxes[root.uri] = _Inbox(root, first)
+            inbox = self._inboxes[root.uri]
             self._drop_old(inbox)
             if inbox.scan is None or inbox.scan.done():
                 inbox.scan = _threads(os.getpid()).submit(self._scan, inbox, frozenset(keys))
@@ -119,28 +141,53 @@ class CopiesAhead:
             _threads(os.getpid()).submit(discard_file, self._target, one.copy.target_path)
 
     def _scan(self, inbox: _Inbox, keys: frozenset[TopicIdPartition]) -> None:
-        table = inbox.root.child(PRODUCE_REQUESTS.name)
+        if time.monotonic() > inbox.further_until:
+            inbox.further.clear()
+        tables = [inbox.first, *inbox.further]
         try:
-            if inbox.version is None or self._has_fallen_behind(inbox, table):
-                inbox.version = newest_version(table)
-                inbox.looked_at = time.monotonic()
-                return
-            while (commit := peek_request_commit(table, inbox.version + 1)) is not None:
-                inbox.version += 1
-                inbox.looked_at = time.monotonic()
-                for request in map(request_of, commit.added):
-                    if TopicIdPartition(request["topic_id"], request["partition"]) in keys:
-                        self._begin(inbox, request)
+            tables = [table for table in tables if self._is_placed(table)]
+            while tables:
+                commits = reading_threads(os.getpid()).map(_next_commit, tables)
+                read = zip(tables, commits, strict=True)
+                found = [(table, commit) for table, commit in read if commit is not None]
+                tables = [table for table, _ in found]
+                for table, commit in found:
+                    table.version = commit.version
+                    table.looked_at = time.monotonic()
+                    for request in map(request_of, commit.added):
+                        if TopicIdPartition(request["topic_id"], request["partition"]) in keys:
+                            self._begin(inbox, request)
+                    if table is not inbox.first or refusals(commit) >= MANY_REFUSALS:
+                        self._read_further(inbox)
         except UNREADABLE as error:
             # The follower's tick copies the batch later, and reports a root that it cannot read.
             _log.debug("no copies ahead", root=inbox.root.uri, error=one_line(error))
 
-    def _has_fallen_behind(self, inbox: _Inbox, table: Location) -> bool:
+    def _is_placed(self, table: _Table) -> bool:
+        """Say whether a table can be read on; else find its end, to read on from there next."""
+        if table.version is not None and not self._has_fallen_behind(table):
+            return True
+        table.version = newest_version(table.location)
+        table.looked_at = time.monotonic()
+        return False
+
+    def _has_fallen_behind(self, table: _Table) -> bool:
         """Say whether clean-up has taken what was to be read next, or the table is another one."""
-        if time.monotonic() - inbox.looked_at < _CHECK_SECONDS:
+        if time.monotonic() - table.looked_at < _CHECK_SECONDS:
             return False
-        inbox.looked_at = time.monotonic()
-        return not has_commit(table, inbox.version or 0)
+        table.looked_at = time.monotonic()
+        return not has_commit(table.location, table.version or 0)
+
+    def _read_further(self, inbox: _Inbox) -> None:
+        """Read the further tables, too, from now on, where the leader has created them."""
+        inbox.further_until = time.monotonic() + _FURTHER_SECONDS
+        if inbox.further:
+            return
+        further = [_Table(inbox.root.child(schema.name)) for schema in REQUEST_TABLES[1:]]
+        # The first of them is the last to be created: all others are there where it is.
+        with suppress(StorageError):
+            self._is_placed(further[0])
+            inbox.further = further
 
     def _begin(self, inbox: _Inbox, request: Request) -> None:
         path, size_bytes = request["path"], request["byte_size"]
@@ -154,6 +201,11 @@ class CopiesAhead:
                 return
             made = _threads(os.getpid()).submit(_made, copy)
             inbox.copies[path] = _Ahead(copy, time.monotonic(), made)
+
+
+def _next_commit(table: _Table) -> Commit | None:
+    """Return the commit after the version as far as which a table is read."""
+    return None if table.version is None else peek_request_commit(table.location, table.version + 1)
 
 
 def _made(copy: Copy) -> bool:

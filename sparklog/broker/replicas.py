@@ -183,7 +183,7 @@ class Replicas:
         removed: Sequence[Batch] = (),
         *,
         answers: Sequence[Mapping[str, Any]] = (),
-        taken: Taken | None = None,
+        taken: Sequence[Taken] = (),
     ) -> bool:
         """Commit what is staged, and batches added and removed, at once; say if there was anything.
 

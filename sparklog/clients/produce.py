@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,7 +15,13 @@ from sparklog.errors import DamagedError, ProtocolError, error_code
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import ALL, LOG, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
-from sparklog.storage.delta_log import has_commit, newest_version, read_commit, reading_threads
+from sparklog.storage.delta_log import (
+    MOST_AHEAD,
+    commit_contents,
+    has_commit,
+    newest_version,
+    parse_commit,
+)
 from sparklog.storage.journal import answers_in
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.metadata import PartitionState
@@ -72,6 +77,8 @@ class Responses:
         self._failures = RepeatedFailures(_logger)
         self._version = newest_version(self._log)
         self._looked_at = time.monotonic()
+        self._caught_up = 0
+        self._is_behind = True
         self._expected: set[str] = set()
         self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
 
@@ -82,7 +89,13 @@ class Responses:
 
     def expect(self, request_id: str) -> None:
         """Keep the answers to this request; those to others' requests are passed over."""
+        self._is_behind |= not self._expected
         self._expected.add(request_id)
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether more commits than one are likely to lie between here and the journal's end."""
+        return self._is_behind and self._caught_up > 1 and not self.is_local
 
     def forget(self, request_id: str) -> None:
         """Pass over the answers to this request from now on."""
@@ -92,25 +105,45 @@ class Responses:
     def poll(self) -> None:
         """Read the answers that have arrived; from a root that is away, none do."""
         try:
-            while self._read_next():
-                pass
+            self._read_on()
         except UNREADABLE as error:
             self._failures.warning("responses", "responses not readable", error=one_line(error))
 
-    def _read_next(self) -> bool:
-        """Read the next commit; return whether there was one."""
+    def _read_on(self) -> None:
+        """Read the commits up to the journal's end.
+
+        An object store is asked for as many at once as there were after the last rest, and as many
+        again while all of them are there: the brokers go on while nobody waits for an answer.
+        """
+        start = self._version
+        count = self._caught_up if self._is_behind else 1
+        while True:
+            end = self._version + max(count, 1)
+            for content in commit_contents(self._log, self._version + 1, end):
+                if content is None:
+                    self._check_in_place()
+                    break
+                self._version += 1
+                self._looked_at = time.monotonic()
+                self._note_answers(content)
+            if self._version < end:
+                break
+            count = self._version - start
+        if self._is_behind:
+            self._caught_up = min(self._version - start, MOST_AHEAD)
+            self._is_behind = False
+
+    def _note_answers(self, content: bytes) -> None:
+        """Keep the answers of the commit that was just read, as far as they are expected."""
+        # Most commits of a busy leader have none: to parse them all takes a processor.
+        if not any(request_id.encode() in content for request_id in self._expected):
+            return
         try:
-            commit = read_commit(self._log, self._version + 1, lambda _: True)
+            commit = parse_commit(self._log, self._version, content, lambda _: True)
         except DamagedError as error:
             # Its answers are lost; a batch that is sent again is recognised by its leader.
             self._failures.warning(self._version, "answers lost", error=str(error))
-            self._version += 1
-            return True
-        if commit is None:
-            self._check_in_place()
-            return False
-        self._version += 1
-        self._looked_at = time.monotonic()
+            return
         for row in answers_in(commit):
             if row["request_id"] in self._expected:
                 key = TopicIdPartition(row["topic_id"], row["partition"])
@@ -119,7 +152,6 @@ class Responses:
                 )
                 # A request that was sent twice may be answered twice: the first answer stands.
                 self._answers.setdefault((row["request_id"], key), response)
-        return True
 
     def _check_in_place(self) -> None:
         """Go on at the journal's end where clean-up has taken what was to be read next."""
@@ -156,12 +188,9 @@ class PendingProduce:
     def poll(self) -> dict[TopicIdPartition, ProduceResponse]:
         """Return the answers that have arrived, by partition."""
         leaders = list({id(one): one for one in self._waiting.values()}.values())
-        if len(leaders) > 1 and not all(one.is_local for one in leaders):
-            # A request each, if nothing has arrived.
-            list(reading_threads(os.getpid()).map(Responses.poll, leaders))
-        else:
-            for responses in leaders:
-                responses.poll()
+        # A request each, if nothing has arrived.
+        is_local = all(one.is_local for one in leaders)
+        side_by_side(Responses.poll, leaders, 0, is_local=is_local)
         for key, responses in list(self._waiting.items()):
             response = responses.take(self.request_id, key)
             if response is not None:
@@ -248,7 +277,7 @@ class ProduceClient:
                 continue
             of = location.uri, self._connection.registered_epoch(location)
             by_leader.setdefault(of, (location, []))[1].append(batch)
-        appends = []
+        appends: list[Callable[[], None]] = []
         for of, (location, members) in by_leader.items():
             responses = self._responses_of(location, of)
             if number != 0:
@@ -256,6 +285,8 @@ class ProduceClient:
                 waiting |= dict.fromkeys((batch.state.key for batch in members), responses)
             rows = [self._row(request_id, batch, number, timeout_ms) for batch in members]
             appends.append(partial(self._requests_of(location, of).append, rows))
+            if responses.is_far_behind:
+                appends.append(responses.poll)
         # At once, so that brokers that tick side by side find all of them.
         is_local = all(location.is_local for location, _ in by_leader.values())
         size_bytes = sum(batch.file.size_bytes for batch in batches)

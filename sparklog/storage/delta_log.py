@@ -60,7 +60,7 @@ LOG_VERSION = "log_version"
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 """The table property with the number of commits between two checkpoints."""
 
-_DEFAULT_CHECKPOINT_INTERVAL = 100
+DEFAULT_CHECKPOINT_INTERVAL = 100
 
 EMPTY_PER_COMMIT = 5
 """The number of empty commits that count as one commit where checkpoints become due."""
@@ -72,7 +72,7 @@ COMMIT_ID = "txnId"
 _CHECKSUM = "sparklogChecksum"
 """The field of `commitInfo` with the checksum of the lines after it."""
 
-_METADATA, _METADATA_CHECKSUM = "userMetadata", "sparklogMetadataChecksum"
+USER_METADATA, _METADATA_CHECKSUM = "userMetadata", "sparklogMetadataChecksum"
 """The fields of `commitInfo` with a text of the writer's own, and with the text's checksum."""
 
 _WITHOUT_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -155,26 +155,7 @@ class DeltaLog:
         self.location = table
         self._explains = explains
         self._cleans_up = cleans_up
-        self.snapshot = open_delta_table(table, version)
-        """The table as delta-rs opened it: before the first commit that was followed."""
-        self.version = self.snapshot.version()
-        self.transactions = {
-            name: held
-            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION)
-            if (held := self.snapshot.transaction_version(name)) is not None
-        }
-        """The versions of the table's app transactions, by name: epochs, and `LOG_VERSION`."""
-        # After delta-rs has read them, since clean-up may take them at any time.
-        check_commits(table, self.version, explains)
-        metadata = self.snapshot.metadata()
-        self.table_id = str(metadata.id)
-        """The id that Delta gave the table when it was created."""
-        protocol = self.snapshot.protocol()
-        self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
-        self._check_protocol()
-        given = metadata.configuration.get(CHECKPOINT_INTERVAL)
-        self.checkpoint_interval = checkpoint_interval(given) or _DEFAULT_CHECKPOINT_INTERVAL
-        """The number of commits between two of Delta's checkpoints of the table."""
+        self._load(version)
         self.empty_commits = 0
         """The commits passed since the log was opened that change nothing; counted by the owner."""
         self._checkpointed = self.version
@@ -195,6 +176,29 @@ class DeltaLog:
         The commits after it were cleaned up as well, or the root was lost or restored: open the
         table again.
         """
+
+    def _load(self, version: int | None) -> None:
+        """Open the table with delta-rs, and take over what it tells."""
+        self.snapshot = open_delta_table(self.location, version)
+        """The table as delta-rs opened it: before the first commit that was followed."""
+        self.version = self.snapshot.version()
+        self.transactions = {
+            name: held
+            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION)
+            if (held := self.snapshot.transaction_version(name)) is not None
+        }
+        """The versions of the table's app transactions, by name: epochs, and `LOG_VERSION`."""
+        # After delta-rs has read them, since clean-up may take them at any time.
+        check_commits(self.location, self.version, self._explains)
+        metadata = self.snapshot.metadata()
+        self.table_id = str(metadata.id)
+        """The id that Delta gave the table when it was created."""
+        protocol = self.snapshot.protocol()
+        self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
+        self._check_protocol()
+        given = metadata.configuration.get(CHECKPOINT_INTERVAL)
+        self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
+        """The number of commits between two of Delta's checkpoints of the table."""
 
     def follow(self, to_version: int | None = None) -> Iterator[Commit]:
         """Go on to the newest version, or `to_version` at most, and yield each commit on the way.
@@ -262,16 +266,15 @@ class DeltaLog:
             return None
         return parse_commit(self.location, version, content, self._explains)
 
-    def skip(self) -> None:
-        """Go on to the newest version without reading the commits on the way.
+    def skip(self, likely: int = 0) -> None:
+        """Look where the table ends, and `step_to` there; `is_lost` is as after `follow`.
 
-        So one that only appends follows others at little cost: what they have committed does not
-        concern it. `is_lost` is as after `follow`.
+        `likely`: how many commits there are on the way, if the caller can guess.
         """
         began = clocks()
         self.is_lost = self._is_predecessor_lost()
         if not self.is_lost:
-            self.version = _newest_after(self.location, self.version)
+            self.version = newest_after(self.location, self.version, likely)
             self.is_uncertain = False
         self._looked_at = began
 
@@ -362,13 +365,12 @@ class DeltaLog:
         self.is_uncertain = False
         self._looked_at = clocks()
 
-    def step_past(self) -> None:
-        """Go on to the commit that has the version for which the last commit was refused.
+    def step_to(self, version: int) -> None:
+        """Go on to a version that is known to be there, without reading the commits on the way.
 
-        One that only appends knows that it is there, and not what it has changed.
+        So one that only appends goes on: what others have committed does not concern it.
         """
-        if self.taken_by is not None:
-            self.version = self.taken_by.version
+        self.version = max(self.version, version)
 
     @property
     def may_land_late(self) -> bool:
@@ -511,7 +513,7 @@ def _properties(
 ) -> CommitProperties:
     told = {COMMIT_ID: commit_id}
     if user_metadata is not None:
-        told[_METADATA] = user_metadata
+        told[USER_METADATA] = user_metadata
         told[_METADATA_CHECKSUM] = xxhash.xxh3_64_hexdigest(user_metadata.encode())
     return CommitProperties(max_commit_retries=0, custom_metadata=told, app_transactions=epochs)
 
@@ -533,7 +535,7 @@ def _commit_text(
         _CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
     }
     if user_metadata is not None:
-        info[_METADATA] = user_metadata
+        info[USER_METADATA] = user_metadata
         info[_METADATA_CHECKSUM] = xxhash.xxh3_64_hexdigest(user_metadata.encode())
     return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
 
@@ -619,6 +621,17 @@ def request_commits(table: Location, first: int, count: int) -> dict[int, Future
         version: readers.submit(commit_content, table, version)
         for version in range(first, first + count)
     }
+
+
+def commit_contents(table: Location, first: int, last: int) -> list[bytes | None]:
+    """Return the bytes of the commits `first` to `last`, `None` for those that do not exist.
+
+    An object store is asked for all of them in parallel. Must not run in `reading_threads`.
+    """
+    versions = range(first, last + 1)
+    if table.is_local or len(versions) < 2:
+        return [commit_content(table, version) for version in versions]
+    return [each.result() for each in request_commits(table, first, len(versions)).values()]
 
 
 def commit_content(table: Location, version: int) -> bytes | None:
@@ -751,7 +764,7 @@ def check_commit_text(text: bytes) -> None:
 def _check_metadata(info: Mapping[str, Any]) -> None:
     """Raise `ValueError` where the writer's own text in a commit is not as it was written."""
     checksum = info.get(_METADATA_CHECKSUM)
-    written = str(info.get(_METADATA)).encode()
+    written = str(info.get(USER_METADATA)).encode()
     if checksum is not None and xxhash.xxh3_64_hexdigest(written) != checksum:
         raise ValueError("the commit is changed: its userMetadata does not match its checksum")
 
@@ -778,7 +791,7 @@ def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
         commit.protocol = Protocol(protocol["minReaderVersion"], protocol["minWriterVersion"])
     elif info := action.get("commitInfo"):
         commit.commit_id = info.get(COMMIT_ID)
-        commit.user_metadata = info.get(_METADATA)
+        commit.user_metadata = info.get(USER_METADATA)
         _check_metadata(info)
 
 
@@ -830,7 +843,7 @@ def newest_version(table: Location) -> int:
     if table.is_local:
         known = max((int(name[:20]) for name in _names(table) if _COMMIT.match(name)), default=-1)
     else:
-        known = _newest_after(table, _last_checkpoint(table))
+        known = newest_after(table, _last_checkpoint(table))
     if known < 0:
         raise StorageError(
             f"there is no table at {table.uri}: check the root, or create the cluster first"
@@ -838,11 +851,12 @@ def newest_version(table: Location) -> int:
     return known
 
 
-def _newest_after(table: Location, version: int) -> int:
+def newest_after(table: Location, version: int, likely: int = 0) -> int:
     """Return the newest version of a table from one on that is there or just cleaned up.
 
     Commits have no gaps. A folder is asked one version after another; an object store side by side,
-    each time twice as far, for the versions in between then.
+    around the version that is `likely` commits further, then each time as many times as far, for
+    the versions in between then.
     """
     if table.is_local:
         while has_commit(table, version + 1):
@@ -850,14 +864,21 @@ def _newest_after(table: Location, version: int) -> int:
         return version
     readers = reading_threads(os.getpid())
 
-    def there(versions: Sequence[int]) -> list[bool]:
-        return list(readers.map(partial(has_commit, table), versions))
+    def count_from(first: int, step: int) -> int:
+        """Return how many of the next versions are there, of `_PROBES`, `first` among them."""
+        asked = [first + step * number for number in range(_PROBES)]
+        found = [*readers.map(partial(has_commit, table), asked), False]
+        return found.index(False)
 
+    if likely > _PROBES // 2:
+        guess = version + likely - _PROBES // 2
+        count = count_from(guess, 1)
+        if 0 < count < _PROBES:
+            return guess + count - 1
+        version = guess + count - 1 if count else version
     step = 1
     while True:
-        versions = [version + step * number for number in range(1, _PROBES + 1)]
-        found = there(versions)
-        count = found.index(False) if False in found else _PROBES
+        count = count_from(version + step, step)
         version += step * count
         if count == _PROBES:
             step *= _PROBES
@@ -867,7 +888,7 @@ def _newest_after(table: Location, version: int) -> int:
             step //= _PROBES
 
 
-_PROBES = 4
+_PROBES = 8
 """Versions that are asked for at a time; each round of questions looks so many times as far."""
 
 

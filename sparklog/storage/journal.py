@@ -82,14 +82,14 @@ class Step(NamedTuple):
 
     `rows`, the new rows of replicas; `histories`, new leader-epoch histories; `operations`, delayed
     operations that begin to wait, by their ids, and `None` for those that wait no more; `answers`,
-    to requests; `taken`, how far the requests are taken now.
+    to requests; `taken`, how far the requests of some tables are taken now.
     """
 
     rows: Sequence[Row] = ()
     histories: Mapping[TopicIdPartition, Histories] = {}
     operations: Mapping[str, Row | None] = {}
     answers: Sequence[Row] = ()
-    taken: Taken | None = None
+    taken: Sequence[Taken] = ()
 
 
 class Histories(NamedTuple):
@@ -130,8 +130,11 @@ class Journal(RecordLog):
         self._schemas = CHECKPOINTS if with_operations or checkpoints else CHECKPOINTS[:2]
         self.operations: dict[str, Row] = {}
         """The delayed operations, by their ids."""
-        self.taken: Taken | None = None
-        """How far the requests are taken, as far as commits after the checkpoints say it."""
+        self.taken: dict[str, Taken] = {}
+        """How far the requests are taken, by the ids of their tables.
+
+        As far as commits after the checkpoints say it.
+        """
         self.renewal: Renewal | None = None
         """The newest renewal of the controller's lease, as far as commits that were read say it."""
         self._checkpoints = checkpoints
@@ -257,7 +260,7 @@ class Journal(RecordLog):
 
     def _load_state(self, described: list[_Described], version: int) -> None:
         self.rows, self.epochs, self._topics, self.operations = {}, {}, {}, {}
-        self.taken = None
+        self.taken = {}
         rows, epochs, *operations = described
         self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
         for row in rows.table.to_pylist():
@@ -307,9 +310,9 @@ class Journal(RecordLog):
                     self.operations.pop(operation_id, None)
                 else:
                     self.operations[operation_id] = {**_NO_OPERATION, **operation}
-        if _REQUESTS in entry:
-            table_id, taken_version, beyond = entry[_REQUESTS]
-            self.taken = Taken(table_id, taken_version, tuple((at, place) for at, place in beyond))
+        for table_id, taken_version, beyond in entry.get(_REQUESTS, ()):
+            places = tuple((at, place) for at, place in beyond)
+            self.taken[table_id] = Taken(table_id, taken_version, places)
         if _CONTROLLER in entry:
             self.renewal = Renewal(entry[_CONTROLLER], version)
         return named
@@ -339,8 +342,8 @@ def _entry_of(step: Step) -> dict[str, Any]:
         }
     if step.answers:
         entry[_ANSWERS] = list(step.answers)
-    if step.taken is not None:
-        entry[_REQUESTS] = step.taken
+    if step.taken:
+        entry[_REQUESTS] = list(step.taken)
     return entry
 
 

@@ -1,4 +1,4 @@
-"""Commits of `produce_requests`, read for what is valid in them, and mended.
+"""Commits of request tables, read for what is valid in them, and mended.
 
 Every client may append to the table, so its log is input, not state. The owner of the root takes
 from a commit the files that it adds and removes, and nothing else: epochs, protocol versions, table
@@ -26,6 +26,7 @@ from sparklog.model import PRODUCE_REQUESTS
 from sparklog.storage.delta_log import (
     CHECKPOINT_INTERVAL,
     COMMIT_ID,
+    USER_METADATA,
     AddedFile,
     Commit,
     DeltaLog,
@@ -99,6 +100,26 @@ def _parsed(table: Location, version: int, content: bytes, fault: str | None) ->
         path = commit_path(version)
         _mend(table, path, actions, fault or "it has actions that are not valid")
     return _commit(version, actions)
+
+
+MANY_REFUSALS = 2
+"""Refusals of one request after which its table counts as contended."""
+
+_REFUSED = "refused"
+
+
+def told_refusals(count: int) -> str | None:
+    """Return what a producer's commit says of how often the store has refused it before."""
+    return json.dumps({_REFUSED: count}) if count else None
+
+
+def refusals(commit: Commit) -> int:
+    """Return how often a commit was refused before, as its producer says."""
+    try:
+        count = json.loads(commit.user_metadata or "{}").get(_REFUSED, 0)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return 0
+    return count if _is_number(count) else 0
 
 
 def mend_commits(table: Location, *, files_only: bool) -> bool:
@@ -188,6 +209,7 @@ def _commit(version: int, actions: list[_Action]) -> Commit:
             commit.removed.append(unquote(action["remove"]["path"]))
         elif "commitInfo" in action:
             commit.commit_id = action["commitInfo"].get(COMMIT_ID)
+            commit.user_metadata = action["commitInfo"].get(USER_METADATA)
     return commit
 
 

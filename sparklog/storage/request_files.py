@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from sparklog.model import LOG, PRODUCE_REQUESTS, REQUEST_INDEX
+from sparklog.model import LOG, PRODUCE_REQUESTS, REQUEST_INDEX, REQUEST_TABLES
 from sparklog.storage.batch_actions import (
     UNREADABLE_NUMBER,
     file_statistics,
@@ -114,10 +114,20 @@ def read_requests(root: Location) -> pa.Table:
     """Return the batches that wait in a broker root, as `REQUEST_INDEX`.
 
     Those of which the journal says that they are taken are there until the broker removes them.
-    Raises `StorageError` where the table cannot be opened.
+    Raises `StorageError` where a table cannot be opened.
     """
-    opened = open_delta_table(root.child(PRODUCE_REQUESTS.name))
-    return pa.Table.from_pylist([row for _, row in live_requests(opened)], schema=REQUEST_INDEX)
+    tables = REQUEST_TABLES if has_further_tables(root) else REQUEST_TABLES[:1]
+    opened = [open_delta_table(root.child(schema.name)) for schema in tables]
+    rows = [row for table in opened for _, row in live_requests(table)]
+    return pa.Table.from_pylist(rows, schema=REQUEST_INDEX)
+
+
+def has_further_tables(root: Location) -> bool:
+    """Say whether a root has more request tables than `produce_requests`.
+
+    Only one on an object store has; the first of them is the last to be created.
+    """
+    return not root.is_local and REQUEST_TABLES[1].name in root.names()
 
 
 # --- what is valid ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`produce_requests` as the broker reads it that owns the root.
+"""A request table as the broker reads it that owns the root.
 
 A table that cannot be opened is mended (`request_commits`); one that cannot be opened even so is
 set aside and recreated empty, and its clients send again what was not answered.
@@ -20,16 +20,18 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
-from sparklog.model import PRODUCE_REQUESTS
+from sparklog.model import PRODUCE_REQUESTS, TableSchema
 from sparklog.storage.control_table import create_table, moved, until_it_lands
 from sparklog.storage.damage import is_in_place, set_aside
 from sparklog.storage.delta_log import Commit, RemovedFile, Stamp
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.request_commits import (
+    MANY_REFUSALS,
     RequestLog,
     mend_commits,
     metadata_fault,
     read_request_commit,
+    refusals,
 )
 from sparklog.storage.request_files import Request, live_requests, request_of
 
@@ -48,18 +50,21 @@ class Added(NamedTuple):
 
 
 class RequestTable:
-    """The request table of one broker root, opened by its owner.
+    """A request table of one broker root, opened by its owner.
 
-    `generation` rises whenever the table that is read is another one than before: versions of
-    earlier generations have no meaning in later ones.
+    `schema` is one of `REQUEST_TABLES`; `generation` rises whenever the table that is read is
+    another one than before: versions of earlier generations have no meaning in later ones.
     """
 
-    def __init__(self, root: Location) -> None:
+    def __init__(self, root: Location, schema: TableSchema = PRODUCE_REQUESTS) -> None:
         self.root = root
-        self.location = root.child(PRODUCE_REQUESTS.name)
+        self.location = root.child(schema.name)
+        self._schema = schema
         self.generation = 0
         self.commits = 0
         """How many commits this handle has made."""
+        self.is_contended = False
+        """Whether a producer has lost the race for a version again and again."""
         self._lock = threading.RLock()
         self._requests: dict[Added, Request] = {}
         self._added: dict[str, set[Added]] = defaultdict(set)
@@ -132,6 +137,7 @@ class RequestTable:
         until_it_lands(self.location, attempt)
 
     def _apply(self, commit: Commit) -> None:
+        self.is_contended |= refusals(commit) >= MANY_REFUSALS
         for path in commit.removed:
             self._forget(path)
         for position, file in enumerate(commit.added):
@@ -178,13 +184,13 @@ class RequestTable:
 
     def _recreate(self, reason: str) -> None:
         """Set the table aside and create it empty, in a root that is in place."""
-        if not is_in_place(self.root, PRODUCE_REQUESTS.name):
+        if not is_in_place(self.root, self._schema.name):
             raise StorageError(
                 f"there is no table at {self.location.uri}: check the root, or create the cluster "
                 f"first ({reason})"
             )
         set_aside(self.location)
-        create_table(self.root, PRODUCE_REQUESTS)
+        create_table(self.root, self._schema)
         _log.error("request table recreated", table=self.location.uri, reason=reason)
 
     def _reopen(self) -> None:

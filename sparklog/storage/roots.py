@@ -27,7 +27,7 @@ from sparklog.storage.delta_log import commit_path, first_commit, has_commit
 from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.request_table import RequestTable
+from sparklog.storage.request_tables import RequestTables
 from sparklog.storage.sharded_table import ShardedTable
 
 
@@ -137,7 +137,7 @@ class ClusterRoot:
 class BrokerRoot:
     """The tables of one log directory of one broker, opened by that broker.
 
-    Opening it takes the fence: it writes `broker_epoch` to every table but `produce_requests`
+    Opening it takes the fence: it writes `broker_epoch` to every table but those of requests
     before anything is read, so that an older process of the same broker can never write again.
 
     Parameters: `damaged`, the names of tables that are damaged (`damage`); they start again, empty.
@@ -154,8 +154,8 @@ class BrokerRoot:
         self.high_watermark_checkpoint = self._opened(model.HIGH_WATERMARK_CHECKPOINT)
         self.leader_epoch_checkpoint = self._opened(model.LEADER_EPOCH_CHECKPOINT)
         self.producer_state = self._opened(model.PRODUCER_STATE)
-        # Clients write to the request table, so an epoch in it would prove nothing.
-        self.produce_requests = RequestTable(location)
+        # Clients write to the request tables, so an epoch in them would prove nothing.
+        self.request_tables = RequestTables(location)
         self.delayed_operations = self._opened(model.DELAYED_OPERATIONS)
         self.checkpoints = (
             self.high_watermark_checkpoint,
@@ -225,7 +225,7 @@ class BrokerRoot:
 
     def commits(self) -> int:
         """Return how many commits this process has made to the root's tables."""
-        tables = (*self.checkpoints, self.producer_state, self.produce_requests, self.log)
+        tables = (*self.checkpoints, self.producer_state, self.request_tables, self.log)
         return sum(table.commits for table in tables)
 
 

@@ -14,11 +14,21 @@ from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.clients.producer import Producer
 from sparklog.config import ClusterConfig, parse
-from sparklog.model import LOG, PRODUCE_REQUESTS, Batch, TopicIdPartition, new_batch_path
+from sparklog.model import (
+    LOG,
+    PRODUCE_REQUESTS,
+    REQUEST_TABLES,
+    Batch,
+    TopicIdPartition,
+    new_batch_path,
+)
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, records_table
 from sparklog.storage.control_table import create_table
+from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
 from sparklog.storage.request_appends import RequestAppends
+from sparklog.storage.request_commits import told_refusals
+from sparklog.storage.request_files import request_file
 from tests.jobs.processes import wait_for
 from tests.storage.test_s3 import Store, at, pytestmark, store
 
@@ -192,11 +202,43 @@ def test_a_commit_that_is_none_stops_nobody(leader: Leader) -> None:
     table = leader.root.child(PRODUCE_REQUESTS.name)
     for version, content in enumerate((b"no commit", b'{"add":{"path":7}}', b""), start=1):
         table.put_new(f"_delta_log/{version:020}.json", content)
-    leader.inbox._log.skip()
+    leader.inbox = RequestAppends(leader.root)
     file = leader.file()
     leader.request(file)
     leader.look()
     assert leader.ahead.take(leader.root, batch(file)) is not None
+
+
+def test_further_tables_are_read_while_producers_compete(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, and not for long after the last commit there."""
+    for schema in REQUEST_TABLES[1:]:
+        create_table(leader.root, schema)
+    first, fifth = (DeltaLog(leader.root.child(REQUEST_TABLES[one].name)) for one in (0, 5))
+
+    def request(log: DeltaLog, refused: int = 0) -> BatchFile:
+        file = leader.file()
+        added = [request_file(requested(file, 0), 1)]
+        log.commit("WRITE", added, user_metadata=told_refusals(refused), syncs_files=False)
+        leader.look()
+        return file
+
+    def is_ahead(file: BatchFile) -> bool:
+        return leader.ahead.take(leader.root, batch(file)) is not None
+
+    assert not is_ahead(request(fifth))
+    assert is_ahead(request(first, refused=1))
+    assert not is_ahead(request(fifth))
+    # What lies there already is passed over.
+    assert is_ahead(request(first, refused=2))
+    leader.look()
+    assert is_ahead(request(fifth))
+    assert is_ahead(request(fifth))
+    monkeypatch.setattr(copies_ahead, "_FURTHER_SECONDS", -1.0)
+    request(fifth)
+    assert not is_ahead(request(fifth))
+    assert is_ahead(request(first))
 
 
 def test_in_folders_nothing_is_looked_at(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -207,7 +207,8 @@ def test_an_add_with_such_values_is_taken_out_of_its_commit(root: Location, valu
 
 def check_read_alike(root: Location, file: AddedFile) -> Request:
     """Check that a commit, a snapshot of it and one of a checkpoint say the same of a file."""
-    log = DeltaLog(appending(root).location)
+    appending(root)
+    log = DeltaLog(root.child(PRODUCE_REQUESTS.name))
     assert log.commit("WRITE", [file], syncs_files=False)
     sound = commit_file(root, 1).read_bytes()
     commit = read_request_commit(log.location, 1)
