@@ -172,7 +172,8 @@ def test_a_time_that_delta_rs_cannot_read_is_not_valid(time: str) -> None:
 def test_a_commit_with_such_statistics_is_mended_and_its_request_stays(
     root: Location, statistics: object
 ) -> None:
-    table = appending(root).location
+    appending(root)
+    table = root.child(PRODUCE_REQUESTS.name)
     action = {
         "path": "../log/x",
         "partitionValues": {"request_id": "a"},
@@ -193,7 +194,8 @@ def test_a_commit_with_such_statistics_is_mended_and_its_request_stays(
 
 @pytest.mark.parametrize("values", INVALID_VALUES, ids=lambda values: repr(values)[:40])
 def test_an_add_with_such_values_is_taken_out_of_its_commit(root: Location, values: object) -> None:
-    table = appending(root).location
+    appending(root)
+    table = root.child(PRODUCE_REQUESTS.name)
     lines = []
     for path, given in (("x", values), ("y", {"request_id": "a"})):
         action = {"path": path, "partitionValues": given, "size": 1, "modificationTime": 1}

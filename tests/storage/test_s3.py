@@ -348,7 +348,7 @@ class TestRequests:
             assert set(calls) == {"size_bytes"}
             assert len(calls) <= 8 * most
             calls.clear()
-        for likely, most in {300: 1, 298: 1, 304: 1, 297: 2, 280: 3, 400: 6}.items():
+        for likely, most in {300: 1, 298: 1, 304: 1, 297: 2, 280: 4, 400: 6}.items():
             with monkeypatch.context() as patch:
                 patch.setattr(ObjectStore, "size_bytes", noted("size_bytes", calls))
                 assert delta_log.newest_after(table, 0, likely) == 300
