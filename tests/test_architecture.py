@@ -214,6 +214,7 @@ def test_few_modules_write_to_delta_tables() -> None:
         "create_write_transaction",
         "self.location.put_new",
         "DeltaLog",
+        "_EndOfLog",
     )
     assert found == {
         "DeltaTable.create": {"storage/control_table.py"},
@@ -224,8 +225,8 @@ def test_few_modules_write_to_delta_tables() -> None:
             "storage/control_table.py",
             "storage/journal.py",
             "storage/record_log.py",
-            "storage/request_appends.py",
         },
+        "_EndOfLog": {"storage/request_appends.py"},
     }
 
 

@@ -24,8 +24,8 @@ from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG,
-    PRODUCE_REQUESTS,
     PRODUCER_STATE,
+    REQUEST_TABLES,
     TOPICS,
 )
 from sparklog.storage.delta_log import commit_path
@@ -42,7 +42,7 @@ _REMEDIES = {
             HIGH_WATERMARK_CHECKPOINT,
             LEADER_EPOCH_CHECKPOINT,
             PRODUCER_STATE,
-            PRODUCE_REQUESTS,
+            *REQUEST_TABLES,
             DELAYED_OPERATIONS,
         )
     },
