@@ -118,6 +118,33 @@ class TestWriting:
         assert parquet.read()["offset_delta"].to_pylist() == list(range(3000))
         assert file_fault(log, file) is None
 
+    @pytest.mark.parametrize(
+        ("sizes", "codec"),
+        [
+            ([100], "UNCOMPRESSED"),
+            ([100, 100], "ZSTD"),
+            ([10_000], "ZSTD"),
+            ([100, 10_000], "ZSTD"),
+            ([10_000, 100], "ZSTD"),
+        ],
+        ids=str,
+    )
+    def test_few_records_are_not_compressed(
+        self, log: Location, sizes: list[int], codec: str
+    ) -> None:
+        """They take a disk block either way; what follows them may be of any size."""
+        values = [b"v" * size for size in sizes]
+        writer = BatchFileWriter(log, new_batch_path())
+        for value in values:
+            writer.write(records_table([value], None, 7))
+        file = writer.close()
+        parquet = pq.ParquetFile(on_disk(log, file))
+        groups = [parquet.metadata.row_group(one) for one in range(parquet.num_row_groups)]
+        columns = range(parquet.metadata.num_columns)
+        assert {one.column(column).compression for one in groups for column in columns} == {codec}
+        assert parquet.read()["value"].to_pylist() == values
+        assert file_fault(log, file) is None
+
     def test_a_path_is_written_once(self, log: Location) -> None:
         file = write_file(log, [b"first"])
         with pytest.raises(FileExistsError):
@@ -290,6 +317,14 @@ class TestFaults:
             named = {"min_timestamp_ms": time_us // 1000, "max_timestamp_ms": time_us // 1000}
             far = put_table(log, table_of([0], [time_us]), **named)
             assert file_fault(log, far) == "it has timestamps outside the years 1 to 9999"
+
+    def test_a_file_of_many_columns(self, log: Location) -> None:
+        """They are not those of a batch, however many of them are."""
+        table = table_of([0], [0])
+        for number in range(100):
+            table = table.append_column(f"more {number}", pa.array([b"bytes"]))
+        fault = file_fault(log, put_table(log, table))
+        assert fault == "its columns are not those of a record batch"
 
     def test_an_empty_batch(self, log: Location) -> None:
         empty = put_table(log, table_of([], []))
