@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -177,7 +178,9 @@ def _int(value: Any) -> int:
         return UNREADABLE_NUMBER
 
 
+@lru_cache(maxsize=1024)
 def _text(time_ms: int, microseconds: int) -> str:
+    """Return a time as statistics name it; many batches of a commit have the same ones."""
     moment = _EPOCH + timedelta(milliseconds=time_ms, microseconds=microseconds)
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 

@@ -100,7 +100,9 @@ class TestWriting:
         writer = BatchFileWriter(log, new_batch_path())
         values = [b"", None, b"\x00" * 1000, "é".encode()]
         writer.write(records(1, 2, 3, 4, value=values, key=values[::-1], headers=[HEADERS] * 4))
-        table = pq.read_table(on_disk(log, writer.close()))
+        path = on_disk(log, writer.close())
+        assert pq.read_metadata(path).metadata is None
+        table = pq.read_table(path)
         assert table.schema.equals(RECORD_COLUMNS)
         assert table["offset_delta"].to_pylist() == [0, 1, 2, 3]
         assert table["value"].to_pylist() == values
