@@ -13,7 +13,10 @@ from pydantic_core import from_json, to_json
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return a value as JSON on one line, in UTF-8; raises as `json.dumps` does."""
+    """Return a value of the types that JSON has as JSON on one line, in UTF-8.
+
+    Raises as `json.dumps` does.
+    """
     try:
         return to_json(value)
     except ValueError:
