@@ -41,6 +41,9 @@ class Progress(NamedTuple):
     last_caught_up_ms: int | None = None
 
 
+_NO_PROGRESS = Progress()
+
+
 @dataclass
 class Leadership:
     """One partition that this broker leads, in one leader epoch.
@@ -195,9 +198,10 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         reported: Keys = set()
         for key in (touched | reports.changed) & self.keys():
             leadership = self[key]
+            end = self._replicas.log_end_offset(key)
             for broker_id, progress in leadership.progress.items():
                 report = reports.row(broker_id, key)
-                seen = tuple(report.get(name) for name in _REPORTED)
+                seen = tuple(map(report.get, _REPORTED))
                 is_new = seen != leadership.seen.get(broker_id)
                 if is_new:
                     reported.add(key)
@@ -214,7 +218,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                         "reported_broker_epoch": report.get("broker_epoch"),
                         "reported_log_end_offset": report.get("log_end_offset"),
                         "is_new": bool(report) and is_new,
-                        "leader_log_end_offset": self._replicas.log_end_offset(key),
+                        "leader_log_end_offset": end,
                         "now_ms": now_ms,
                         **progress._asdict(),
                     }
@@ -232,32 +236,36 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     ) -> list[dict[str, Any]]:
         """Return one row per replica of these partitions: what the rules on in-sync sets take."""
         rows = []
+        settings = self._settings
         for key in sorted(keys):
             leadership = self[key]
             state = leadership.state
             end = self._replicas.log_end_offset(key)
+            of_partition = {
+                "topic_id": key.topic_id,
+                "partition": key.partition,
+                "leader_log_end_offset": end,
+                "high_watermark": self._replicas[key].high_watermark,
+                "epoch_start_offset": leadership.epoch_start_offset,
+                "min_isr": self.min_isr(metadata, state),
+                "now_ms": now_ms,
+                "lag_time_max_ms": settings.replica_lag_time_max_ms,
+                "lag_max_messages": settings.replica_lag_max_messages,
+            }
             for one in state.replicas:
                 is_leader = one.broker_id == self._broker_id
-                progress = leadership.progress.get(one.broker_id, Progress())
+                progress = leadership.progress.get(one.broker_id, _NO_PROGRESS)
                 rows.append(
                     {
-                        "topic_id": key.topic_id,
-                        "partition": key.partition,
+                        **of_partition,
                         "broker_id": one.broker_id,
                         "is_leader": is_leader,
                         "in_isr": one.in_isr,
                         "in_proposed_isr": one.broker_id in leadership.proposed_isr,
                         "is_alive": metadata.brokers[one.broker_id].is_alive,
                         "log_end_offset": end if is_leader else progress.log_end_offset,
-                        "leader_log_end_offset": end,
                         "last_caught_up_ms": now_ms if is_leader else progress.last_caught_up_ms,
                         "previous_report_ms": progress.previous_report_ms,
-                        "high_watermark": self._replicas[key].high_watermark,
-                        "epoch_start_offset": leadership.epoch_start_offset,
-                        "min_isr": self.min_isr(metadata, state),
-                        "now_ms": now_ms,
-                        "lag_time_max_ms": self._settings.replica_lag_time_max_ms,
-                        "lag_max_messages": self._settings.replica_lag_max_messages,
                     }
                 )
         return rows

@@ -119,7 +119,8 @@ class Replicas:
         staged = self._ends.get(key)
         if staged is not None:
             return staged
-        log_start_offset = self[key].log_start_offset if key in self else 0
+        replica = self._staged.get(key) or self._replicas.get(key)
+        log_start_offset = replica.log_start_offset if replica is not None else 0
         return self._journal.log_end_offset(key, log_start_offset)
 
     def last_record_epoch(self, key: TopicIdPartition) -> int | None:

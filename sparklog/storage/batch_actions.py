@@ -6,8 +6,9 @@ as well as possible, and marked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -106,9 +107,18 @@ def batch_of(file: AddedFile) -> ReadBatch:
     return ReadBatch(batch, file.modified_at_ms, checksum, header_checksum(batch) == checksum)
 
 
+def added_batches(commit: Commit) -> Sequence[ReadBatch]:
+    """Return the batches that a commit adds."""
+    return commit.derived(_batches_of)
+
+
+def _batches_of(commit: Commit) -> Sequence[ReadBatch]:
+    return tuple(map(batch_of, commit.added))
+
+
 def has_damaged_header(commit: Commit) -> bool:
     """Return whether a commit adds a batch whose header does not match its checksum."""
-    return any(not batch_of(file).is_sound for file in commit.added)
+    return any(not one.is_sound for one in added_batches(commit))
 
 
 def added_file(batch: Batch, now_ms: int) -> AddedFile:
@@ -168,7 +178,9 @@ def _int(value: Any) -> int:
         return UNREADABLE_NUMBER
 
 
+@lru_cache(maxsize=1024)
 def _text(time_ms: int, microseconds: int) -> str:
+    """Return a time as statistics name it; many batches of a commit have the same ones."""
     moment = _EPOCH + timedelta(milliseconds=time_ms, microseconds=microseconds)
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import io
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,7 @@ from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_bat
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file, new_file
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ForeignParquet, ParquetContent
 from sparklog.storage.side_by_side import side_by_side
 
 if TYPE_CHECKING:
@@ -38,7 +36,21 @@ _PARQUET: dict[str, Any] = {
     "compression_level": 1,
     "use_dictionary": False,
     "write_statistics": ["offset_delta", "timestamp"],
+    # Parquet's types say all that a quarter of a small file would repeat as Arrow's.
+    "store_schema": False,
 }
+
+_UNCOMPRESSED = _PARQUET | {"compression": "none", "compression_level": None}
+
+_UNCOMPRESSED_BYTES = 4 << 10
+"""The most bytes of records that are not compressed: a file takes a disk block of 4 KiB anyway, and
+decompressing its pages takes as long as all else of reading it.
+"""
+
+
+def _parquet_options(records_bytes: int) -> dict[str, Any]:
+    """Return pyarrow's options for a file with records of so many bytes."""
+    return _PARQUET if records_bytes > _UNCOMPRESSED_BYTES else _UNCOMPRESSED
 
 
 class PassingFault(str):
@@ -100,11 +112,13 @@ class BatchFileWriter:
         self._log = log
         self._target = log.create(path)
         self._file = _HashingFile(self._target, log.chunk_bytes)
-        self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **_PARQUET)
+        self._parquet: pq.ParquetWriter | None = None
+        # The first records, until it is known whether the file has more.
+        self._held: pa.Table | None = None
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the file has so far."""
+        """How many bytes the file has so far; few records are written when it is finished."""
         return self._file.size_bytes
 
     def write(self, records: pa.Table) -> None:
@@ -121,13 +135,29 @@ class BatchFileWriter:
         first, last = extent
         deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
+        numbered = pa.Table.from_arrays(columns, schema=RECORD_COLUMNS)
+        if not self.record_count and numbered.nbytes <= _UNCOMPRESSED_BYTES:
+            self._held = numbered
+        else:
+            self._write(numbered)
+        self._min_ms, self._max_ms = min(self._min_ms, first), max(self._max_ms, last)
+        self.record_count += count
+
+    def _write(self, numbered: pa.Table) -> None:
         try:
-            self._parquet.write_table(pa.Table.from_arrays(columns, schema=RECORD_COLUMNS))
+            self._begun(_PARQUET).write_table(numbered)
         except BaseException:
             self.discard()
             raise
-        self._min_ms, self._max_ms = min(self._min_ms, first), max(self._max_ms, last)
-        self.record_count += count
+
+    def _begun(self, options: dict[str, Any]) -> pq.ParquetWriter:
+        """Return the Parquet file, which begins with the records that are held."""
+        if self._parquet is None:
+            self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **options)
+            if self._held is not None:
+                self._parquet.write_table(self._held)
+                self._held = None
+        return self._parquet
 
     def close(self) -> BatchFile:
         """Finish the file and return what is known of it."""
@@ -150,7 +180,7 @@ class BatchFileWriter:
     def finish(self) -> BatchFile:
         """Return what is known of the file, which is not there before `upload`."""
         try:
-            self._parquet.close()
+            self._begun(_UNCOMPRESSED).close()
         except BaseException:
             self.discard()
             raise
@@ -172,7 +202,8 @@ class BatchFileWriter:
         """Remove the file, which is not to be finished; so does a failure to write it."""
         for part in (self._parquet, self._target):
             with suppress(OSError, pa.ArrowException):
-                part.close()
+                if part is not None:
+                    part.close()
         discard_file(self._log, self.path)
 
 
@@ -241,7 +272,7 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
     if not is_batch_path(file.path):
         return "its path is not one of the inbox"
     try:
-        if log.is_local and not stat.S_ISREG(Path(log.uri, file.path).lstat().st_mode):
+        if log.is_local and not log.is_regular_file(file.path):
             return "its path is a link or something else that is no file"
         stream, size_bytes = log.open_with_size(file.path)
         with stream:
@@ -262,11 +293,12 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
 
 
 def _content_fault(content: bytes, file: BatchFile) -> str | None:
-    parquet = ParquetContent(content)
+    parquet = ForeignParquet(content)
     if not parquet.columns.equals(RECORD_COLUMNS):
         return "its columns are not those of a record batch"
-    if parquet.row_count != file.record_count or not file.record_count:
-        return f"it holds {parquet.row_count} records, not {file.record_count}"
+    named_count = parquet.row_count
+    if named_count != file.record_count or not file.record_count:
+        return f"it holds {named_count} records, not {file.record_count}"
     count, extents = 0, []
     for records in parquet.pieces():
         if not records.num_rows:
@@ -276,8 +308,7 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
         # Its footer may be wrong about how many there are.
         if count + records.num_rows > file.record_count:
             return f"it holds more than {file.record_count} records"
-        deltas = pa.array(np.arange(count, count + records.num_rows), pa.int32())
-        if not records["offset_delta"].equals(deltas):
+        if not _are_numbered(records["offset_delta"], count):
             return "its records are not numbered from 0 without a gap"
         extent = _usable_extent_ms(records["timestamp"])
         if isinstance(extent, str):
@@ -292,6 +323,13 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
     return None
 
 
+def _are_numbered(deltas: pa.Array[Any], first: int) -> bool:
+    """Return whether the offset deltas count on from `first`."""
+    if deltas.null_count:
+        return False
+    return bool((deltas.to_numpy() == np.arange(first, first + len(deltas))).all())
+
+
 def _usable_extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int] | str:
     """Return the first and the last timestamp, in ms, or why they cannot be used."""
     if timestamps.null_count:
@@ -303,8 +341,8 @@ def _usable_extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int,
 
 
 def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:
-    extent = pc.min_max(timestamps.cast(pa.int64()))
-    return extent["min"].as_py() // 1000, extent["max"].as_py() // 1000
+    times_us = timestamps.to_numpy().view(np.int64)
+    return int(times_us.min()) // 1000, int(times_us.max()) // 1000
 
 
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
@@ -330,7 +368,7 @@ def rewrite_slice(
     deltas = pc.subtract(kept["offset_delta"], pa.scalar(shift, pa.int32()))
     kept = kept.set_column(0, "offset_delta", deltas)
     buffer = pa.BufferOutputStream()
-    pq.write_table(kept, buffer, **_PARQUET)
+    pq.write_table(kept, buffer, **_parquet_options(kept.nbytes))
     content = buffer.getvalue().to_pybytes()
     path = new_batch_path(batch.batch_id)
     with new_file(target, path) as file:

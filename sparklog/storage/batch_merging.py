@@ -15,7 +15,7 @@ from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ForeignParquet
 
 _ROW_GROUP_BYTES = 16 << 20
 """Bytes of decoded records that are held at once, and make a row group."""
@@ -43,7 +43,7 @@ def merge_batches(merge: Merge) -> Batch | str:
     try:
         contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
         writer = BatchFileWriter(merge.log, merge.path)
-        pieces = (piece for content in contents for piece in ParquetContent(content).pieces())
+        pieces = (piece for content in contents for piece in ForeignParquet(content).pieces())
         try:
             for records in _gathered(small for piece in pieces for small in _decodable(piece)):
                 writer.write(records)

@@ -14,7 +14,6 @@ found when it is read.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import time
@@ -25,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import xxhash
@@ -40,7 +39,9 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 import sparklog
 from sparklog.errors import DamagedError, StorageError
 from sparklog.logger import get_logger
+from sparklog.storage.content_cache import ContentCache
 from sparklog.storage.delta_checkpoints import newest_checkpoint, write_store_checkpoint
+from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location, one_line
 
 _log = get_logger(__name__)
@@ -84,6 +85,9 @@ _REMEDY = (
 )
 
 
+_Derived = TypeVar("_Derived")
+
+
 class Protocol(NamedTuple):
     """The versions of Delta's protocol that a table asks its readers and writers to know."""
 
@@ -118,6 +122,7 @@ class Commit:
     """The actions of one commit, and the id of the attempt that wrote it, where it has one.
 
     `user_metadata` is the text that its writer gave along; Delta shows it in a table's history.
+    Nobody changes a commit that was read: its readers in this process share it.
     """
 
     version: int
@@ -127,6 +132,14 @@ class Commit:
     protocol: Protocol | None = None
     commit_id: str | None = None
     user_metadata: str | None = None
+    _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def derived(self, function: Callable[[Commit], _Derived]) -> _Derived:
+        """Return what `function` makes of the commit, which is computed once for all readers."""
+        if function not in self._derived:
+            self._derived[function] = function(self)
+        found: _Derived = self._derived[function]
+        return found
 
 
 class Stamp(NamedTuple):
@@ -466,7 +479,7 @@ class DeltaLog:
                 dict(file.partition_values),
                 file.modified_at_ms,
                 True,
-                json.dumps(file.statistics),
+                json_bytes(file.statistics).decode(),
             )
             for file in added
         ]
@@ -525,7 +538,7 @@ def _commit_text(
     commit_id: str,
     user_metadata: str | None,
 ) -> bytes:
-    lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+    lines = b"\n".join(map(json_bytes, actions))
     info = {
         "timestamp": now_ms,
         "operation": operation,
@@ -537,7 +550,7 @@ def _commit_text(
     if user_metadata is not None:
         info[USER_METADATA] = user_metadata
         info[_METADATA_CHECKSUM] = xxhash.xxh3_64_hexdigest(user_metadata.encode())
-    return json.dumps({"commitInfo": info}, separators=(",", ":")).encode() + b"\n" + lines
+    return json_bytes({"commitInfo": info}) + b"\n" + lines
 
 
 def checkpoint_interval(text: str | None) -> int | None:
@@ -650,17 +663,35 @@ def _content(table: Location, path: str) -> bytes | None:
 def parse_commit(
     table: Location, version: int, text: bytes, explains: Callable[[Commit], bool] | None = None
 ) -> Commit:
-    """Return a commit from its bytes; raises as `read_commit` does."""
-    path = commit_path(version)
+    """Return a commit from its bytes; raises as `read_commit` does.
+
+    A commit that is as it was written is shared by all readers in this process.
+    """
+    shared = _sound_commits.get(version, text)
+    if shared is not None:
+        return shared
     commit = Commit(version)
     try:
-        for line in text.splitlines():
-            _read_action(commit, json.loads(line))
-        if explains is None or not explains(commit):
-            check_commit_text(text)
+        first, _, lines = text.partition(b"\n")
+        actions = [json_value(line) for line in (first, *lines.splitlines())] if text else []
+        for action in actions:
+            _read_action(commit, action)
+        try:
+            _check_written(text, actions[0] if actions else {})
+        except _MALFORMED:
+            if explains is None or not explains(commit):
+                raise
+            return commit
     except _MALFORMED as error:
-        raise _damaged(table, path, error) from error
+        raise _damaged(table, commit_path(version), error) from error
+    _sound_commits.put(version, text, commit)
     return commit
+
+
+_sound_commits: ContentCache[Commit] = ContentCache(4 << 20)
+"""A broker reads a journal in both of its roles, and as many times as it has brokers in a process.
+The bound is what three brokers commit in a round that appends to 1,000 partitions.
+"""
 
 
 def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
@@ -748,17 +779,22 @@ def _names(table: Location) -> list[str]:
 
 def check_commit_text(text: bytes) -> None:
     """Raise `ValueError` where a commit is not as it was written."""
+    _check_written(text, json_value(text.partition(b"\n")[0]) if text else {})
+
+
+def _check_written(text: bytes, first: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where a commit, whose first action is given, is not as it was written."""
     if not text:
         raise ValueError("the commit is empty")
-    first, _, lines = text.partition(b"\n")
-    info = json.loads(first).get("commitInfo") or {}
+    lines = text.partition(b"\n")[2]
+    info = first.get("commitInfo") or {}
     _check_metadata(info)
     checksum = info.get(_CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("the commit is cut or changed: its lines do not match their checksum")
     if checksum is None:
         # Another writer's commit has no checksum, but each of its lines is whole.
-        json.loads(text[text.rstrip().rfind(b"\n") + 1 :])
+        json_value(text[text.rstrip().rfind(b"\n") + 1 :])
 
 
 def _check_metadata(info: Mapping[str, Any]) -> None:
@@ -802,7 +838,7 @@ def _add(file: AddedFile) -> dict[str, Any]:
         "size": file.size_bytes,
         "modificationTime": file.modified_at_ms,
         "dataChange": True,
-        "stats": json.dumps(file.statistics, separators=(",", ":")),
+        "stats": json_bytes(file.statistics).decode(),
     }
 
 
@@ -824,7 +860,7 @@ def _remove(file: RemovedFile) -> dict[str, Any]:
 def _statistics(text: str | None) -> dict[str, Any]:
     """Read a file's statistics; whoever may append to a table may write there what it likes."""
     try:
-        statistics = json.loads(text or "{}")
+        statistics = json_value(text or "{}")
     except (ValueError, RecursionError):
         return {}
     return statistics if isinstance(statistics, dict) else {}
@@ -894,7 +930,7 @@ _PROBES = 8
 
 def _last_checkpoint(table: Location) -> int:
     try:
-        return int(json.loads(table.read_bytes("_delta_log/_last_checkpoint"))["version"])
+        return int(json_value(table.read_bytes("_delta_log/_last_checkpoint"))["version"])
     except (FileNotFoundError, *_MALFORMED):
         return -1
 

@@ -11,9 +11,9 @@ Whoever reads the state follows the journal; the tables are for recovery, for pe
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from sparklog.model import (
 from sparklog.storage.batch_actions import has_damaged_header
 from sparklog.storage.control_table import ControlTable, Fence
 from sparklog.storage.delta_log import LOG_VERSION, Commit, DeltaLog, read_commits
+from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -162,8 +163,8 @@ class Journal(RecordLog):
         Raises as `commit` does; the state is as before then.
         """
         entry = _entry_of(step)
-        self.commit(added, removed, now_ms, json.dumps(entry, separators=(",", ":")))
-        self._take(entry, (-1, -1, -1), self.version)
+        self.commit(added, removed, now_ms, json_bytes(entry).decode())
+        self._take(_changes_of(entry), (-1, -1, -1), self.version)
 
     def heartbeat(self, controller_epoch: int | None = None) -> bool:
         """Make an empty commit, which shows that the broker lives; return whether it was made.
@@ -175,7 +176,7 @@ class Journal(RecordLog):
         if controller_epoch is not None:
             entry[_CONTROLLER] = controller_epoch
         with self._lock:
-            is_made = self.commit_empty(json.dumps(entry, separators=(",", ":")))
+            is_made = self.commit_empty(json_bytes(entry).decode())
             if is_made and controller_epoch is not None:
                 self.renewal = Renewal(controller_epoch, self.version)
         return is_made
@@ -276,46 +277,75 @@ class Journal(RecordLog):
         # The tables of an earlier release name no version: they were written with each step.
         versions = [version if one.log_version is None else one.log_version for one in described]
         for commit in read_commits(self.location, min(versions) + 1, version):
-            self._take(_entry(commit), versions, commit.version)
+            self._take(commit.derived(_changes_in), versions, commit.version)
 
-    def _apply(self, commit: Commit) -> set[TopicIdPartition]:
-        return self._take(_entry(commit), (-1, -1, -1), commit.version)
+    def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:
+        return self._take(commit.derived(_changes_in), (-1, -1, -1), commit.version)
 
     def _is_empty(self, commit: Commit) -> bool:
-        is_heartbeat = commit.user_metadata is not None and _entry(commit).keys() <= _OF_HEARTBEATS
+        entry = _entry(commit)
         return (
-            is_heartbeat
-            and bool(_entry(commit))
+            bool(entry)
+            and entry.keys() <= _OF_HEARTBEATS
             and not (commit.added or commit.removed or commit.transactions)
         )
 
     def _take(
-        self, entry: Mapping[str, Any], described: Sequence[int], version: int
-    ) -> set[TopicIdPartition]:
+        self, changes: _Changes, described: Sequence[int], version: int
+    ) -> AbstractSet[TopicIdPartition]:
         """Take over what a commit says that the checkpoints did not describe."""
-        named = set()
-        for row in entry.get(_ROWS, ()) if version > described[0] else ():
-            key = _key(row)
-            self.rows[key] = {**_NULLS, **row}
-            self._topics[key] = row["topic"]
-            named.add(key)
-        for history in entry.get(_EPOCHS, ()) if version > described[1] else ():
-            key = _key(history)
-            self.epochs[key] = tuple(EpochEntry(*pair) for pair in history["entries"])
-            self._topics[key] = history["topic"]
-            named.add(key)
+        named: set[TopicIdPartition] = set()
+        if version > described[0]:
+            self.rows |= changes.rows
+            self._topics |= {key: row["topic"] for key, row in changes.rows.items()}
+            named |= changes.rows.keys()
+        if version > described[1]:
+            self.epochs |= {key: one.entries for key, one in changes.histories.items()}
+            self._topics |= {key: one.topic for key, one in changes.histories.items()}
+            named |= changes.histories.keys()
         if len(self._schemas) > 2 and version > described[2]:
-            for operation_id, operation in entry.get(_OPERATIONS, {}).items():
+            for operation_id, operation in changes.operations.items():
                 if operation is None:
                     self.operations.pop(operation_id, None)
                 else:
-                    self.operations[operation_id] = {**_NO_OPERATION, **operation}
-        for table_id, taken_version, beyond in entry.get(_REQUESTS, ()):
-            places = tuple((at, place) for at, place in beyond)
-            self.taken[table_id] = Taken(table_id, taken_version, places)
-        if _CONTROLLER in entry:
-            self.renewal = Renewal(entry[_CONTROLLER], version)
+                    self.operations[operation_id] = operation
+        self.taken |= changes.taken
+        if changes.controller_epoch is not None:
+            self.renewal = Renewal(changes.controller_epoch, version)
         return named
+
+
+class _Changes(NamedTuple):
+    """The changes that a commit carries beside its batches, as readers take them over."""
+
+    rows: Mapping[TopicIdPartition, Row]
+    histories: Mapping[TopicIdPartition, Histories]
+    operations: Mapping[str, Row | None]
+    taken: Mapping[str, Taken]
+    controller_epoch: int | None
+
+
+def _changes_in(commit: Commit) -> _Changes:
+    return _changes_of(_entry(commit))
+
+
+def _changes_of(entry: Mapping[str, Any]) -> _Changes:
+    return _Changes(
+        {_key(row): {**_NULLS, **row} for row in entry.get(_ROWS, ())},
+        {
+            _key(one): Histories(one["topic"], tuple(EpochEntry(*pair) for pair in one["entries"]))
+            for one in entry.get(_EPOCHS, ())
+        },
+        {
+            operation_id: operation and {**_NO_OPERATION, **operation}
+            for operation_id, operation in entry.get(_OPERATIONS, {}).items()
+        },
+        {
+            table_id: Taken(table_id, version, tuple((at, place) for at, place in beyond))
+            for table_id, version, beyond in entry.get(_REQUESTS, ())
+        },
+        entry.get(_CONTROLLER),
+    )
 
 
 class _Described(NamedTuple):
@@ -375,9 +405,13 @@ def _without_nulls(row: Row) -> Row:
 
 def _entry(commit: Commit) -> Mapping[str, Any]:
     """Return what a commit says of replicas; nothing where another tool has made it."""
+    return commit.derived(_parsed_entry)
+
+
+def _parsed_entry(commit: Commit) -> Mapping[str, Any]:
     if not (commit.user_metadata or "").startswith(_BEGINNING):
         return {}
-    entry: Mapping[str, Any] = json.loads(str(commit.user_metadata))
+    entry: Mapping[str, Any] = json_value(str(commit.user_metadata))
     if entry[_FORMAT] > _FORMAT_VERSION:
         raise StorageError(
             f"commit {commit.version} of a log was made by a later release: its format is "

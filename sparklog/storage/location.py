@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -120,6 +121,13 @@ class Location:
         except FileNotFoundError:
             return False
         return True
+
+    def is_regular_file(self, path: str) -> bool:
+        """Return whether a local folder has a file at `path`, not a link, folder or pipe.
+
+        Raises `FileNotFoundError` where it has nothing there.
+        """
+        return stat.S_ISREG(os.lstat(f"{self.uri}/{path}").st_mode)
 
     def names(self, path: str = "") -> list[str]:
         """Return the names of the files and folders that are directly in a folder, sorted.

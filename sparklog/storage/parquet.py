@@ -6,7 +6,7 @@ hand to them than to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,9 @@ _SMALL_BYTES = 64 << 10
 _MOST_EXPANSION = 20
 """How many times its size a file may take in memory."""
 
+_MOST_COLUMNS = 64
+"""The most columns of a producer's file, nested ones counted each; a record batch has six."""
+
 _PLAIN, _DELTA_BINARY_PACKED = 0, 5
 """Parquet's encodings that give each value its own bytes."""
 
@@ -33,52 +36,57 @@ class ParquetContent:
     """
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._file = pq.ParquetFile(
-            pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
-        )
+        self._file = _opened(content)
+
+    def read(self, columns: list[str] | None = None) -> pa.Table:
+        """Return the rows, of all columns or of these."""
+        return self._file.read(columns, use_threads=False)
+
+
+class ForeignParquet:
+    """A Parquet file that anybody may have written, of which some rows are read at a time.
+
+    Of its footer nothing but the schema and the row count is read: pyarrow ends the process where
+    the rest of it makes no sense. Raises as `ParquetContent` does.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._is_plain = _is_plain(content)
+        # A column goes by its number, for it may have two names in the footer.
+        self._file = _opened(content, () if self._is_plain else range(_MOST_COLUMNS))
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns, as Arrow's types."""
-        return self._file.schema_arrow
+        """The columns, as the Arrow types that their values have when they are not encoded."""
+        return self._file.metadata.schema.to_arrow_schema()
 
     @property
     def row_count(self) -> int:
         """How many rows the footer names."""
         return int(self._file.metadata.num_rows)
 
-    def read(self, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows, of all columns or of these."""
-        return self._file.read(columns, use_threads=False)
-
-    def pieces(self, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file that anybody may have written, some at a time.
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, some at a time.
 
         Text and bytes come dictionary-encoded where a few bytes of the file may stand for the same
         long value over and over, more often than fits in memory. Raises as the constructor does.
         """
-        if _is_plain(self._content):
-            yield from self._file.iter_batches(
-                _PLAIN_ROWS_AT_ONCE, columns=columns, use_threads=False
-            )
-            return
-        footer = self._file.metadata
-        # Of a footer nothing but the schema is looked at: pyarrow ends the process where the rest
-        # of it makes no sense. And a column goes by its number, for it may have two names there.
-        lengthy = [
-            number
-            for number in range(footer.num_columns)
-            if footer.schema.column(number).physical_type == "BYTE_ARRAY"
-        ]
-        file = pq.ParquetFile(
-            pa.BufferReader(self._content),
-            metadata=footer,
-            pre_buffer=False,
-            read_dictionary=lengthy,
-            page_checksum_verification=True,
-        )
-        yield from file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False)
+        if self._file.metadata.num_columns > _MOST_COLUMNS:
+            raise ValueError(f"it has more than {_MOST_COLUMNS} columns")
+        at_once = _PLAIN_ROWS_AT_ONCE if self._is_plain else _ROWS_AT_ONCE
+        # Arrow reserves memory for all the rows that it is asked for.
+        at_once = max(1, min(at_once, self.row_count))
+        yield from self._file.iter_batches(at_once, use_threads=False)
+
+
+def _opened(content: bytes, dictionary_encoded: Iterable[int] = ()) -> pq.ParquetFile:
+    """Open a file; columns of these numbers are read dictionary-encoded if they are of bytes."""
+    return pq.ParquetFile(
+        pa.BufferReader(content),
+        pre_buffer=False,
+        read_dictionary=dictionary_encoded,
+        page_checksum_verification=True,
+    )
 
 
 def _is_plain(content: bytes) -> bool:

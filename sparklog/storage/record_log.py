@@ -25,8 +25,8 @@ from deltalake.exceptions import DeltaError
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
 from sparklog.storage.batch_actions import (
+    added_batches,
     added_file,
-    batch_of,
     has_damaged_header,
     header_checksum,
     live_batches,
@@ -173,12 +173,12 @@ class RecordLog:
                 if (batch := self._live.get(path)) is not None:
                     changed[batch.topic_id_partition].append(batch.base_offset)
                 self._forget(path)
-            for file in commit.added:
-                batch, modified_at_ms, checksum, is_sound = batch_of(file)
-                if is_sound:
-                    self._remember(batch, modified_at_ms)
+            for read in added_batches(commit):
+                batch = read.batch
+                if read.is_sound:
+                    self._remember(batch, read.modified_at_ms)
                 else:
-                    batch = self._set_aside(batch, modified_at_ms, checksum)
+                    batch = self._set_aside(batch, read.modified_at_ms, read.header_checksum)
                 changed[batch.topic_id_partition].append(batch.base_offset)
             self._moved |= changed.keys()
             for key, offsets in changed.items():

@@ -25,7 +25,7 @@ def cluster(start: Start) -> LocalCluster:
 
 def sent(cluster: LocalCluster, topic: str, partition: int = 0) -> str:
     """Send a batch of more than a second's and less than two seconds' bytes; how it is answered."""
-    pending: PendingProduce = cluster.produce(topic, partition, [b"m"], acks=1)
+    pending: PendingProduce = cluster.produce(topic, partition, [b"m" * 500], acks=1)
     cluster.leader_tick(0)
     assert pending.response is not None
     return pending.response.error

@@ -100,7 +100,9 @@ class TestWriting:
         writer = BatchFileWriter(log, new_batch_path())
         values = [b"", None, b"\x00" * 1000, "é".encode()]
         writer.write(records(1, 2, 3, 4, value=values, key=values[::-1], headers=[HEADERS] * 4))
-        table = pq.read_table(on_disk(log, writer.close()))
+        path = on_disk(log, writer.close())
+        assert pq.read_metadata(path).metadata is None
+        table = pq.read_table(path)
         assert table.schema.equals(RECORD_COLUMNS)
         assert table["offset_delta"].to_pylist() == [0, 1, 2, 3]
         assert table["value"].to_pylist() == values
@@ -116,6 +118,33 @@ class TestWriting:
         parquet = pq.ParquetFile(on_disk(log, file))
         assert parquet.num_row_groups == 3
         assert parquet.read()["offset_delta"].to_pylist() == list(range(3000))
+        assert file_fault(log, file) is None
+
+    @pytest.mark.parametrize(
+        ("sizes", "codec"),
+        [
+            ([100], "UNCOMPRESSED"),
+            ([100, 100], "ZSTD"),
+            ([10_000], "ZSTD"),
+            ([100, 10_000], "ZSTD"),
+            ([10_000, 100], "ZSTD"),
+        ],
+        ids=str,
+    )
+    def test_few_records_are_not_compressed(
+        self, log: Location, sizes: list[int], codec: str
+    ) -> None:
+        """They take a disk block either way; what follows them may be of any size."""
+        values = [b"v" * size for size in sizes]
+        writer = BatchFileWriter(log, new_batch_path())
+        for value in values:
+            writer.write(records_table([value], None, 7))
+        file = writer.close()
+        parquet = pq.ParquetFile(on_disk(log, file))
+        groups = [parquet.metadata.row_group(one) for one in range(parquet.num_row_groups)]
+        columns = range(parquet.metadata.num_columns)
+        assert {one.column(column).compression for one in groups for column in columns} == {codec}
+        assert parquet.read()["value"].to_pylist() == values
         assert file_fault(log, file) is None
 
     def test_a_path_is_written_once(self, log: Location) -> None:
@@ -290,6 +319,14 @@ class TestFaults:
             named = {"min_timestamp_ms": time_us // 1000, "max_timestamp_ms": time_us // 1000}
             far = put_table(log, table_of([0], [time_us]), **named)
             assert file_fault(log, far) == "it has timestamps outside the years 1 to 9999"
+
+    def test_a_file_of_many_columns(self, log: Location) -> None:
+        """They are not those of a batch, however many of them are."""
+        table = table_of([0], [0])
+        for number in range(100):
+            table = table.append_column(f"more {number}", pa.array([b"bytes"]))
+        fault = file_fault(log, put_table(log, table))
+        assert fault == "its columns are not those of a record batch"
 
     def test_an_empty_batch(self, log: Location) -> None:
         empty = put_table(log, table_of([], []))

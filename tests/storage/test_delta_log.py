@@ -120,6 +120,29 @@ def test_a_damaged_commit_is_named(table: ControlTable) -> None:
         read_commit(table.location, 1)
 
 
+def test_readers_in_one_process_share_a_sound_commit(table: ControlTable) -> None:
+    table.compare_and_set(lease(1))
+    commit = read_commit(table.location, 1)
+    assert commit is not None
+    assert read_commit(table.location, 1) is commit
+    path = commit_file(table, 1)
+    path.write_bytes(path.read_bytes().replace(b'"operation":"WRITE"', b'"operation":"MERGE"'))
+    assert read_commit(table.location, 1) == commit
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedError):
+        read_commit(table.location, 1)
+
+
+def test_a_damaged_commit_that_one_reader_takes_is_damaged_to_others(table: ControlTable) -> None:
+    """The writer of a log explains a damaged header; nobody else may read the commit for that."""
+    table.compare_and_set(lease(1))
+    path = commit_file(table, 1)
+    path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1'))
+    assert read_commit(table.location, 1, lambda _: True) is not None
+    with pytest.raises(DamagedError):
+        read_commit(table.location, 1)
+
+
 def test_a_checkpoint_that_fails_does_not_undo_the_commit(
     root: Location,
     table: ControlTable,

@@ -24,7 +24,7 @@ from sparklog.storage.batch_files import (
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.location import Location
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ForeignParquet
 from tests.storage.batches import batch_of_file, write_file
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def test_small_files_and_larger_ones_are_merged_into_one(log: Location) -> None:
     kinds = {
         piece["value"].type
         for batch in batches
-        for piece in ParquetContent(verified_bytes(log, batch)).pieces()
+        for piece in ForeignParquet(verified_bytes(log, batch)).pieces()
     }
     assert len(kinds) == 2
     one = merged(log, *batches)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ForeignParquet
 from sparklog.storage.parquet_pages import data_pages
 
 ROWS = 5_000
@@ -120,7 +120,7 @@ def test_a_page_of_no_bytes_is_one() -> None:
 def test_values_are_told_apart_only_where_bytes_may_stand_for_several(
     options: dict[str, Any], is_dictionary: bool
 ) -> None:
-    pieces = list(ParquetContent(written(**options)).pieces())
+    pieces = list(ForeignParquet(written(**options)).pieces())
     assert pa.types.is_dictionary(pieces[0]["value"].type) == is_dictionary
     assert pa.Table.from_batches(pieces).cast(table().schema).equals(table())
 
@@ -136,5 +136,20 @@ def test_values_that_compress_too_well_are_told_apart() -> None:
     assert len(content) > 1 << 16
     assert expanded > 20 * len(content)
     assert all(
-        pa.types.is_dictionary(piece["value"].type) for piece in ParquetContent(content).pieces()
+        pa.types.is_dictionary(piece["value"].type) for piece in ForeignParquet(content).pieces()
     )
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_every_column_of_bytes_is_told_apart(count: int) -> None:
+    """Of a file with more columns than a producer's may have no values are read."""
+    target = io.BytesIO()
+    pq.write_table(pa.table({f"{one}": [b"v", b"v"] for one in range(count)}), target)
+    file = ForeignParquet(target.getvalue())
+    assert (len(file.columns), file.row_count) == (count, 2)
+    if count > 64:
+        with pytest.raises(ValueError, match="more than 64 columns"):
+            next(file.pieces())
+    else:
+        [piece] = file.pieces()
+        assert all(pa.types.is_dictionary(field.type) for field in piece.schema)

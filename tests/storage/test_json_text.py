@@ -1,0 +1,43 @@
+"""JSON of commits is that of Python's json, whichever of two libraries writes and reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.storage.json_text import json_bytes, json_value
+
+# Half of a surrogate pair among them, which pydantic-core refuses.
+_TEXTS = st.text(st.characters(exclude_categories=()))
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(_TEXTS, inner),
+)
+
+
+@given(_VALUES)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    written = json_bytes(value)
+    assert b"\n" not in written
+    assert json_value(written) == json.loads(written) == value
+
+
+@given(_VALUES)
+def test_what_json_has_written_is_read_alike(value: Any) -> None:
+    text = json.dumps(value)
+    assert json_value(text) == json_value(text.encode()) == value
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", "{'a': 1}", '"\x01"', "1 2", "\ufeff{}", "nul"])
+def test_what_json_refuses_is_refused(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json_value(text)
+
+
+def test_what_is_no_json_is_not_written() -> None:
+    with pytest.raises(TypeError):
+        json_bytes(object())
