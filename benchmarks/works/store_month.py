@@ -26,7 +26,8 @@ _LATENCY_MS = 30
 _MINUTE_SECONDS = 60
 _WARM_REQUESTS = 3
 _REST_SECONDS = 10
-"""How long after the last request a cluster is at rest: checkpoints are written by then."""
+"""How long after the last request a cluster is at rest. The checkpoints that follow the requests
+within the minute are counted with it; later on, their batches would be merged."""
 
 _PARTITIONS = 4
 _REPLICAS = 3

@@ -20,6 +20,7 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
 from sparklog.broker.merger import MergeReport
+from sparklog.broker.pace import SPARSE_MS, Pace, Step
 from sparklog.broker.registration import await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
@@ -107,6 +108,11 @@ class Application:
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
         self._traffic_at = 0.0
+        roots = [config.cluster_root, *(uri for one in config.brokers for uri in one.log_dirs)]
+        is_sparse = config.tick_interval_ms >= SPARSE_MS
+        self._pace: Pace | None = None
+        if is_sparse and not any(self._location(uri).is_local for uri in roots):
+            self._pace = Pace(config.tick_interval_ms)
         # The same threads all along: rules and Spark keep a connection for each.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
@@ -170,18 +176,25 @@ class Application:
         self._forget_troubles(broker_id)
         return broker
 
-    def round(self, *, to_end: bool = False) -> TickReport:
+    def round(self, *, to_end: bool = False, step: Step = Step.WHOLE) -> TickReport:
         """Tick every broker once: controllers, then all leaders, then all followers.
 
         `to_end`: on object stores, look at all that there is, and not at some of it (`look_ahead`).
+        `step`: on object stores, the part of a tick that is made.
         """
         report = TickReport()
         with self._round_lock:
             brokers = list(self._brokers.values())
+            is_busy = time.monotonic() - self._traffic_at < _AHEAD_SECONDS
             for broker in brokers:
-                broker.look_ahead(to_end=to_end)
-                if time.monotonic() - self._traffic_at < _AHEAD_SECONDS:
+                broker.look_ahead(to_end=to_end, step=step, is_busy=is_busy)
+                # Where ticks are far apart, the next one comes too late for a copy ahead.
+                if step is Step.WHOLE and is_busy:
                     broker.copy_ahead()
+            if step is Step.REQUESTS:
+                for one in self._pool.map(partial(self._attempt, Broker.leader_tick), brokers):
+                    report.add(one)
+                return report
             for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
                 report.add(self._attempt(Broker.controller_tick, broker))
             for tick in (Broker.leader_tick, Broker.follower_tick):
@@ -214,12 +227,15 @@ class Application:
         Raises `FencedError` where newer processes have taken all brokers over, and
         `SparklogError` where Spark has ended.
         """
+        step = Step.WHOLE
         try:
             while self._is_going_on():
-                report = self.round()
+                report = self.round(step=step)
                 if report.has_traffic:
                     self._traffic_at = time.monotonic()
-                if not report.changed:
+                if self._pace is not None:
+                    step = self._next_step(self._pace, report)
+                elif not report.changed:
                     self._wait()
             if self._farewell is Broker.stop:
                 self._hand_over()
@@ -227,6 +243,16 @@ class Application:
             self._end(self._farewell)
         if self._fatal:
             raise self._fatal
+
+    def _next_step(self, pace: Pace, report: TickReport) -> Step:
+        """Wait for the next step of a tick, and return it."""
+        brokers = list(self._brokers.values())
+        is_waiting = not self._troubles and any(broker.awaits_news for broker in brokers)
+        wait_ms, step = pace.next(
+            self._clock.now_ms(), goes_on=report.follows_up, is_waiting=is_waiting
+        )
+        self._stopping.wait(wait_ms / 1000)
+        return step
 
     def _wait(self) -> None:
         """Wait for tick.interval.ms, or until somebody has written what a tick looks at."""
@@ -355,6 +381,10 @@ class Application:
                 broker.heartbeat()
 
         interval = self.config.broker_heartbeat_interval_ms / 1000
+        roots = [self._location(uri) for one in self.config.brokers for uri in one.log_dirs]
+        if not all(root.is_local for root in roots):
+            # Most of these find that no heartbeat is due.
+            interval /= 2
         while not self._ended.wait(interval):
             for broker in list(self._brokers.values()):
                 if not self._is_stuck(broker, _REPLICA_TICKS):

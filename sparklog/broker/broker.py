@@ -26,6 +26,7 @@ from sparklog.broker.log_directories import LogDirectory, number_log_directories
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.metadata_looks import Look, MetadataLooks
 from sparklog.broker.observations import Observations
+from sparklog.broker.pace import Step
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
@@ -60,6 +61,8 @@ class Broker:
 
     # A follower's commit of a high watermark alone is a request that the next commit saves.
     _high_watermarks_wait_ms = 0
+    # Whether the journals of other brokers are polled in this round.
+    _reads_journals = True
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Broker:
         )
         # The peers that follow what this broker leads.
         self._followers_of: dict[Peer, ReplicaRows] = {}
-        self._metadata_looks = MetadataLooks()
+        self._metadata_looks = MetadataLooks(settings.tick_interval_ms)
         self._root_checked_at_ms = clock.monotonic_ms()
         self._is_looked = False
         self._is_metadata_due = True
@@ -191,7 +194,9 @@ class Broker:
             or self._cluster.partition_state.has_news()
         )
 
-    def look_ahead(self, *, to_end: bool = False) -> None:
+    def look_ahead(
+        self, *, to_end: bool = False, step: Step = Step.WHOLE, is_busy: bool = False
+    ) -> None:
         """Ask object stores, side by side, for what the next ticks look at: one tick of each role.
 
         So a round of ticks waits for one request, not for one after another. The metadata are
@@ -199,14 +204,18 @@ class Broker:
         one that is slow does, and are fenced. Of journals a part of the new commits may be seen,
         the rest in later rounds. With `to_end` everything is looked at, and seen up to its end: a
         round that changes nothing shows then that there is nothing to do. Otherwise followers hold
-        new high watermarks back for two tick.interval.ms, or until they commit more. Does nothing
+        new high watermarks back for two tick.interval.ms, or until they commit more. A `step` asks
+        for its part; where it `is_busy`, for two commits of each journal at a time. Does nothing
         for roots in folders.
         """
+        self._reads_journals = step is not Step.REQUESTS
         if not self.is_on_store:
             return
         self._high_watermarks_wait_ms = 0 if to_end else 2 * self._settings.tick_interval_ms
         partitions = self._cluster.partition_state.state
-        look = self._metadata_looks.next(partitions, self._clock.monotonic_ms())
+        look = self._metadata_looks.next(
+            partitions, self._clock.monotonic_ms(), is_between=step is Step.JOURNALS
+        )
         if to_end or self._cluster.location.is_local:
             look = Look.ALL
         if look is not Look.NONE:
@@ -217,9 +226,14 @@ class Broker:
             self._cluster.controller.look_ahead()
         elif look is Look.PARTITIONS:
             self._reader.look_ahead_at_partitions()
-        for root in self._roots.values():
-            root.request_tables.look_ahead(to_end=to_end)
-        self._peers.look_ahead(to_end=to_end)
+        if step is not Step.JOURNALS:
+            for root in self._roots.values():
+                root.request_tables.look_ahead(to_end=to_end)
+        if self._reads_journals:
+            # Between two ticks all are read, so that a tick completes what it has taken: mostly a
+            # commit, after which there is none.
+            least = 2 if step is Step.JOURNALS and is_busy else 1
+            self._peers.look_ahead(to_end=to_end or step is Step.JOURNALS, least=least)
         self._is_looked = True
 
     def copy_ahead(self) -> None:
@@ -285,10 +299,13 @@ class Broker:
         with self._lock:
             metadata = self._load()
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
-            return self._each_root(
+            report = self._each_root(
                 partial(follower.tick, metadata, now_ms, effects, self._high_watermarks_wait_ms)
                 for follower in self._followers
             )
+            # Truncated to where the logs agree, or copied as much as one tick may.
+            report.follows_up |= report.changed
+            return report
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the controller, or watch whoever does. `stop_after`: lease, fence, election.
@@ -302,6 +319,8 @@ class Broker:
         )
         if self._controller.is_active:
             self._transactional_ids.expire(self._clock.now_ms())
+        # The broker may be elected.
+        report.follows_up |= report.changed
         return report
 
     def merge(self, stop_after: str | None = None) -> MergeReport:
@@ -327,10 +346,13 @@ class Broker:
         """Show that the broker lives, and renew the lease if it holds it; may run beside a tick.
 
         It lives as long as one of its journals goes on: an empty commit is made where nothing was
-        committed since the last heartbeat, or the lease is to be renewed. Raises as `leader_tick`
-        does.
+        committed since the last heartbeat, or the lease is to be renewed. On an object store it is
+        made when it is due, so this is called twice in broker.heartbeat.interval.ms there. Raises
+        as `leader_tick` does.
         """
         self._check_cluster_root()
+        if not self._is_heartbeat_due(holds_lease=self._controller.is_active):
+            return
         controller_epoch: int | None = None
         failure: Exception | None = None
         try:
@@ -344,15 +366,25 @@ class Broker:
 
     def heartbeat_without_lease(self) -> None:
         """Show that the broker lives, but not that its controller does."""
-        self._beat(None)
+        if self._is_heartbeat_due(holds_lease=False):
+            self._beat(None)
+
+    def _is_heartbeat_due(self, *, holds_lease: bool) -> bool:
+        is_due = self._heartbeats.is_due(self._clock.monotonic_ms(), holds_lease=holds_lease)
+        return is_due or self._is_fenced
 
     def _beat(self, controller_epoch: int | None) -> None:
-        self._heartbeats.beat(controller_epoch)
+        self._heartbeats.beat(controller_epoch, self._clock.monotonic_ms())
+        if self._is_fenced:
+            # It is alive again.
+            self._change_state(self._state, from_state="fenced")
+
+    @property
+    def _is_fenced(self) -> bool:
+        """Whether its row says so, as loaded last: a heartbeat reads nothing there."""
         rows = self._cluster.brokers.rows().to_pylist()
         mine = next((row for row in rows if row["broker_id"] == self.broker_id), None)
-        if mine is not None and mine["state"] == "fenced":
-            # It is alive again. By the rows as loaded last, since a heartbeat reads nothing there.
-            self._change_state(self._state, from_state="fenced")
+        return mine is not None and mine["state"] == "fenced"
 
     def look(self) -> None:
         """Note the requests, the others' rows and journals, before time passes."""
@@ -486,7 +518,7 @@ class Broker:
             except CommitConflictError as conflict:
                 # Maintenance of the same broker was faster; the next tick looks again.
                 _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
-                report.changed = True
+                report.changed = report.follows_up = True
             except UNREADABLE as error:
                 failure = error
         if failure is not None:
@@ -509,7 +541,8 @@ class Broker:
         for of in sorted(wanted):
             try:
                 rows = self._peers.rows(of)
-                rows.refresh()
+                if self._reads_journals:
+                    rows.refresh()
             except UNREADABLE as error:
                 self._failures.warning(of, "follower not readable", broker=of[0], error=str(error))
                 # What it has reported counts again when it is read again.

@@ -109,7 +109,8 @@ class Follower:
         agreed = self._agree(followed, now_ms)
         effects.done("truncate")
         # Beside the copies: whether the leaders are still the same by then.
-        copied = self._fetcher.fetch(agreed, now_ms, report, self._reader.look_ahead)
+        look_ahead = self._reader.look_ahead_at_partitions
+        copied = self._fetcher.fetch(agreed, now_ms, report, look_ahead)
         effects.done("copy")
         batches = self._arrived(copied, agreed, now_ms)
         with self._root.log.discarding(batches):

@@ -15,6 +15,9 @@ from sparklog.storage.roots import BrokerRoot
 class Heartbeats:
     """Makes the heartbeats of one broker; may run beside its ticks.
 
+    On an object store, where a commit is a request, heartbeats are `is_due` only as long after the
+    newest commit as a commit counts.
+
     Parameters: `roots`, the broker's roots by number.
     """
 
@@ -23,13 +26,35 @@ class Heartbeats:
         # A commit just after one heartbeat has to count until the second one after it.
         interval_ms = settings.broker_heartbeat_interval_ms
         self._counts_commits = 3 * interval_ms <= settings.broker_session_timeout_ms
+        self._silence_ms = 2 * interval_ms if self._counts_commits else interval_ms
         self._counted = 0
+        # On the monotonic clock: the time of the last check, the time before which the newest
+        # commit was not there yet, and that of the newest renewal of the lease.
+        self._checked_at_ms = self._silent_since_ms = self._renewed_at_ms = -self._silence_ms
 
     def note(self) -> None:
         """Note the commits so far: they show no life after this."""
         self._counted = self._commits()
 
-    def beat(self, controller_epoch: int | None) -> None:
+    def is_due(self, now_ms: int, *, holds_lease: bool) -> bool:
+        """Return whether a heartbeat is due; in a local folder it is whenever this is called.
+
+        It is due when the broker has committed nothing for two intervals, or when it `holds_lease`
+        and has not renewed it for so long. Parameters: `now_ms`, the monotonic clock.
+        """
+        if any(root.location.is_local for root in self._roots.values()):
+            return True
+        commits = self._commits()
+        if commits != self._counted:
+            self._counted = commits
+            self._silent_since_ms = self._checked_at_ms
+        self._checked_at_ms = now_ms
+        since_ms = self._silent_since_ms
+        if holds_lease:
+            since_ms = min(since_ms, self._renewed_at_ms)
+        return now_ms - since_ms >= self._silence_ms
+
+    def beat(self, controller_epoch: int | None, now_ms: int) -> None:
         """Make an empty commit if nothing was committed since the last heartbeat.
 
         In any case where it renews the controller's lease of `controller_epoch`. It is made to the
@@ -40,6 +65,9 @@ class Heartbeats:
         if controller_epoch is not None or not is_busy:
             self._commit(controller_epoch)
         self.note()
+        self._silent_since_ms = now_ms
+        if controller_epoch is not None:
+            self._renewed_at_ms = now_ms
 
     def _commit(self, controller_epoch: int | None) -> None:
         failure: Exception | None = None

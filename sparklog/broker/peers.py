@@ -49,10 +49,13 @@ class Peers:
         """Open a peer's journal anew when it is read again."""
         self._open.pop(of, None)
 
-    def look_ahead(self, *, to_end: bool) -> None:
-        """Ask object stores for the next commits of all journals, beside the caller."""
+    def look_ahead(self, *, to_end: bool, least: int = 1) -> None:
+        """Ask object stores for the next commits of all journals, beside the caller.
+
+        `least`: the number of commits of each that are asked for at least.
+        """
         for rows in self._open.values():
-            rows.journal.look_ahead(to_end=to_end)
+            rows.journal.look_ahead(to_end=to_end, least=least)
 
     def have_news(self) -> bool:
         """Say whether a peer has certainly committed something; only told of roots in folders."""

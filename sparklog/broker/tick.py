@@ -22,11 +22,14 @@ class TickReport:
     spark_jobs: int = 0
     files_copied: int = 0
     bytes_copied: int = 0
+    follows_up: bool = False
+    """Whether this broker may have more to do at once; not so after what a leader completes."""
 
     def add(self, other: TickReport) -> None:
         """Add what another tick did."""
         self.changed |= other.changed
         self.has_traffic |= other.has_traffic
+        self.follows_up |= other.follows_up
         self.commits += other.commits
         self.spark_jobs += other.spark_jobs
         self.files_copied += other.files_copied

@@ -10,6 +10,7 @@ import pyarrow as pa
 import tenacity
 
 from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.clients.answer_polls import pause_seconds
 from sparklog.clients.arguments import whole_number
 from sparklog.clients.connection import Connection
 from sparklog.clients.lost_rows import OtherRowsError, lost_rows, read_sent
@@ -21,7 +22,6 @@ from sparklog.clients.produce import (
     ProduceResponse,
     RequestedBatch,
     acks_number,
-    pause_seconds,
 )
 from sparklog.clients.stream_writes import Files, MicroBatch, SentFile, StreamWrites
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError, StorageError

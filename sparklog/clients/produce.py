@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
 from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.clients.answer_polls import pause_seconds
 from sparklog.clients.connection import Connection
 from sparklog.clock import Clock, SystemClock
 from sparklog.errors import DamagedError, ProtocolError, error_code
@@ -36,10 +37,6 @@ _UPLOADS_BESIDE, _BYTES_BESIDE = 4, 1 << 20
 
 METADATA_MS = 1_000
 """The maximum age of metadata on an object store, in ms, where a producer polls it."""
-
-_POLL_SECONDS, _SOON_SECONDS, _POLL_SHARE = 0.003, 0.5, 0.1
-"""The least pause between two looks for an answer; how long it is made; and the pause after that,
-as a share of the time since then."""
 
 _CHECK_INTERVAL_S = 60
 """Seconds without a commit after which a reader may have fallen behind clean-up."""
@@ -187,10 +184,11 @@ class PendingProduce:
 
     def poll(self) -> dict[TopicIdPartition, ProduceResponse]:
         """Return the answers that have arrived, by partition."""
-        leaders = list({id(one): one for one in self._waiting.values()}.values())
-        # A request each, if nothing has arrived.
-        is_local = all(one.is_local for one in leaders)
-        side_by_side(Responses.poll, leaders, 0, is_local=is_local)
+        poll_leaders([self])
+        return self.take()
+
+    def take(self) -> dict[TopicIdPartition, ProduceResponse]:
+        """Return the answers that earlier polls have found, by partition."""
         for key, responses in list(self._waiting.items()):
             response = responses.take(self.request_id, key)
             if response is not None:
@@ -199,6 +197,11 @@ class PendingProduce:
                 if responses not in self._waiting.values():
                     responses.forget(self.request_id)
         return dict(self._answered)
+
+    @property
+    def leaders(self) -> Iterable[Responses]:
+        """The responses of the leaders that have not answered yet, one for each partition."""
+        return self._waiting.values()
 
     def forget(self) -> None:
         """Wait for no more answers."""
@@ -232,9 +235,12 @@ class PendingProduce:
         return self.poll()
 
 
-def pause_seconds(waited_seconds: float) -> float:
-    """Return how long to wait before the next look for an answer, which may be a request."""
-    return max(_POLL_SECONDS, _POLL_SHARE * (waited_seconds - _SOON_SECONDS))
+def poll_leaders(requests: Iterable[PendingProduce]) -> None:
+    """Poll the leaders that have to answer these requests, each once and all in parallel."""
+    leaders = list({id(one): one for request in requests for one in request.leaders}.values())
+    # A request each, if nothing has arrived.
+    is_local = all(one.is_local for one in leaders)
+    side_by_side(lambda one: one.poll(), leaders, 0, is_local=is_local)
 
 
 class ProduceClient:

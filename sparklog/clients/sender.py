@@ -18,6 +18,7 @@ from sparklog.clients.accumulator import (
     ProducerRecord,
     RecordMetadata,
 )
+from sparklog.clients.answer_polls import AnswerPolls, pause_seconds
 from sparklog.clients.connection import Connection
 from sparklog.clients.partitioner import Partitioner
 from sparklog.clients.produce import (
@@ -27,7 +28,7 @@ from sparklog.clients.produce import (
     ProduceResponse,
     RequestedBatch,
     acks_number,
-    pause_seconds,
+    poll_leaders,
 )
 from sparklog.clients.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
 from sparklog.clock import SystemClock
@@ -42,9 +43,6 @@ from sparklog.storage.side_by_side import side_by_side
 _log = get_logger(__name__)
 
 _POLL_SECONDS = 0.003
-_FIRST_LOOK, _MOST_USUAL_SECONDS = 0.5, 1.0
-"""When answers are looked for first on an object store, as a share of the last request's time, and
-the most that this time counts for."""
 
 _LEADERS_SECONDS = 0.1
 """How often it is looked whether whoever is to answer still leads."""
@@ -88,7 +86,7 @@ class Sender:
         self._in_flight: list[_InFlight] = []
         self._leaders_checked = 0.0
         self._next_look = 0.0
-        self._usual_seconds = 0.0
+        self._polls = AnswerPolls()
         self._changed = threading.Condition()
         self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
         self._outstanding: set[Future[RecordMetadata]] = set()
@@ -251,8 +249,8 @@ class Sender:
     ) -> None:
         """Look for the answers to a request from now on; on an object store not at once."""
         now = time.monotonic()
-        if not self._in_flight and not self._connection.root.location.is_local:
-            self._next_look = now + self._usual_seconds * _FIRST_LOOK
+        if not self._in_flight:
+            self._next_look = now + self._polls.first_seconds
         self._in_flight.append(_InFlight(pending, sent, now))
 
     def _send(self, due: Sequence[tuple[ProducerBatch, PartitionState]]) -> PendingProduce:
@@ -317,8 +315,9 @@ class Sender:
             return
         self._next_look = time.monotonic() + self._pause_seconds()
         metadata = self._leaders_if_due()
+        poll_leaders(one.pending for one in self._in_flight)
         for one in list(self._in_flight):
-            answers = one.pending.poll()
+            answers = one.pending.take()
             for key in [key for key in one.batches if key in answers]:
                 batch, _ = one.batches.pop(key)
                 self._answered(batch, answers[key])
@@ -329,7 +328,9 @@ class Sender:
                     self._failed_attempt(batch, "REQUEST_TIMED_OUT")
                 one.batches.clear()
             if not one.batches:
-                self._usual_seconds = min(time.monotonic() - one.sent_at, _MOST_USUAL_SECONDS)
+                if not self._connection.root.location.is_local:
+                    # In a folder a poll costs nothing.
+                    self._polls.note(time.monotonic() - one.sent_at)
                 one.pending.forget()
                 self._in_flight.remove(one)
 
@@ -343,7 +344,7 @@ class Sender:
         if not self._in_flight or time.monotonic() - self._leaders_checked < _LEADERS_SECONDS:
             return None
         self._leaders_checked = time.monotonic()
-        return self._connection.metadata(METADATA_MS)
+        return self._connection.metadata(self._polls.leaders_ms(METADATA_MS))
 
     def _give_up_deposed(self, one: _InFlight, metadata: Metadata) -> None:
         """A request that names a past leader epoch may never be answered: do not wait for it."""

@@ -257,20 +257,22 @@ class DeltaLog:
         self.is_uncertain = False
         self._check_protocol()
 
-    def look_ahead(self, *, to_end: bool = False) -> None:
+    def look_ahead(self, *, to_end: bool = False, least: int = 1) -> None:
         """Ask an object store for the next commits, beside the caller; `follow` takes them.
 
         So a look at many tables takes as long as one request. Where all that was asked for is
         there, `follow` goes on to the newest commit (`to_end`), or the next look does. What is
         found counts as the newest for all who look at this handle until something is committed by
-        it, for `FRESH_S` at most. Does nothing for a table in a folder.
+        it, for `FRESH_S` at most. `least` is the number of commits that are asked for at least.
+        Does nothing for a table in a folder.
         """
         if self.location.is_local or self.is_uncertain:
             return
         self._seen_at = None
         self._to_end = to_end
         self._asked_at = clocks()
-        self._ahead = request_commits(self.location, self.version + 1, self._reach)
+        reach = max(self._reach, least)
+        self._ahead = request_commits(self.location, self.version + 1, reach)
 
     def _read(self, version: int, ahead: Future[bytes | None] | None) -> Commit | None:
         """Return a commit, which may have been asked for already; raises as `read_commit` does."""

@@ -137,10 +137,10 @@ class RecordLog:
                 # The next commits were cleaned up, or the root was lost or restored.
                 self._reopen()
 
-    def look_ahead(self, *, to_end: bool = False) -> None:
+    def look_ahead(self, *, to_end: bool = False, least: int = 1) -> None:
         """Ask an object store for the next commits beside the caller; `refresh` takes them."""
         with self._lock:
-            self._log.look_ahead(to_end=to_end)
+            self._log.look_ahead(to_end=to_end, least=least)
 
     @property
     def is_uncertain(self) -> bool:

@@ -27,7 +27,7 @@ Requests = list[tuple[str, str]]
 class Cluster:
     """Three brokers at rest, with a topic on brokers 0 and 1; no time passes by itself."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tick_interval_ms: int = 50) -> None:
         self.bucket = store.bucket()
         self.options = store.options()
         self.clock = ManualClock()
@@ -41,6 +41,7 @@ class Cluster:
             "broker.heartbeat.interval.ms": 3_600_000,
             "broker.session.timeout.ms": 4 * 3_600_000,
             "log.merger.enable": False,
+            "tick.interval.ms": tick_interval_ms,
         }
         self.application = Application(
             parse(ClusterConfig, config, "the test's configuration"), clock=self.clock
@@ -110,6 +111,70 @@ def test_a_heartbeat_of_the_controller_looks_at_its_lease(
     assert [name for name, _ in requests] == ["get", "put_new"]
     assert requests[0][1].startswith("cluster/controller/_delta_log/")
     assert requests[1][1] == path
+
+
+def holder(cluster: Cluster) -> int:
+    [found] = [one for one, broker in cluster.brokers.items() if broker.is_controller]
+    return found
+
+
+class TestHeartbeatsThatAreDue:
+    """A broker is silent for two intervals at most; an application asks twice in an interval."""
+
+    INTERVAL_MS = 3_600_000
+
+    def commits(self, cluster: Cluster, broker: int, checks: int) -> int:
+        """Return how many commits a broker makes in so many half intervals."""
+        before = cluster.version(broker)
+        for _ in range(checks):
+            cluster.clock.advance(self.INTERVAL_MS // 2)
+            cluster.brokers[broker].heartbeat()
+        return cluster.version(broker) - before
+
+    def test_an_idle_broker_makes_one_in_two_intervals(self, cluster: Cluster) -> None:
+        cluster.brokers[2].heartbeat()
+        assert self.commits(cluster, 2, 3) == 0
+        assert self.commits(cluster, 2, 1) == 1
+        assert self.commits(cluster, 2, 8) == 2
+
+    def test_the_controller_renews_its_lease_as_often(self, cluster: Cluster) -> None:
+        broker = holder(cluster)
+        cluster.brokers[broker].heartbeat()
+        log = cluster.brokers[broker]._roots[0].log
+        for _ in range(2):
+            for _ in range(2):
+                assert self.commits(cluster, broker, 1) == 0
+            # Other commits show that it lives, but renew no lease.
+            log.heartbeat()
+            before = log.renewal
+            assert self.commits(cluster, broker, 2) == 1
+            assert log.renewal != before
+
+    def test_a_commit_puts_it_off(self, cluster: Cluster) -> None:
+        """By two intervals after the check before, since when the commit may have been made."""
+        broker = next(one for one in cluster.brokers if one != holder(cluster))
+        cluster.brokers[broker].heartbeat()
+        for _ in range(3):
+            assert self.commits(cluster, broker, 3) == 0
+            cluster.brokers[broker]._roots[0].log.heartbeat()
+        assert self.commits(cluster, broker, 3) == 0
+        assert self.commits(cluster, broker, 1) == 1
+
+    def test_one_that_failed_is_made_at_the_next_check(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker = cluster.brokers[2]
+        broker.heartbeat()
+        assert self.commits(cluster, 2, 3) == 0
+
+        def away(*_: object) -> bool:
+            raise OSError("the store is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broker._roots[0].log, "heartbeat", away)
+            with pytest.raises(OSError, match="away"):
+                self.commits(cluster, 2, 1)
+        assert self.commits(cluster, 2, 1) == 1
 
 
 def test_a_journal_is_read_once_a_round_for_all_roles(cluster: Cluster, requests: Requests) -> None:
