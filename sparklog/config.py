@@ -106,7 +106,7 @@ class Settings(_Keys):
         gt=0,
         alias="replica.high.watermark.checkpoint.interval.ms",
         description="Interval of a broker's checkpoint tables, where replicas have changed, ms; "
-        "12 times as long on object stores.",
+        "60000 on object stores, where it is not set.",
     )
     min_insync_replicas: int = Field(
         1,
@@ -259,6 +259,22 @@ class Settings(_Keys):
         if self.parked_session_timeout_ms < self.broker_session_timeout_ms:
             raise ValueError("parked.session.timeout.ms must be at least broker.session.timeout.ms")
         return self
+
+    def checkpoint_interval_ms(self, *, is_local: bool) -> int:
+        """Return the interval of a root's checkpoint tables: Kafka's key, in ms.
+
+        Where it is not set, 60 s on an object store: a write is two PUTs and more there, and the
+        commits after it are read in parallel.
+
+        >>> Settings().checkpoint_interval_ms(is_local=True)
+        5000
+        >>> Settings().checkpoint_interval_ms(is_local=False)
+        60000
+        """
+        key = "replica_high_watermark_checkpoint_interval_ms"
+        if is_local or key in self.model_fields_set:
+            return self.replica_high_watermark_checkpoint_interval_ms
+        return 60_000
 
 
 class TopicConfig(_Keys):

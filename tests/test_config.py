@@ -268,6 +268,13 @@ def test_a_heartbeat_that_does_not_fit_into_a_session_is_refused(heartbeat: int)
 # --- brokers and folders ------------------------------------------------------------------------
 
 
+def test_checkpoints_on_an_object_store_are_rarer_unless_their_interval_is_set() -> None:
+    default, given = Settings(), Settings.model_validate({"replica.high.watermark.checkpoint.interval.ms": 5_000})
+    assert default.checkpoint_interval_ms(is_local=True) == 5_000
+    assert default.checkpoint_interval_ms(is_local=False) == 60_000
+    assert given.checkpoint_interval_ms(is_local=False) == 5_000
+
+
 def test_a_broker_id_given_twice_is_refused() -> None:
     brokers = [CLUSTER["brokers"][0], {"broker.id": 0, "log.dirs": "/data/other"}]
     message = refusal(ClusterConfig, CLUSTER | {"brokers": brokers})

@@ -16,7 +16,6 @@ from benchmarks.s3_server import BYTES, KINDS, NOT_FOUND, REFUSED, Logged
 from benchmarks.s3_store import Store, running_store
 from benchmarks.work import Work
 from sparklog.broker.application import Application
-from sparklog.broker.checkpoints import STORE_INTERVALS
 from sparklog.clients.admin import Admin
 from sparklog.clients.connection import Connection
 from sparklog.clients.produce import PendingProduce
@@ -76,9 +75,7 @@ class Counted:
             "broker.heartbeat.interval.ms": _HOUR_MS,
             "broker.session.timeout.ms": 2 * _HOUR_MS,
             # Checkpoints come before a renewal is due, to be counted alone.
-            "replica.high.watermark.checkpoint.interval.ms": CHECKPOINT_SECONDS
-            * 1000
-            // STORE_INTERVALS,
+            "replica.high.watermark.checkpoint.interval.ms": CHECKPOINT_SECONDS * 1000,
         }
         self._clock = ManualClock()
         self._idle: Mapping[str, float] = dict.fromkeys(_NAMES, 0.0)

@@ -134,7 +134,7 @@ class Broker:
                 continue
             opened = BrokerRoot(directory.location, self.broker_epoch, damaged[number])
             self._roots[number] = opened
-            interval_ms = settings.replica_high_watermark_checkpoint_interval_ms
+            interval_ms = settings.checkpoint_interval_ms(is_local=opened.location.is_local)
             purgatory = Purgatory(opened, rules)
             replicas = Replicas(opened, number, purgatory, rules, interval_ms)
             now_ms = clock.now_ms()

@@ -30,12 +30,6 @@ MOST_COMMITS = 100
 Five empty commits count as one.
 """
 
-STORE_INTERVALS = 12
-"""Intervals between two checkpoints on an object store, where each one is two PUTs and more.
-
-The commits after a checkpoint, `MOST_COMMITS` at most, are read there in parallel.
-"""
-
 VERIFY_INTERVAL_MS = 10_000
 """How often a broker verifies its tables that other processes depend on, to find damage."""
 
@@ -57,7 +51,7 @@ class Checkpoints:
     def __init__(self, root: BrokerRoot, interval_ms: int) -> None:
         self._root = root
         self._journal = root.log
-        self._interval_ms = interval_ms * (1 if root.location.is_local else STORE_INTERVALS)
+        self._interval_ms = interval_ms
         self._due_at_ms = 0
         self._verify_at_ms = 0
         self._has_changed = False
@@ -86,9 +80,8 @@ class Checkpoints:
     def keep(self, now_ms: int) -> None:
         """Write the checkpoints where it is time; a failure is logged, and tried again.
 
-        It is time replica.high.watermark.checkpoint.interval.ms after the last time, on an object
-        store `STORE_INTERVALS` times as long, if a replica has changed, and after `MOST_COMMITS`
-        commits in any case.
+        It is time `Settings.checkpoint_interval_ms` after the last time, if a replica has changed,
+        and after `MOST_COMMITS` commits in any case.
         """
         described = self._described_progress[self._root.high_watermark_checkpoint.schema.name]
         behind = self._journal.progress - described
