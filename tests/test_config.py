@@ -269,7 +269,8 @@ def test_a_heartbeat_that_does_not_fit_into_a_session_is_refused(heartbeat: int)
 
 
 def test_checkpoints_on_an_object_store_are_rarer_unless_their_interval_is_set() -> None:
-    default, given = Settings(), Settings.model_validate({"replica.high.watermark.checkpoint.interval.ms": 5_000})
+    key = "replica.high.watermark.checkpoint.interval.ms"
+    default, given = Settings(), Settings.model_validate({key: 5_000})
     assert default.checkpoint_interval_ms(is_local=True) == 5_000
     assert default.checkpoint_interval_ms(is_local=False) == 60_000
     assert given.checkpoint_interval_ms(is_local=False) == 5_000
