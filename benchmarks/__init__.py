@@ -1,7 +1,7 @@
-"""Benchmarks: sparklog, a real Kafka and plain Delta appends, side by side in one go.
+"""Benchmarks: sparklog, a real Kafka and plain Delta appends, measured in one run.
 
     make bench
     python -m benchmarks produce read --scale 0.01
 
-Every work is one row of the table in docs/benchmarks.md; its module says what is measured and how.
+Each work is one row of the table in docs/benchmarks.md; its module describes the measurement.
 """

@@ -1,4 +1,4 @@
-"""Measures works and writes what was found: `make bench`, or `python -m benchmarks WORK...`."""
+"""Measures works and writes the results: `make bench`, or `python -m benchmarks WORK...`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main(
         typer.Option(help="A folder for results.json and the report, in place of the project's."),
     ] = None,
 ) -> None:
-    """Measure works side by side, all but those that take longest where none is named."""
+    """Measure the named works, by default all but those that take longest."""
     with one_line_errors():
         works = chosen(names or [])
         jars: KafkaJars | None = None
@@ -81,7 +81,7 @@ def main(
 
 
 def chosen(names: list[str]) -> list[Work]:
-    """Return the works of these names; without any, those that a whole run has."""
+    """Return the works of these names; without names, those of a whole run."""
     known = {work.name: work for work in WORKS}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -90,7 +90,7 @@ def chosen(names: list[str]) -> list[Work]:
 
 
 def measure(work: Work, bench: Bench, noted: Path) -> None:
-    """Measure one work and note what was found."""
+    """Measure one work and store its results."""
     bench.say(f"{work.name}: {work.title}")
     started = time.monotonic()
     figures = Figures()

@@ -1,4 +1,4 @@
-"""What works share: Spark, Kafka, a folder on disk, and how large and how often to measure."""
+"""The environment of works: Spark, Kafka, a folder on disk, and the scale and number of runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Bench:
-    """One go of the benchmarks; a context manager that ends what it has started.
+    """One run of the benchmarks; a context manager that stops the processes it has started.
 
-    Parameters: `folder`, for everything that is written, on the disk to be measured; `scale`, by
-    which counts are multiplied; `runs`, how often each figure is taken; `kafka_jars`, `None` to go
-    without Kafka; `given_spark`, a session to use instead of an own one.
+    Parameters: `folder`, for all files written, on the disk to be measured; `scale`, a factor of
+    counts; `runs`, the number of measurements of each figure; `kafka_jars`, `None` for a run
+    without Kafka; `given_spark`, a session to use instead of a new one.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class Bench:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """A Spark session with Delta Lake and, if there is to be a Kafka, Spark's connector."""
+        """A Spark session with Delta Lake and, for runs with Kafka, Spark's connector."""
         if self.given_spark is not None:
             return self.given_spark
         jars = self.kafka_jars.connector if self.kafka_jars is not None else []
@@ -77,7 +77,7 @@ class Bench:
 
     @cached_property
     def kafka(self) -> Kafka | None:
-        """Three running brokers, or `None` where Kafka is left out."""
+        """Three running brokers, or `None` for a run without Kafka."""
         if self.kafka_jars is None:
             return None
         spark = self.spark
@@ -86,7 +86,7 @@ class Bench:
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[Path]:
-        """Give an empty folder that is removed in the end."""
+        """Yield an empty folder, and remove it at the end."""
         folder = self.folder / f"{name}-{time.time_ns()}"
         folder.mkdir(parents=True)
         try:
@@ -96,7 +96,7 @@ class Bench:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Return how long `action` takes."""
+    """Return the duration of `action` in s."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

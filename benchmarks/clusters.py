@@ -1,7 +1,7 @@
-"""Clusters of sparklog with three brokers: embedded in this process, or in others.
+"""Clusters of sparklog with three brokers, embedded in this process or in other processes.
 
-Those others are one process for the cluster, or one for each broker; on a local disk, or on the S3
-API server of the benchmarks.
+The other processes are one for the cluster, or one for each broker. Clusters are on a local disk or
+on the S3 API server of the benchmarks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import yaml
 
 from benchmarks.s3_store import CLIENT, Store
 from sparklog.broker.application import Application
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
+from sparklog.clock import wait_until
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT as LOGGER
 from sparklog.storage.location import Location, StorageOptions
-from sparklog.storage.roots import ClusterRoot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +41,9 @@ _END_SECONDS = 30
 
 
 def configuration(folder: Path, *, is_synced: bool = True, **settings: Any) -> dict[str, Any]:
-    """Return the configuration of a cluster in a folder: defaults, but for `settings`.
+    """Return the configuration of a cluster in a folder, with defaults except for `settings`.
 
-    `is_synced`: whether files are synced to the disk before they count, which is the default.
+    Parameters: `is_synced`, whether files are synced to the disk before they count, the default.
     """
     brokers = [{"broker.id": one, "log.dirs": str(folder / f"broker-{one}")} for one in BROKER_IDS]
     given = {key.replace("_", "."): value for key, value in settings.items()}
@@ -52,7 +53,7 @@ def configuration(folder: Path, *, is_synced: bool = True, **settings: Any) -> d
 
 
 class Cluster:
-    """A running cluster, as a client sees it."""
+    """A client's view of a running cluster."""
 
     def __init__(self, root: str, storage_options: StorageOptions | None = None) -> None:
         self.root = root
@@ -61,7 +62,7 @@ class Cluster:
     def create_topic(self, topic: str, partitions: int = 4, leader: int | None = None) -> None:
         """Create a topic on all brokers and wait until each replica has reported.
 
-        All partitions are led by `leader`, or leaders are spread.
+        All partitions are led by `leader`; by default the leaders are distributed.
         """
         admin = Admin(self.connection)
         configs = {"min.insync.replicas": "2"}
@@ -74,7 +75,7 @@ class Cluster:
         await_true(lambda: len(self.positions(topic)) == partitions * len(BROKER_IDS), "leaders")
 
     def positions(self, topic: str) -> list[tuple[int, int]]:
-        """Return (log end offset, high watermark) of every replica that is as elected."""
+        """Return (log end offset, high watermark) of each replica in the current leader epoch."""
         metadata = self.connection.metadata()
         found = []
         for number in range(metadata.topic(topic).partitions):
@@ -87,12 +88,12 @@ class Cluster:
         return found
 
     def await_in_all_logs(self, topic: str, records: int) -> None:
-        """Wait until all three replicas hold so many records."""
+        """Wait until the logs of all three replicas have `records` records in total each."""
         wanted = records * len(BROKER_IDS)
         await_true(lambda: sum(end for end, _ in self.positions(topic)) >= wanted, "copies")
 
     def await_known_to_all(self, topic: str, records: int) -> None:
-        """Wait until all three replicas know so many records to be committed."""
+        """Wait until the high watermarks of all three replicas cover `records` records."""
         wanted = records * len(BROKER_IDS)
         await_true(lambda: sum(mark for _, mark in self.positions(topic)) >= wanted, "marks")
 
@@ -106,7 +107,7 @@ class EmbeddedCluster(Cluster):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let the brokers rest while something else is measured; heartbeats go on."""
+        """Pause the brokers' rounds during another measurement; heartbeats continue."""
         with self._application.between_rounds():
             yield
 
@@ -115,7 +116,7 @@ class EmbeddedCluster(Cluster):
 def embedded(
     folder: Path, spark: SparkSession | None = None, *, is_synced: bool = True, **settings: Any
 ) -> Iterator[EmbeddedCluster]:
-    """Run a cluster in this process, over `spark` or copying by itself."""
+    """Run a cluster in this process, with files copied by `spark` or by this process."""
     given = configuration(folder, is_synced=is_synced, **settings)
     config = parse(ClusterConfig, given, "the benchmark")
     with _errors_only():
@@ -132,7 +133,7 @@ def embedded(
 
 @contextmanager
 def _errors_only() -> Iterator[None]:
-    """Log no warning meanwhile; the level that was set before is set again."""
+    """Log only errors within the block; restore the level after it."""
     logger = logging.getLogger(LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -144,7 +145,7 @@ def _errors_only() -> Iterator[None]:
 
 @contextmanager
 def resident(folder: Path, *, with_spark: bool = True, is_synced: bool = True) -> Iterator[Cluster]:
-    """Run a cluster in a process of its own, as `jobs.cluster` does."""
+    """Run a cluster in a separate process, as `jobs.cluster` does."""
     given = configuration(folder, is_synced=is_synced)
     options = given.get("storage.options")
     with _job("cluster", folder, given, with_spark=with_spark) as job:
@@ -153,7 +154,7 @@ def resident(folder: Path, *, with_spark: bool = True, is_synced: bool = True) -
 
 
 class StoreCluster(Cluster):
-    """A cluster on an object store. `config_file` names the cluster to Spark's data source."""
+    """A cluster on an object store; Spark's data source opens it by `config_file`."""
 
     def __init__(self, root: str, options: StorageOptions, config_file: Path) -> None:
         super().__init__(root, options)
@@ -164,11 +165,11 @@ class StoreCluster(Cluster):
 def on_store(
     store: Store, folder: Path, *, is_together: bool = False, **settings: Any
 ) -> Iterator[StoreCluster]:
-    """Run a cluster on an object store, without Spark: a process for each broker.
+    """Run a cluster on an object store, without Spark: one process per broker.
 
-    Parameters: `folder`, for configurations and logs; `is_together`, for one process of all
-    brokers instead; `settings`, as in `configuration`. Brokers start while the store adds no
-    latency. The processes are killed in the end, as their data is not needed any more.
+    Parameters: `folder`, for configurations and logs; `is_together`, whether one process runs all
+    brokers instead; `settings`, as in `configuration`. Brokers start before the store adds latency.
+    The processes are killed at the end, since their data is no longer needed.
     """
     store.set_latency(0)
     uri = store.bucket(f"cluster-{time.time_ns()}")
@@ -201,14 +202,14 @@ def on_store(
 
 
 class _Job:
-    """A process of `jobs`; `SparklogError` with the end of its log if it has ended."""
+    """A process of `jobs`; `check` raises `SparklogError` with the end of its log if it ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
         self._log = log
 
     def check(self) -> None:
-        """Raise `SparklogError` unless the process runs."""
+        """Raise `SparklogError` unless the process is running."""
         status = self._process.poll()
         if status is not None:
             raise SparklogError(
@@ -233,7 +234,7 @@ def _job(
     command = [sys.executable, "-m", "benchmarks.guarded", f"jobs.{name}", "--config", str(file)]
     command += ["--log-level", "error"] + ([] if with_spark else ["--without-spark"])
     with log.open("wb") as output:
-        # A session of its own: the JVM that it may have started is ended with it.
+        # In a new session, so that a JVM started by the process is killed with it.
         process = subprocess.Popen(
             command,
             cwd=CHECKOUT,
@@ -267,10 +268,7 @@ def _await_brokers(root: str, options: StorageOptions | None, jobs: Sequence[_Jo
     await_true(is_up, "brokers", every_seconds=0.2)
 
 
-def await_true(look: Callable[[], bool], what: str, every_seconds: float = 0.005) -> None:
-    """Wait until `look` says so; `SparklogError` where it never does."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not look():
-        if time.monotonic() > deadline:
-            raise SparklogError(f"there were no {what} in {_PATIENCE_SECONDS} s")
-        time.sleep(every_seconds)
+def await_true(poll: Callable[[], bool], what: str, every_seconds: float = 0.005) -> None:
+    """Wait until a condition holds; raises `SparklogError` after 120 s."""
+    if not wait_until(poll, _PATIENCE_SECONDS * 1000, pause_ms=every_seconds * 1000):
+        raise SparklogError(f"there were no {what} in {_PATIENCE_SECONDS} s")

@@ -1,4 +1,4 @@
-"""What a cluster in a folder has written: commits, files and bytes, by table."""
+"""Commits, files and bytes that a cluster in a local folder has written, by table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMMIT = re.compile(r"\d{20}\.json")
 
 
 class Written(NamedTuple):
-    """What has appeared in a folder since: by table, as `root/table`."""
+    """The new commits, files and bytes in a folder, by table as `root/table`."""
 
     commits: Counter[str]
     files: Counter[str]
@@ -22,7 +22,7 @@ class Written(NamedTuple):
 
 
 class Watch:
-    """Notes what is in a folder, and tells what has appeared since."""
+    """Records the files in a folder, and returns those that are new."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Watch:
         self.written()
 
     def written(self) -> Written:
-        """Return what has appeared since the last call."""
+        """Return the files that are new since the last call."""
         commits: Counter[str] = Counter()
         files: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
@@ -46,5 +46,5 @@ class Watch:
 
 
 def spark_jobs(spark: SparkSession) -> int:
-    """Return how many jobs Spark has run so far, whoever has asked for them."""
+    """Return the number of jobs that Spark has run so far, of all users of its context."""
     return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())

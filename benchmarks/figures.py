@@ -1,4 +1,4 @@
-"""What a work measures, and what is asked of it."""
+"""The figures of a work, and its targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Figure:
-    """One quantity of one system: a value for each run, in `unit`."""
+    """One quantity of one system: a value per run, in `unit`."""
 
     what: str
     system: str
@@ -21,15 +21,15 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The middle of the runs, which is what is compared."""
+        """The median of the runs, which targets compare."""
         return statistics.median(self.values)
 
 
 class Figures:
-    """The figures of one work, as they are measured.
+    """The figures of one work, in the order of measurement.
 
-    `tables` has lists that were recorded besides, such as the requests of a round: lines of CSV,
-    names of columns first, by the name of the file that the report writes.
+    `tables` has additional recorded lists, such as the requests of a round, by the name of the file
+    that the report writes. Each is lines of CSV, with the names of columns first.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class Figures:
         return iter(self._figures.values())
 
     def add(self, what: str, system: str, unit: str, value: float) -> None:
-        """Note what one run has measured."""
+        """Add the value of one run."""
         before = self.get(what, system)
         values = () if before is None else before.values
-        # More digits than a measurement has would only make the noted results longer.
+        # Five digits are more than a measurement has, and keep the stored results short.
         self._figures[what, system] = Figure(what, system, unit, (*values, float(f"{value:.5g}")))
 
     def add_latencies(self, what: str, system: str, seconds: Sequence[float], tail: int) -> None:
-        """Note one run's p50 and p`tail` of how long each of many took."""
+        """Add p50 and p`tail` of one run's latencies, in ms."""
         for percent in (50, tail):
             found = np.percentile(seconds, percent, method="higher")
             self.add(f"{what}, p{percent}", system, "ms", float(found) * 1000)
 
     def get(self, what: str, system: str) -> Figure | None:
-        """Return a figure, `None` where it was not measured."""
+        """Return a figure, or `None` if it was not measured."""
         return self._figures.get((what, system))
 
     def whats(self) -> list[str]:
-        """Return what was measured, in order."""
+        """Return the measured quantities, in order."""
         return list(dict.fromkeys(one.what for one in self))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Figures:
     def from_json(
         cls, rows: Iterable[dict[str, Any]], tables: Mapping[str, list[str]] | None = None
     ) -> Figures:
-        """Return the figures that `to_json` gave, with their tables."""
+        """Return the figures from the values of `to_json`, with their tables."""
         return cls((Figure(**{**row, "values": tuple(row["values"])}) for row in rows), tables)
 
 
@@ -79,7 +79,7 @@ Held = Literal["aim held", "held", "not held", "not measured"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a target: the median, what it is compared with, their ratio."""
+    """The result of a target: the median, the compared figure, and their ratio."""
 
     held: Held
     median: float | None = None
@@ -89,12 +89,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of one figure.
+    """The bounds of one figure.
 
-    Parameters: `least`, the bound that has to hold; `aim`, the one that should; `against`, the
-    systems of whose medians the best is the measure, and both bounds are ratios to it; without
-    any, bounds are absolute, in the figure's unit. `against_what` compares with another quantity of
-    the same system instead. `is_floor`: the bounds are to be reached, not kept below.
+    Parameters: `least`, the required bound; `aim`, the desired one. `against` names systems: both
+    bounds are then ratios to the best of their medians. Without it, bounds are absolute, in the
+    figure's unit. `against_what` compares with another quantity of the same system instead.
+    `is_floor`: whether the bounds are minimums rather than maximums.
     """
 
     what: str
@@ -106,7 +106,7 @@ class Target:
     is_floor: bool = False
 
     def judge(self, figures: Figures) -> Verdict:
-        """Say whether the target holds."""
+        """Return whether the target holds."""
         figure = figures.get(self.what, self.system)
         if figure is None:
             return Verdict("not measured")

@@ -1,7 +1,7 @@
 """Run a module that ends with its parent: `python -m benchmarks.guarded MODULE ARGUMENT...`.
 
 The parent holds a pipe to standard input, which is closed however the parent ends. The whole
-process group is killed then.
+process group is then killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Run the module; the process group must be the process's own."""
+    """Run the module; the process must lead its own process group."""
     del sys.argv[0]
     threading.Thread(target=_end_with_parent, name="guard", daemon=True).start()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,13 +1,14 @@
-"""A real Kafka of three brokers on loopback, with its data on disk, and Spark's connector to it."""
+"""A real Kafka of three brokers on loopback, with its data on disk, and Spark's connector."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparklog.clock import wait_until
 from sparklog.errors import SparklogError
 from tests.kafka_comparison.kafka import java_properties, running_kafka
 
@@ -18,7 +19,7 @@ BROKERS = 3
 DEFAULTS: Mapping[str, str] = {}
 TUNED = {"linger.ms": "20", "batch.size": "262144", "compression.type": "lz4"}
 SHORT_WAIT = {"fetch.max.wait.ms": "10"}
-"""Spark's reader pays the default of 500 ms once a task."""
+"""Spark's reader waits for the default of 500 ms once per task."""
 
 _JAVA_OPTIONS = (
     "-Xms512m",
@@ -41,12 +42,12 @@ _SETTINGS = {
     "share.coordinator.state.topic.min.isr": "2",
     "group.initial.rebalance.delay.ms": "0",
 }
-_PATIENCE_SECONDS = 120
+_PATIENCE_MS = 120_000
 
 
 @contextmanager
 def running(jars: Path, folder: Path, spark: SparkSession) -> Iterator[Kafka]:
-    """Run the brokers from the JARs in a folder, over data in another; yield when all are up."""
+    """Run the brokers from a folder of JARs, with data in `folder`; yield when all are up."""
     with running_kafka(jars, folder, BROKERS, _JAVA_OPTIONS, _SETTINGS) as side:
         kafka = Kafka(side.where[1], spark)
         try:
@@ -57,7 +58,7 @@ def running(jars: Path, folder: Path, spark: SparkSession) -> Iterator[Kafka]:
 
 
 class Kafka:
-    """The cluster whose brokers are at `servers`, reached through the JVM of `spark`."""
+    """The cluster with brokers at `servers`, accessed through the JVM of `spark`."""
 
     def __init__(self, servers: str, spark: SparkSession) -> None:
         self.servers = servers
@@ -68,22 +69,24 @@ class Kafka:
         self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Close the connection to the cluster."""
         self._admin.close()
 
     def await_brokers(self, folder: Path) -> None:
-        """Wait until all brokers are registered; `SparklogError` where they are not in time."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self._admin.describeCluster().nodes().get().size() < BROKERS:
-            if time.monotonic() > deadline:
-                raise SparklogError(f"Kafka's brokers did not come up: see {folder}/kafka-1.log")
-            time.sleep(0.2)
+        """Wait until all brokers are registered; raises `SparklogError` on timeout."""
+
+        def are_up() -> bool:
+            return bool(self._admin.describeCluster().nodes().get().size() >= BROKERS)
+
+        if not wait_until(are_up, _PATIENCE_MS, pause_ms=200):
+            raise SparklogError(f"Kafka's brokers did not come up: see {folder}/kafka-1.log")
 
     def create_topic(self, topic: str, partitions: int = 4, *, is_synced: bool = False) -> None:
         """Create a topic on three brokers and wait until all its replicas are in sync.
 
-        `is_synced`: each append is synced to the disk before it counts (flush.messages=1, the
-        topic's log.flush.interval.messages); by default Kafka leaves that to the system.
+        Parameters: `is_synced`, whether each append is synced to the disk before it counts
+        (flush.messages=1, the topic's log.flush.interval.messages). By default Kafka leaves that to
+        the operating system.
         """
         jvm = self._jvm
         factor = jvm.java.lang.Short.valueOf(str(BROKERS))
@@ -91,19 +94,17 @@ class Kafka:
         configs = {"min.insync.replicas": "2"} | ({"flush.messages": "1"} if is_synced else {})
         new.configs(java_properties(jvm, configs))
         self._admin.createTopics(jvm.java.util.Collections.singletonList(new)).all().get()
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not self._is_in_sync(topic, partitions):
-            if time.monotonic() > deadline:
-                raise SparklogError(f"Kafka's topic {topic} did not get its replicas in sync")
-            time.sleep(0.1)
+        is_in_sync = partial(self._is_in_sync, topic, partitions)
+        if not wait_until(is_in_sync, _PATIENCE_MS, pause_ms=100):
+            raise SparklogError(f"Kafka's topic {topic} did not get its replicas in sync")
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic; its files follow in the background."""
+        """Delete a topic; its files are deleted in the background."""
         topics = self._jvm.java.util.Collections.singletonList(topic)
         self._admin.deleteTopics(topics).all().get()
 
     def write(self, rows: DataFrame, topic: str, settings: Mapping[str, str] = DEFAULTS) -> None:
-        """Write rows by Spark's sink, acks=all; all are committed when this returns."""
+        """Write rows by Spark's sink with acks=all; all are committed when this returns."""
         options = {f"kafka.{key}": value for key, value in settings.items()}
         writer = rows.write.format("kafka").option("kafka.bootstrap.servers", self.servers)
         writer.option("topic", topic).option("kafka.acks", "all").options(**options).save()
@@ -116,14 +117,14 @@ class Kafka:
         return reader.option("endingOffsets", "latest").options(**options).load()
 
     def stream(self, topic: str) -> DataFrame:
-        """Return a topic as a stream, from now on."""
+        """Return a topic as a stream that starts at the latest offsets."""
         reader = self._spark.readStream.format("kafka")
         reader = reader.option("kafka.bootstrap.servers", self.servers)
         return reader.option("subscribe", topic).option("startingOffsets", "latest").load()
 
     @contextmanager
     def producer(self) -> Iterator[PlainProducer]:
-        """Give Kafka's own Java producer, with its defaults and acks=all."""
+        """Yield Kafka's own Java producer, with its defaults and acks=all."""
         producer = PlainProducer(self._jvm, self.servers)
         try:
             yield producer
@@ -135,7 +136,7 @@ class Kafka:
         try:
             described = self._admin.describeTopics(topics).allTopicNames().get().get(topic)
         except Exception as error:
-            # The broker that is asked may not know the topic yet.
+            # The broker that answers may not know the topic yet.
             if "UnknownTopicOrPartition" not in str(error):
                 raise
             return False
@@ -162,5 +163,5 @@ class PlainProducer:
         self._producer.send(record).get()
 
     def close(self) -> None:
-        """End."""
+        """Close the producer."""
         self._producer.close()

@@ -22,27 +22,27 @@ _SERVER = (
     "org.apache.logging.log4j:log4j-core:2.25.1",
 )
 _CONNECTOR = (f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR}",)
-# Not every registry has the version of the connector. It holds helpers for delegation tokens
-# alone, no part of the path of a record, so one that all have stands in for it.
+# Not every registry has the connector's version of this package. It contains only helpers for
+# delegation tokens, which no record passes, so a version that all registries have replaces it.
 _TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 _TOKEN_PROVIDER = (f"{_TOKENS}:4.1.0-preview1",)
 
 
 class KafkaJars(NamedTuple):
-    """A folder with the JARs of a broker, and the JARs that Spark is given."""
+    """A folder with the JARs of a broker, and the JARs for Spark."""
 
     server: Path
     connector: list[Path]
 
 
 def kafka_jars() -> KafkaJars:
-    """Return the JARs, which lie in `.ivy` from the first time on.
+    """Return the JARs; they are fetched into `.ivy` on the first call.
 
-    Raises `SparklogError` where they cannot be fetched.
+    Raises `SparklogError` if they cannot be fetched.
     """
     folder = ivy_folder() / f"kafka-{KAFKA}"
-    # A broker gets the versions that it is published with, but for Scala's own library, which
-    # Spark's resolver always leaves out.
+    # A broker gets the versions that it is published with, except for Scala's own library, which
+    # Spark's resolver always excludes.
     scala = sorted((spark_home() / "jars").glob("scala-library-*.jar"))
     _gather([*_fetch(_SERVER, ()), *scala], folder)
     sparks = [f"*:{artifact}" for artifact in _spark_artifacts()]
@@ -52,12 +52,12 @@ def kafka_jars() -> KafkaJars:
 
 
 def jars_in(server: Path, connector: Path) -> KafkaJars:
-    """Return JARs that lie in two folders already."""
+    """Return the JARs in two existing folders."""
     return KafkaJars(server.absolute(), sorted(connector.absolute().glob("*.jar")))
 
 
 def _gather(jars: Sequence[Path], folder: Path) -> None:
-    """Make `folder` hold just these: Java takes a folder as class path."""
+    """Fill `folder` with exactly these JARs: Java accepts a folder as class path."""
     if folder.is_dir() and {one.name for one in folder.iterdir()} == {one.name for one in jars}:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -67,9 +67,10 @@ def _gather(jars: Sequence[Path], folder: Path) -> None:
 
 
 def _fetch(packages: Sequence[str], excludes: Sequence[str]) -> list[Path]:
-    """Return the JARs of `packages`; unlike `resolve_jars` the caller says what to leave out.
+    """Return the JARs of `packages`; unlike in `resolve_jars`, the caller names the exclusions.
 
-    That leaves out whatever has the name of a JAR of Spark's, and a broker needs some of these.
+    `resolve_jars` excludes each JAR with the name of one of Spark's, and a broker needs some of
+    them.
     """
     ivy = ivy_folder().absolute()
     note = ivy / "resolved" / f"{packages[0].replace(':', '_')}.json"

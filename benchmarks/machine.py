@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine and software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DISK_BYTES = 256 << 20
 
 
 def description(folder: Path, cores: int, *, with_kafka: bool) -> dict[str, str]:
-    """Return the machine and the versions, by what they are of; `folder` is on the disk."""
+    """Return the machine's properties and the versions; `folder` is on the measured disk."""
     found = {
         "cores": f"{os.cpu_count()} ({_processor()}), Spark on {cores}",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -44,7 +44,7 @@ def _processor() -> str:
 
 
 def _disk_speed(folder: Path) -> str:
-    """Return how fast the disk takes a file that is synced, in words."""
+    """Return the disk's throughput for a synced file, in words."""
     path = folder / "disk-speed"
     block = os.urandom(1 << 20)
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def _java() -> str:
 
 
 def _commit() -> str:
-    """Return the version, and the commit where this is a checkout with git."""
+    """Return the version, and the commit if this is a git checkout."""
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty"],

@@ -1,4 +1,4 @@
-"""The figures as bars: medians, with a line from the least to the greatest run."""
+"""The figures as bars: medians, with a line from the lowest to the highest run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN, _OTHERS = "#d9480f", "#adb5bd"
 
 
 def plot(figures: Figures, title: str, target: Path) -> None:
-    """Write an SVG: a panel for each quantity, or one for all where there is one system."""
+    """Write an SVG with a panel per quantity, or a single panel if there is one system."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -31,7 +31,7 @@ def plot(figures: Figures, title: str, target: Path) -> None:
             for what in dict.fromkeys(one.what for one in shown)
         ]
     bars = [len(members) for _, members in panels]
-    # The same file for the same figures, and text that stays text.
+    # A reproducible file, with text stored as text.
     with mpl.rc_context({"svg.hashsalt": "sparklog", "svg.fonttype": "none", "font.size": 9}):
         figure, axes = plt.subplots(
             len(panels),

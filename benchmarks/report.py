@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what was asked, what was measured, and whether it holds."""
+"""The report docs/benchmarks.md: targets, measured figures, and whether the targets hold."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _INTRODUCTION = """\
 
 Written by `make bench`, which measures everything in one go: sparklog, a real Kafka of three \
 brokers, and three plain Delta appends as the way without a log, on one machine, one after the \
-other in turn, each warmed before. `python -m benchmarks WORK...` measures single works anew; what \
-they have found takes the place of what was noted of them before. Every figure was taken several \
-times: tables give the median and, in brackets, the least and the greatest. A work's module in \
+other in turn, each warmed before. `python -m benchmarks WORK...` measures single works \
+again and replaces their figures. Every figure was taken several times: tables give the median \
+and, in brackets, the least and the greatest. A work's module in \
 `benchmarks/works` says how it is done. Works on an object store run on an S3 API server of their \
 own (`benchmarks/s3_server.py`), which adds latency and costs 0.1 ms of CPU time a request.
 """
@@ -35,7 +35,7 @@ def rendered(works: Sequence[Work], results: Mapping[str, Result]) -> str:
 
 
 def write(works: Sequence[Work], results: Mapping[str, Result], document: Path) -> None:
-    """Write the report, and its plots and tables into the folder of the same name beside it."""
+    """Write the report, and its plots and tables into the folder of the same name."""
     document.parent.mkdir(parents=True, exist_ok=True)
     document.write_text(rendered(works, results), encoding="utf-8")
     folder = document.with_suffix("")
@@ -51,7 +51,7 @@ def write(works: Sequence[Work], results: Mapping[str, Result], document: Path) 
 
 
 def _machine(results: Sequence[Result]) -> str:
-    # A row that the newest run lacks, as one without Kafka does, is that of the newest with it.
+    # A row that the newest run lacks, such as Kafka's, comes from the newest run that has it.
     rows: dict[str, str] = {}
     for result in sorted(results, key=lambda one: one.measured_at):
         rows |= result.machine
@@ -128,7 +128,7 @@ def _table(result: Result) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits that count, and none of them beyond the point if large."""
+    """Return a number with three significant digits, or without decimals if it is large."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 

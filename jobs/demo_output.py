@@ -1,4 +1,4 @@
-"""What the demo prints: its steps, the brokers' part of the story, its proof and its queries."""
+"""The demo's output: its steps, the brokers' events, its claims and its queries."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from rich.markup import escape
 from rich.table import Table
 
 from jobs.demo_proof import Claim
-from sparklog.clients.admin import TopicDescription
+from sparklog.cluster.admin import TopicDescription
 from sparklog.logger import event_of
 
 STORY = {
     "became controller": "broker {broker} is the controller (controller epoch {controller_epoch})",
-    "broker fenced": "broker {broker} was silent for broker.session.timeout.ms: it is fenced",
+    "broker fenced": "broker {broker} is fenced: no heartbeat for broker.session.timeout.ms",
     "partition changed": (
         "{topic}-{partition}: leader {leader}, leader epoch {leader_epoch}, in sync {isr}"
     ),
-    "truncated": "broker {broker} cuts {topic}-{partition} from {from_offset} back to {to_offset}",
+    "truncated": "broker {broker} truncates {topic}-{partition} from {from_offset} to {to_offset}",
     "isr shrink": "{topic}-{partition}: in sync {isr}",
     "isr expand": "{topic}-{partition}: in sync {isr}",
     "batch not copied": "a batch was not copied: {fault}",
     "failed": "{action} of broker {broker} failed: {error}",
 }
-"""The brokers' log events that belong to the story, and how they are told."""
+"""The format of each of the brokers' log events that the demo prints."""
 
 _WIDE = 200
-"""Columns of a terminal that is none."""
+"""The width in columns of output that does not go to a terminal."""
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what is being done, and how long it took."""
+    """Print a step, and its duration when it ends."""
     since = time.monotonic()
     with console.status(f"[bold]{escape(what)}[/bold]"):
         yield
@@ -49,17 +49,17 @@ def step(what: str) -> Iterator[None]:
 
 
 def title(text: str) -> None:
-    """Print the title of what follows."""
+    """Print the title of the following output."""
     console.print(f"\n[bold]{escape(text)}[/bold]")
 
 
 def happened(sentence: str) -> None:
-    """Print what a broker has done, or what has become of it."""
+    """Print an event of a broker."""
     console.print(f"  [yellow]{escape(sentence)}[/yellow]")
 
 
 class Story(logging.Handler):
-    """Prints an event if it belongs to the story."""
+    """Prints the events of `STORY`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the event of `record`."""
@@ -69,14 +69,14 @@ class Story(logging.Handler):
 
 
 def print_description(description: TopicDescription) -> None:
-    """Print a topic as Kafka's tool describes it."""
+    """Print a topic in the format of Kafka's tool."""
     for line in str(description).splitlines():
         console.print(escape(line.expandtabs(4).rstrip()))
     console.print()
 
 
 def print_claims(claims: Sequence[Claim]) -> None:
-    """Print the proof, claim by claim."""
+    """Print the claims and their checks as a table."""
     table = Table("claim", "found", "holds", box=SIMPLE_HEAD, pad_edge=False)
     for claim in claims:
         holds = "[green]yes[/green]" if claim.holds else "[bold red]NO[/bold red]"
@@ -85,11 +85,11 @@ def print_claims(claims: Sequence[Claim]) -> None:
 
 
 def print_how_to_look(topic: str, config: Path) -> None:
-    """Print commands that look into what the demo has left."""
+    """Print commands that query the demo's tables."""
     here = Path.cwd()
     command = os.path.relpath(Path(sys.executable).with_name("sparklog"), here)
     shown = config.relative_to(here) if config.is_relative_to(here) else config
-    console.print(f"The tables are left in {escape(str(shown.parent))}. To look into them:")
+    console.print(f"The tables are left in {escape(str(shown.parent))}. To query them:")
     for arguments in (
         f"topics describe {topic}",
         "query 'select * from partition_state'",

@@ -1,15 +1,15 @@
-"""What the demo claims in the end, and how each claim is checked against the tables."""
+"""The demo's claims, each with its check against the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.clients.connection import Visible
-from sparklog.clients.produce import ProduceResponse
+from sparklog.cluster.connection import Visible
+from sparklog.producer.produce_requests import ProduceResponse
 from sparklog.storage.batch_files import file_checksum
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """A claim, what was found when it was checked, and whether it holds."""
+    """A claim, the result of its check, and whether it holds."""
 
     text: str
     found: str
@@ -25,7 +25,7 @@ class Claim(NamedTuple):
 
 
 def once_claim(sent: DataFrame, consumed: DataFrame) -> Claim:
-    """Check that every record is there exactly once; both have the columns key and value."""
+    """Check that each record is stored exactly once; both frames have the columns key and value."""
     from pyspark.sql import functions as sf
 
     pair = ("key", "value")
@@ -44,17 +44,17 @@ def once_claim(sent: DataFrame, consumed: DataFrame) -> Claim:
         .collect()
     )
     return Claim(
-        "every record is there exactly once",
+        "each record is stored exactly once",
         f"{count.found:,} of {count.sent:,}; {count.missing} missing, {count.invented} too many",
         count.sent == count.found and count.missing == count.invented == 0,
     )
 
 
 def order_claim(consumed: DataFrame) -> Claim:
-    """Check that every key is in one partition, its records in the order of sending.
+    """Check that each key is in one partition, with its records in the order of sending.
 
     `consumed` has the columns key, value, partition and offset. The values are JSON with the field
-    `row`, which counts the records in the order of sending.
+    `row`, which numbers the records in the order of sending.
     """
     from pyspark.sql import functions as sf
     from pyspark.sql.window import Window
@@ -74,7 +74,7 @@ def order_claim(consumed: DataFrame) -> Claim:
         .collect()
     )
     return Claim(
-        "the order of every key is kept",
+        "the records of each key are in order",
         f"{count['keys']:,} keys, {count.disordered} records out of order; "
         f"{count.without_key:,} without a key",
         count.disordered == 0,
@@ -84,7 +84,7 @@ def order_claim(consumed: DataFrame) -> Claim:
 def answer_claim(
     answers: Iterable[Mapping[int, ProduceResponse]], visible: Sequence[Visible]
 ) -> Claim:
-    """Check that the answers to the producer name all offsets that there are, each once."""
+    """Check that the answers to the producer name each offset exactly once."""
     ends = dict.fromkeys((one.state.partition for one in visible), 0)
     is_dense = True
     answered = 0
@@ -95,7 +95,7 @@ def answer_claim(
             ends[partition] = response.last_offset + 1
     is_all = ends == {one.state.partition: one.high_watermark for one in visible}
     return Claim(
-        "the producer was told every offset, and each once",
+        "the producer has an answer for each offset, exactly once",
         f"{answered:,} offsets in {len(ends)} partitions; no gap, no overlap"
         if is_dense and is_all
         else f"answers up to {ends}",
@@ -104,9 +104,9 @@ def answer_claim(
 
 
 def replica_claims(roots: Mapping[int, Sequence[Location]]) -> list[Claim]:
-    """Check that all brokers hold the same batches, by headers and by the bytes of their files.
+    """Check that all brokers have the same batches, by headers and by the bytes of their files.
 
-    `roots` are the brokers' log directories, by broker id.
+    Parameters: `roots`, the brokers' log directories by broker id.
     """
     contents: dict[int, set[object]] = {}
     files = []
@@ -122,18 +122,22 @@ def replica_claims(roots: Mapping[int, Sequence[Location]]) -> list[Claim]:
                     content.add((key, batch.base_offset, batch.leader_epoch, batch.checksum))
                     files.append((log.location, batch))
     same = len({frozenset(content) for content in contents.values()}) == 1
-    with ThreadPoolExecutor() as pool:
-        hashed = pool.map(lambda one: file_checksum(one[0], one[1].path) == one[1].checksum, files)
-        intact = sum(hashed)
+    hashed = map_in_parallel(
+        lambda one: file_checksum(one[0], one[1].path) == one[1].checksum,
+        files,
+        sum(batch.size_bytes for _, batch in files),
+        is_local=all(log.is_local for log, _ in files),
+    )
+    intact = sum(hashed)
     counts = sorted({len(content) for content in contents.values()})
     return [
         Claim(
-            "all replicas hold the same batches at the same offsets",
+            "all replicas have the same batches at the same offsets",
             f"{' or '.join(map(str, counts))} batches on each of {len(contents)} brokers",
             same and is_dense,
         ),
         Claim(
-            "every batch file has the bytes of its checksum",
+            "each batch file matches its checksum",
             f"{intact} of {len(files)} files, read again and hashed",
             intact == len(files),
         ),

@@ -1,10 +1,11 @@
-"""Makes `format("sparklog")` known to Spark.
+"""Registers `format("sparklog")` with Spark.
 
-Spark looks for modules called `pyspark_...` by itself and registers their `DefaultSource`. Where it
-does not, say `spark.dataSource.register(pyspark_sparklog.DefaultSource)`.
+Spark imports modules with the prefix `pyspark_` by itself and registers their `DefaultSource`. If
+it does not, call `spark.dataSource.register(pyspark_sparklog.DefaultSource)`.
 
-What a reader does is in `sparklog.datasource`; here is only what Spark's classes ask for. Every
-Spark application imports this module once it reads any Python source, so it imports little itself.
+The readers and writers are implemented in `sparklog.datasource`; this package has only the classes
+that Spark's interface requires. Each Spark application imports this module as soon as it reads any
+Python source, so its own imports are few.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Let Spark show an error of sparklog as its sentence, without the stack of the worker."""
+    """Make Spark show a sparklog error as its message, without the worker's stack."""
     try:
         yield
     except Exception as error:
@@ -40,7 +41,107 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 class DefaultSource(DataSource):
-    """`format("sparklog")` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`."""
+    """`format("sparklog")` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
+
+    Options are those of Spark's Kafka connector. An option that is unknown or has no meaning is
+    refused with a `ConfigError` that names it.
+
+    Read Options
+    ------------
+    cluster : str, required
+        The path or URI of the cluster root, or its configuration file (*.yaml). A relative path is
+        relative to the folder in which Spark was started.
+    assign : JSON
+        One of `assign`, `subscribe` and `subscribePattern` is required: the partitions by topic,
+        such as `{"topicA":[0,1]}`.
+    subscribe : list of names separated by commas
+        The topics.
+    subscribePattern : str
+        A Python regular expression that a topic's whole name matches.
+    startingOffsets : earliest, latest or JSON, default earliest in a batch, latest in a stream
+        The first offset of each partition; in JSON -2 is the earliest, -1 the latest:
+        `{"topicA":{"0":23,"1":-2}}`. A stream that has a checkpoint continues there.
+    startingTimestamp : int
+        In place of offsets: the first record of every partition at or after a time in ms since
+        1970.
+    startingOffsetsByTimestamp : JSON
+        The same with a time for each partition; it takes precedence over offsets.
+    startingOffsetsByTimestampStrategy : error or latest, default error
+        The start in a partition without a record at or after its time.
+    endingOffsets : latest or JSON, default latest
+        The offset before which a batch ends.
+    endingTimestamp : int
+        In place of `endingOffsets`: a time in ms since 1970.
+    endingOffsetsByTimestamp : JSON
+        The same with a time for each partition.
+    failOnDataLoss : bool, default true
+        Whether a query fails if records that it has to read are gone; otherwise it warns.
+    maxOffsetsPerTrigger : int
+        The most records of a micro-batch; Spark 4.2 or newer.
+    minOffsetsPerTrigger : int
+        The number of records that a micro-batch waits for; Spark 4.2 or newer.
+    maxTriggerDelay : duration, default 15m
+        The longest wait for `minOffsetsPerTrigger`.
+    minPartitions : int
+        The least number of tasks.
+    maxRecordsPerPartition : int
+        The most records of a task.
+    includeHeaders : bool, default false
+        Whether there is a column `headers`.
+    groupIdPrefix : str
+        The beginning of the name of a consumer group to which a stream commits its progress.
+    kafka.group.id : str
+        The name of that group; it takes precedence over `groupIdPrefix`.
+    replica : leader, nearest or a broker id, default leader
+        The replica that is read (KIP-392).
+    clientRack : str
+        With `replica=nearest`: the rack of the replica.
+    fetchOffset.numRetries : int, default 60
+        The number of times that a query polls for a leader that has caught up.
+    fetchOffset.retryIntervalMs : int, default 1000
+        The interval of these polls in ms.
+
+    Write Options
+    -------------
+    cluster : str, required
+        As for reading.
+    topic : str
+        The topic of all rows; without it the column `topic` is required.
+    acks, kafka.acks : all, -1, 1 or 0, default all
+        Required acknowledgements: 0 none, 1 the leader, all every in-sync replica.
+    partitioner : str
+        A class `package.module:Class` in place of Kafka's partitioner; see
+        `sparklog.producer.partitioner.Partitioner`.
+    includeHeaders : bool, default true
+        Only true: the column `headers` is written if there is one.
+    kafka.request.timeout.ms : int, default 30000
+        The time in ms that a leader may take to answer before a request is repeated.
+    kafka.delivery.timeout.ms : int, default 120000
+        The time in ms after which the write fails.
+    kafka.client.id : str, default spark
+        The client's name in the brokers' tables, to which quotas apply.
+    checkpointLocation, queryName : str
+        Spark's own.
+
+    Examples
+    --------
+    >>> orders = spark.range(3).selectExpr("cast(id as string) as key", "'an order' as value")
+    >>> (
+    ...     orders.write.format("sparklog")
+    ...     .mode("append")
+    ...     .option("cluster", "sparklog-data/cluster")
+    ...     .option("topic", "orders")
+    ...     .save()
+    ... )
+    >>> frame = (
+    ...     spark.read.format("sparklog")
+    ...     .option("cluster", "sparklog-data/cluster")
+    ...     .option("subscribe", "clicks")
+    ...     .load()
+    ... )
+    >>> [bytes(row.value) for row in frame.orderBy("offset").collect()]
+    [b'first', b'second', b'third']
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -51,7 +152,15 @@ class DefaultSource(DataSource):
     def schema(self) -> str:
         """Return the columns of Spark's Kafka source.
 
-        Raises `ConfigError` for options that are wrong whatever is read.
+        Returns
+        -------
+        str
+            The columns, as Spark's DDL.
+
+        Raises
+        ------
+        ConfigError
+            An option is not valid for any kind of query.
         """
         from sparklog.datasource.columns import ddl
         from sparklog.datasource.options import parse_read_options
@@ -63,7 +172,23 @@ class DefaultSource(DataSource):
 
     @errors_in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query; `ConfigError` for options that are wrong there."""
+        """Return the reader of a batch query.
+
+        Parameters
+        ----------
+        schema : StructType
+            The columns that Spark expects.
+
+        Returns
+        -------
+        DataSourceReader
+            The reader.
+
+        Raises
+        ------
+        ConfigError
+            An option is not valid for a batch.
+        """
         from pyspark_sparklog.readers import BatchReader, StateReader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
@@ -76,7 +201,18 @@ class DefaultSource(DataSource):
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Return the reader of a stream; its methods raise what is wrong with its options."""
+        """Return the reader of a stream; errors of its options are raised by its methods.
+
+        Parameters
+        ----------
+        schema : StructType
+            The columns that Spark expects.
+
+        Returns
+        -------
+        DataSourceStreamReader
+            The reader.
+        """
         from pyspark_sparklog.readers import RefusedStreamReader, stream_reader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
@@ -91,7 +227,25 @@ class DefaultSource(DataSource):
 
     @errors_in_one_line()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a DataFrame; `ConfigError` for wrong options or columns."""
+        """Return the writer of a DataFrame.
+
+        Parameters
+        ----------
+        schema : StructType
+            The columns of the DataFrame.
+        overwrite : bool
+            Whether Spark's mode is overwrite, which is refused.
+
+        Returns
+        -------
+        DataSourceWriter
+            The writer.
+
+        Raises
+        ------
+        ConfigError
+            An option, a column or the mode is not valid.
+        """
         from pyspark_sparklog.writers import BatchWriter
 
         return BatchWriter(self._write_options(schema, overwrite))
@@ -100,7 +254,25 @@ class DefaultSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return the writer of a stream; `ConfigError` for wrong options or columns."""
+        """Return the writer of a stream.
+
+        Parameters
+        ----------
+        schema : StructType
+            The columns of the stream.
+        overwrite : bool
+            Whether Spark's output mode is complete, which is refused.
+
+        Returns
+        -------
+        DataSourceStreamWriter
+            The writer.
+
+        Raises
+        ------
+        ConfigError
+            An option, a column or the output mode is not valid.
+        """
         from pyspark_sparklog.writers import StreamWriter
 
         return StreamWriter(self._write_options(schema, overwrite))

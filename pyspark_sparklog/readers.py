@@ -1,9 +1,11 @@
-"""The readers of `format("sparklog")`, as Spark's classes.
+"""The readers of `format("sparklog")`, as classes of Spark's interface.
 
-Spark calls them in Python processes of their own, where there is no session, and there must be
-none: asking for one would start a second Spark. They take no filters (`pushFilters`): in Spark 4.2
-a DataFrame keeps what its first query pushed down, so that a later query without the filter would
-miss records. `sparklog.read` is the way to have filters pushed down.
+Spark calls them in separate Python processes without a session. They must not request one, since
+that would start a second Spark.
+
+They accept no filters (`pushFilters`). In Spark 4.2 a DataFrame keeps the filters that its first
+query has pushed down, so a later query without the filter would miss records. Use `sparklog.read`
+to have filters pushed down.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ except ImportError:
 
 
 class BatchReader(DataSourceReader):
-    """Reads from here to there."""
+    """Reads the records of a batch query between its starting and ending offsets."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     @errors_in_one_line()
     def partitions(self) -> list[InputPartition]:
-        """Return one partition a task."""
+        """Return one partition per task."""
         from sparklog.datasource.batch_read import plan_batch
 
         return [InputPartition(task) for task in plan_batch(self._options)]
@@ -74,9 +76,9 @@ class StateReader(DataSourceReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """The reader of a stream that cannot be: each of its methods raises why.
+    """The reader of a stream with invalid options: each of its methods raises the error.
 
-    Spark 4.2 shows an UnboundLocalError of its own where `DataSource.streamReader` raises.
+    If `DataSource.streamReader` raises, Spark 4.2 shows an UnboundLocalError of its own instead.
     """
 
     def __init__(self, error: SparklogError) -> None:
@@ -98,7 +100,7 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 
 class _StreamReader(DataSourceStreamReader):
-    """What readers of streams have in common, whatever Spark's version."""
+    """The common part of the readers of streams for all versions of Spark."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -110,12 +112,12 @@ class _StreamReader(DataSourceStreamReader):
         return StreamRead(self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the connection behind: only the process that plans has one."""
+        """Exclude the connection from pickling: only the planning process uses it."""
         return {"_options": self._options}
 
     @errors_in_one_line()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        """Return where a new query begins."""
+        """Return the start offsets of a new query."""
         return self._stream.initial_offset()
 
     @errors_in_one_line()
@@ -129,12 +131,12 @@ class _StreamReader(DataSourceStreamReader):
 
     @errors_in_one_line()
     def commit(self, end: dict[str, Any]) -> None:
-        """Publish that all before `end` is processed."""
+        """Publish the progress: all records before `end` are processed."""
         self._stream.commit(end)
 
 
 class StreamReaderWithoutLimits(_StreamReader):
-    """Reads a stream on Spark 4.0 and 4.1, which know no limits and no real AvailableNow."""
+    """Reads a stream on Spark 4.0 and 4.1, which support no limits and no real AvailableNow."""
 
     def __init__(self, options: ReadOptions) -> None:
         for name, value in {
@@ -157,9 +159,9 @@ if HAS_ADMISSION_CONTROL:
         """Reads a stream on Spark 4.2 and newer."""
 
         def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-            """Return the limit of the options, as far as one of Spark's limits can say it.
+            """Return the limit of the options, as far as one of Spark's limits can express it.
 
-            Spark hands it back as it is; what counts then are the options themselves.
+            Spark returns it unchanged; the effective limits are the options themselves.
             """
             if self._options.max_offsets_per_trigger is not None:
                 return ReadMaxRows(self._options.max_offsets_per_trigger)
@@ -169,7 +171,7 @@ if HAS_ADMISSION_CONTROL:
 
         @errors_in_one_line()
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's
-            """Return how far the micro-batch goes that begins at `start`."""
+            """Return the end offsets of the micro-batch that starts at `start`."""
             is_limited = not isinstance(limit, ReadAllAvailable)
             return self._stream.latest_offset(start, is_limited=is_limited)
 
@@ -180,17 +182,17 @@ if HAS_ADMISSION_CONTROL:
 
         @errors_in_one_line()
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-            """Read no further than what is there now."""
+            """Read only up to the current high watermarks."""
             self._stream.prepare_for_trigger_available_now()
 
 
 def stream_reader(options: ReadOptions) -> DataSourceStreamReader:
-    """Return the reader that this Spark can make the most of."""
+    """Return the reader with the most features that this Spark supports."""
     return StreamReader(options) if HAS_ADMISSION_CONTROL else StreamReaderWithoutLimits(options)
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Read one partition; where there is nothing to read, Spark makes one of `None`."""
+    """Read one partition; Spark passes a partition of `None` if there is nothing to read."""
     from sparklog.datasource.read_task import read_task
 
     with errors_in_one_line():

@@ -1,7 +1,7 @@
-"""The writers of `format("sparklog")`, as Spark's classes.
+"""The writers of `format("sparklog")`, as classes of Spark's interface.
 
-Tasks write files, and one process at the end names them to the leaders. Like the readers they run
-in Python processes of their own, without a session.
+Tasks write files. At the end one process sends requests for the files to the leaders. Like the
+readers they run in separate Python processes, without a session.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from sparklog.datasource.write_task import WrittenFile
 
 _QUERY_ID = "sql.streaming.queryId"
-"""The local property by which a task knows the streaming query that it works for."""
+"""The local property with the id of the streaming query that a task belongs to."""
 
 
 @dataclass
 class _Written(WriterCommitMessage):
-    """What one task wrote, and for which streaming query."""
+    """The files that one task wrote, and the id of its streaming query."""
 
     files: list[WrittenFile]
     query_id: str | None = None
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame: stored when `save` returns, maybe twice where it has to be repeated."""
+    """Writes a DataFrame. It is stored when `save` returns, and perhaps twice after a retry."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -53,14 +53,14 @@ class BatchWriter(DataSourceArrowWriter):
 
     @errors_in_one_line()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Name the files to the leaders and wait for the answers."""
+        """Request the append of the files from the leaders, and wait for the answers."""
         from sparklog.datasource.write_commit import commit_write
 
         commit_write(self._options, _files(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream: every micro-batch is stored once, however often it is run."""
+    """Writes a stream: each micro-batch is stored once, even if it is run repeatedly."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -74,17 +74,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if query_id is None:
             raise SparklogError(
-                f"this Spark does not tell a task its query's id ({_QUERY_ID}), without which a "
-                "micro-batch would be stored twice when it is repeated: use foreachBatch and "
+                f"this Spark does not pass a query's id to its tasks ({_QUERY_ID}); without it a "
+                "repeated micro-batch would be stored twice: use foreachBatch and "
                 "SparkProducer.send with micro_batch"
             )
         return _Written(write_task(iterator, self._options), query_id)
 
     @errors_in_one_line()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Name the files to the leaders, once for a micro-batch, and wait for the answers."""
-        from sparklog.clients.stream_writes import MicroBatch
+        """Request the append of the files, once per micro-batch, and wait for the answers."""
         from sparklog.datasource.write_commit import commit_write
+        from sparklog.producer.stream_writes import MicroBatch
 
         query_ids = {one.query_id for one in messages if isinstance(one, _Written)}
         for query_id in query_ids:

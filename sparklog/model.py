@@ -1,42 +1,75 @@
-"""The nouns of sparklog, and every table's schema, once.
+"""The nouns of sparklog, and the schema of each table.
 
-Offsets are exclusive ends: a log end offset is the offset that the next record will get, a
-high watermark is the offset after the last committed record. Times are ms since 1970 on the
-writer's clock. A topic is known by its id; its name is for people.
+Offsets are exclusive ends: a log end offset is the offset of the next record, and a high watermark
+is the offset after the last committed record. Times are ms since 1970 on the writer's clock. A
+topic is identified by its id; its name is for display.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+import secrets
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.errors import ProtocolError
 
 SCHEMA_VERSION = 2
-"""The version of the table layout below, kept in every root's `format` table."""
+"""The version of the table layout below, stored in the `format` table of each root."""
 
 ALL = -1
 """acks=all: answered when every in-sync replica has the batch (rule 3.2)."""
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
-BrokerState = Literal["alive", "fenced", "parked", "stopping", "stopped", "unregistered"]
+
+Row = Mapping[str, Any]
+"""A row of a table, by the names of its columns."""
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition, by its topic's id."""
+    """A partition, identified by its topic's id; a tuple (topic_id, partition).
+
+    Attributes
+    ----------
+    topic_id : str
+        The id of the topic (KIP-516).
+    partition : int
+        The number of the partition, from 0.
+
+    Examples
+    --------
+    >>> from sparklog import Connection
+    >>> state = Connection("sparklog-data/cluster").metadata().partition("clicks", 1)
+    >>> state.key.partition
+    1
+    """
 
     topic_id: str
     partition: int
 
 
 class TopicPartition(NamedTuple):
-    """A partition, by its topic's name."""
+    """A partition, identified by its topic's name; a tuple (topic, partition).
+
+    Parameters
+    ----------
+    topic : str
+        The name of the topic.
+    partition : int
+        The number of the partition, from 0.
+
+    Examples
+    --------
+    >>> from sparklog import TopicPartition
+    >>> partition = TopicPartition("clicks", 0)
+    >>> str(partition), partition == ("clicks", 0)
+    ('clicks-0', True)
+    """
 
     topic: str
     partition: int
@@ -46,10 +79,10 @@ class TopicPartition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A record batch: one immutable Parquet file and the header that the log gives it.
+    """A record batch: one immutable Parquet file, and its header in the log.
 
-    `path` is relative to the log table; `base_offset + last_offset_delta` is the offset of its
-    last record; `checksum` is that of the file's bytes; times are ms since 1970.
+    `path` is relative to the log table. `base_offset + last_offset_delta` is the offset of its last
+    record. `checksum` covers the file's bytes. Times are ms since 1970.
     """
 
     path: str
@@ -70,7 +103,7 @@ class Batch(NamedTuple):
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
-        """The partition that the batch belongs to."""
+        """The partition of the batch."""
         return TopicIdPartition(self.topic_id, self.partition)
 
     @property
@@ -80,20 +113,20 @@ class Batch(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of an idempotent producer's last record; they begin anew at 2^31."""
+        """The last record's sequence number; numbers of idempotent producers wrap to 0 at 2^31."""
         return (self.base_sequence + self.last_offset_delta) % (1 << 31)
 
     @property
     def batch_id(self) -> str:
-        """What stays the same in every copy and every retry of the batch."""
+        """The part of the path that is the same in each copy and each retry of the batch."""
         return batch_id(self.path)
 
 
 class ProducerBatch(NamedTuple):
-    """What is known of a batch of an idempotent producer that is no longer in the log (rule 3.6).
+    """An idempotent producer's batch that is no longer in the log (rule 3.6).
 
-    `timestamp_ms` is when it was committed to this log, on the broker's clock; `snapshot_offset`
-    the end of the batch that has taken its place.
+    `timestamp_ms` is the time of its commit to this log, on the broker's clock. `snapshot_offset`
+    is the end offset of the batch that has replaced it.
     """
 
     topic_id: str
@@ -110,12 +143,36 @@ class ProducerBatch(NamedTuple):
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
-        """The partition that the batch was part of."""
+        """The partition that the batch belonged to."""
         return TopicIdPartition(self.topic_id, self.partition)
 
 
 class Record(NamedTuple):
-    """One record as a replica's log holds it; `timestamp` is ms since 1970."""
+    """A record of a replica's log.
+
+    Attributes
+    ----------
+    offset : int
+        Its offset.
+    leader_epoch : int
+        The epoch of the leader that appended it.
+    key : bytes or None
+        Its key.
+    value : bytes or None
+        Its value; `None` is a tombstone.
+    timestamp : int
+        Its time in ms since 1970.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> cluster = LocalCluster("records", brokers=[0])
+    >>> cluster.create_topic("t")
+    >>> sent = cluster.produce("t", 0, [b"a"], keys=[b"k"])
+    >>> cluster.tick_until_idle()
+    >>> cluster.log(0, "t", 0)
+    [Record(offset=0, leader_epoch=0, key=b'k', value=b'a', timestamp=1000000)]
+    """
 
     offset: int
     leader_epoch: int
@@ -125,17 +182,17 @@ class Record(NamedTuple):
 
 
 class EpochEntry(NamedTuple):
-    """One entry of a replica's leader-epoch history (rule 6.1)."""
+    """An entry of a replica's leader-epoch history (rule 6.1)."""
 
     epoch: int
     start_offset: int
 
 
 def new_id() -> str:
-    """Return a new random id in the 22 characters that Kafka prints its ids in."""
+    """Return a new random id, in Kafka's format of 22 characters."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        # Kafka avoids a leading dash, which command lines would take for an option.
+        # As in Kafka, no id starts with a dash: command lines would parse it as an option.
         if not text.startswith("-"):
             return text
 
@@ -143,22 +200,22 @@ def new_id() -> str:
 def new_batch_path(of_batch_id: str | None = None) -> str:
     """Return a path that was never used: `_inbox/<batch id>.<attempt>.parquet` (rule 3.7).
 
-    The batch id stays the same in every copy and retry, which is how a repeated request is
-    recognised; the attempt differs, so that no writer ever meets another's file.
+    The batch id is the same in each copy and retry, and identifies a repeated request. The attempt
+    differs, so that two writers never use one file.
     """
-    return f"_inbox/{of_batch_id or uuid.uuid4().hex}.{uuid.uuid4().hex[:12]}.parquet"
+    return f"_inbox/{of_batch_id or uuid.uuid4().hex}.{secrets.token_hex(6)}.parquet"
 
 
 _BATCH_PATH = re.compile(r"_inbox/([0-9a-f]{32})\.([0-9a-f]{12})\.parquet")
 
 
 def is_batch_path(path: str) -> bool:
-    """Say whether `path` is one that `new_batch_path` makes, which keeps it in the inbox."""
+    """Return whether `path` has the format of `new_batch_path`, which is within the inbox."""
     return _BATCH_PATH.fullmatch(path) is not None
 
 
 def batch_id(path: str) -> str:
-    """Return the id of the batch whose file is at `path`."""
+    """Return the id of the batch with the file at `path`."""
     return path.removeprefix("_inbox/").split(".", 1)[0]
 
 
@@ -166,9 +223,11 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_topic_name(topic: str) -> None:
-    """Refuse a name that breaks Kafka's rule: `ProtocolError` INVALID_TOPIC_EXCEPTION."""
+    """Raise `ProtocolError` INVALID_TOPIC_EXCEPTION for a name that breaks Kafka's rule."""
     if not isinstance(topic, str):
-        raise ProtocolError("INVALID_TOPIC_EXCEPTION", f"a topic's name is text, not {topic!r}")
+        raise ProtocolError(
+            "INVALID_TOPIC_EXCEPTION", f"a topic's name must be text, not {topic!r}"
+        )
     if topic in ("", ".", "..") or len(topic) > 249 or not _TOPIC_NAME.fullmatch(topic):
         raise ProtocolError(
             "INVALID_TOPIC_EXCEPTION",
@@ -177,13 +236,13 @@ def check_topic_name(topic: str) -> None:
         )
 
 
-# Every commit since the last checkpoint makes opening a table slower; a checkpoint costs as much as
+# Each commit since the last checkpoint slows down opening a table. A checkpoint costs as much as
 # ten commits.
 _PROPERTIES = {"delta.checkpointInterval": "100"}
 
 
 def _kept_for(interval: str) -> dict[str, str]:
-    # Every commit that is kept makes opening the table slower, which lists them.
+    # Each retained commit slows down opening the table, which lists them.
     return _PROPERTIES | {
         "delta.logRetentionDuration": f"interval {interval}",
         "delta.deletedFileRetentionDuration": f"interval {interval}",
@@ -193,10 +252,10 @@ def _kept_for(interval: str) -> dict[str, str]:
 class TableSchema(NamedTuple):
     """A table's name, columns, partition columns, Delta properties, primary and conflict key.
 
-    `key` names the columns that identify a row; it is empty where only all of them do.
-    `conflict_key` names the leading columns of `key` that rows have in common which are read and
-    changed together, such as the replicas of one partition. Two writers conflict only where both
-    change rows with equal values in these columns. It is empty where any two writers conflict.
+    `key` names the columns that identify a row; it is empty if a row is identified only by all
+    columns. `conflict_key` names leading columns of `key`. Rows with equal values in them are read
+    and changed together, such as the replicas of one partition. Two writers conflict only if both
+    change rows with equal values in these columns. If it is empty, any two writers conflict.
     """
 
     name: str
@@ -207,7 +266,7 @@ class TableSchema(NamedTuple):
     conflict_key: tuple[str, ...] = ()
 
     def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
-        """Return `rows` as an Arrow table of exactly this schema."""
+        """Return `rows` as an Arrow table with exactly this schema."""
         return pa.Table.from_pylist(rows, schema=self.columns)
 
 
@@ -222,7 +281,7 @@ RECORD_COLUMNS = pa.schema(
         ("headers", pa.list_(pa.struct([("key", _STRING), ("value", pa.binary())]))),
     ]
 )
-"""What a batch's Parquet file holds; a record's offset is base_offset + offset_delta."""
+"""The columns of a batch's Parquet file; a record's offset is base_offset + offset_delta."""
 
 HEADER_COLUMNS = pa.schema(
     [
@@ -240,7 +299,8 @@ HEADER_COLUMNS = pa.schema(
 )
 """A batch's header: the partition values of its file in the log table.
 
-`header_checksum` covers the others and the file's size and statistics; a `Batch` does not carry it.
+`header_checksum` covers the other columns and the file's size and statistics. It is not part of
+`Batch`.
 """
 
 BATCH_INDEX = pa.schema(
@@ -262,7 +322,7 @@ def _table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> T
 
 
 def _busy_table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> TableSchema:
-    """Return the schema of a table that is written in most ticks and whose past nobody asks for."""
+    """Return the schema of a table that is written in most ticks and needs no history."""
     return _table(name, key, **columns)._replace(properties=_kept_for("10 minutes"))
 
 
@@ -338,14 +398,16 @@ PRODUCE_REQUESTS = TableSchema(
     tuple(_REQUEST_HEADER.names),
     _kept_for("10 minutes"),
 )
-"""The batches that wait for the leaders of this root: a file of the log's inbox is one row of
-`REQUEST_INDEX`, most of which are the file's partition values."""
+"""The batches that are pending for the leaders in this root. Each file in the log's inbox is one
+row of `REQUEST_INDEX`, with most columns stored as the file's partition values.
+"""
 REQUEST_TABLES = (
     PRODUCE_REQUESTS,
     *(PRODUCE_REQUESTS._replace(name=f"{PRODUCE_REQUESTS.name}_{one}") for one in range(1, 8)),
 )
-"""The request tables that a broker root may have: a store takes one commit of a table each round
-trip. All but the first are created, all at once, where producers on an object store compete."""
+"""The request tables that a broker root may have. A store accepts one commit of a table per round
+trip. All tables except the first are created together, when producers on an object store compete.
+"""
 REQUEST_INDEX = pa.schema(
     [
         *(_REQUEST_HEADER.field(name) for name in _REQUEST_HEADER.names[:5]),
@@ -358,7 +420,7 @@ REQUEST_INDEX = pa.schema(
         *(_REQUEST_HEADER.field(name) for name in _REQUEST_HEADER.names[6:]),
     ]
 )
-"""The columns of what is known of a batch that waits: one batch of a request, for one partition."""
+"""The columns of a pending batch: one batch of a request, for one partition."""
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     ("operation_id",),
@@ -474,7 +536,7 @@ CONSUMER_GROUP_HEARTBEATS = _busy_table(
     group_id=_STRING,
     member_id=_STRING,
     heartbeat=_LONG,
-)
+)._replace(conflict_key=("group_id",))
 CONSUMER_OFFSETS = _busy_table(
     "consumer_offsets",
     ("group_id", "topic_id", "partition"),
@@ -498,7 +560,7 @@ BROKER_TABLES = (
     PRODUCE_REQUESTS,
     DELAYED_OPERATIONS,
 )
-"""The tables of a broker root, beside `format`."""
+"""The tables of a broker root, in addition to `format`."""
 
 CLUSTER_TABLES = (
     BROKERS,
@@ -511,7 +573,7 @@ CLUSTER_TABLES = (
     CONSUMER_GROUP_HEARTBEATS,
     CONSUMER_OFFSETS,
 )
-"""The tables of the cluster root, beside `format`."""
+"""The tables of the cluster root, in addition to `format`."""
 
 UNLISTED_BROKER_TABLES = frozenset(
     {
@@ -538,5 +600,5 @@ UNLISTED_CLUSTER_TABLES = frozenset(
 )
 """The tables of a root whose `format` has no list of tables: those of the first release.
 
-Invariant: no release adds a name here; each lists the tables that a root has in its `format`.
+Invariant: no release adds a name here; each stores the list of a root's tables in its `format`.
 """

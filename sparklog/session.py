@@ -1,7 +1,7 @@
-"""The one place that configures Spark and Delta.
+"""The configuration of Spark and Delta; no other module sets it.
 
 `spark_session()` starts Spark in this process, uses the JVM that spark-submit started, or returns
-the session that is already there (Databricks, notebooks).
+the existing session (Databricks, notebooks).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A tenth faster than 64 MiB: JVM and Python work side by side, out of their caches.
+    # 10 % faster than 64 MiB: JVM and Python work in parallel, within their caches.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.python.worker.reuse": "true",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session of sparklog's is given, on any master."""
+"""The settings of each session that sparklog starts, on any master."""
 
 LOCAL_SETTINGS = {
-    # Loopback: works without a resolvable host name and offers nothing to the network.
+    # Loopback: needs no resolvable host name, and opens no port to the network.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
 }
-"""What a session on a local master is given besides."""
+"""The additional settings of sessions on a local master."""
 
 DEFAULT_MASTER = "local[*]"
 DEFAULT_MEMORY = "2g"
@@ -60,21 +60,39 @@ def spark_session(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return the Spark session to use, with Delta Lake in it.
+    """Return the Spark session to use, with Delta Lake.
 
-    A session that is already active is returned as it is, whatever the arguments say. Under
-    spark-submit, settings given there win over the arguments, and these over the defaults here.
+    An active session is returned unchanged, regardless of the arguments. Under spark-submit, its
+    settings take precedence over the arguments, and the arguments over the defaults here.
 
-    Args:
-        app_name: Spark's application name.
-        master: Spark's master URL; `local[*]` by default.
-        memory: the driver's heap in Spark's form, such as `2g`; no effect under spark-submit.
-        config: further Spark settings, by their full keys. `spark.jars` and
-            `spark.jars.packages` come in addition to Delta's; `spark.jars.ivy` is the folder
-            that JARs are fetched into.
+    Parameters
+    ----------
+    app_name : str, default "sparklog"
+        Spark's application name.
+    master : str, optional
+        Spark's master URL; `local[*]` by default.
+    memory : str, optional
+        The driver's heap in Spark's notation, such as `2g`; no effect under spark-submit.
+    config : dict of str to str, optional
+        Further Spark settings, by their full keys. `spark.jars` and `spark.jars.packages` are added
+        to Delta's; `spark.jars.ivy` is the folder for fetched JARs.
 
-    Raises:
-        SparklogError: pyspark, Java or Delta Lake is missing, or the JARs cannot be fetched.
+    Returns
+    -------
+    SparkSession
+        The session.
+
+    Raises
+    ------
+    SparklogError
+        pyspark, Java or Delta Lake is missing, or the JARs cannot be fetched.
+
+    Examples
+    --------
+    >>> from sparklog import spark_session
+    >>> spark = spark_session("orders", config={"spark.sql.shuffle.partitions": "8"})
+    >>> spark.range(3).count()
+    3
     """
     try:
         from pyspark import SparkContext
@@ -108,7 +126,7 @@ def spark_session(
 
 
 def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
-    """Return the settings for a JVM that this process is about to start."""
+    """Return the settings of a JVM that this process will start."""
     from pyspark import SparkConf
 
     settings = {"spark.master": DEFAULT_MASTER, "spark.driver.memory": DEFAULT_MEMORY}
@@ -127,7 +145,7 @@ def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
 
 
 def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:
-    """Return the settings for a JVM that runs already."""
+    """Return the settings of a JVM that is already running."""
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
 
@@ -139,9 +157,9 @@ def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:
     except Py4JJavaError as error:
         raise SparklogError(_LACKS_DELTA) from error
     conf = SparkConf()
-    # What this JVM was started with is the operator's word, or that of an earlier session here.
+    # Settings of spark-submit take precedence; those of an earlier session here are replaced.
     put = conf.setIfMissing if _SUBMITTED in os.environ else conf.set
-    # spark-submit names an application after its file unless it is told a name.
+    # Without a given name spark-submit names an application after its file.
     if conf.get("spark.app.name", None) == Path(sys.argv[0]).name:
         conf.setAppName(wanted["spark.app.name"])
     put("spark.master", wanted.get("spark.master", DEFAULT_MASTER))
@@ -171,7 +189,7 @@ def _has_own_log_settings() -> bool:
 def _with_delta(session: SparkSession) -> SparkSession:
     """Return `session` if it can read and write Delta tables, or raise SparklogError."""
     try:
-        # Delta answers for a path that does not exist; what it answers depends on the platform.
+        # If Delta is available, it handles the missing path; its answer depends on the platform.
         session.read.format("delta").load("file:///sparklog/there-is-no-such-table")
     except Exception as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error):

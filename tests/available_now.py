@@ -1,4 +1,4 @@
-"""Streams over what is available now, run to their end."""
+"""Streams over the available records, run to their end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SECONDS = 240
 
 
 def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Start a stream that reads what is available now, and return it when it has ended.
+    """Start a stream that reads the available records, and return it once it has ended.
 
-    It is started once more, as an operator would, where Spark gave up on a worker: it gives one
-    that plans a micro-batch 10 s to connect, whatever its settings say, which a busy machine
+    It is started once more, as an operator would do, if Spark gave up on a worker. Spark gives a
+    worker that plans a micro-batch 10 s to connect, without a setting, which a busy machine
     exceeds.
     """
     query = start()

@@ -1,4 +1,4 @@
-"""What every test may ask for: one Spark session per test process."""
+"""Fixtures of all tests: one Spark session per test process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OF_FORMAT = {"datasource", "kafka_comparison"}
-"""The folders of tests that use Spark about as long as all others together."""
+"""The folders of tests that use Spark for about as long as all others together."""
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The Spark session of this test process, on two cores, started when first asked for."""
+    """The Spark session of this test process, on two cores, started at the first use."""
     config = {
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        # Tests run many small jobs once: the quick compiler alone is done sooner.
+        # Tests run many small jobs once: they end sooner with the quick compiler alone.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     session = spark_session("sparklog-tests", master="local[2]", config=config)
@@ -31,7 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use Spark, and keep them in two processes: a JVM is slow to start."""
+    """Mark the tests that use Spark, and run them in two processes, because a JVM starts slowly."""
     for item in items:
         if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
             item.add_marker(pytest.mark.spark)

@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def examples(document: str) -> list[str]:
-    """Return the Python examples of a document, named from the checkout's root."""
+    """Return the Python examples of a document, with names relative to the checkout's root."""
     return _fenced(document, "python")
 
 
@@ -31,7 +31,7 @@ def commands(document: str) -> list[list[str]]:
 
 @contextmanager
 def example_cluster(folder: Path, spark: SparkSession | None = None) -> Iterator[None]:
-    """Run the cluster of conf/cluster.yaml below `folder`, which examples take to be theirs."""
+    """Run the cluster of conf/cluster.yaml below `folder`, where the examples expect it."""
     conf = folder / "conf"
     conf.mkdir()
     (conf / "cluster.yaml").write_text((CHECKOUT / "conf" / "cluster.yaml").read_text())

@@ -33,7 +33,7 @@ from sparklog.storage.location import Location
 Failure = Literal[
     "refused", "full", "torn", "unsynced", "landed", "repeated", "unknown", "dies", "died", "unread"
 ]
-"""How a write to a folder fails.
+"""The ways in which a write to a folder fails.
 
 refused: `link` raises EIO and does nothing.
 full: `create` raises ENOSPC and does nothing.
@@ -50,7 +50,7 @@ LANDING: tuple[Failure, ...] = ("landed", "repeated", "unknown", "died")
 """The failures in which a commit takes effect."""
 
 Kept = Literal["none", "half", "all"]
-"""The unsynced part that a power loss leaves: the older half, where it is half."""
+"""The unsynced part that a power loss leaves; "half" is the older half."""
 
 _CALLS: dict[Failure, str] = {
     "full": "create",
@@ -58,7 +58,7 @@ _CALLS: dict[Failure, str] = {
     "unsynced": "sync",
     "unread": "read",
 }
-"""The call that fails, where it is not `link`."""
+"""The call that fails, if it is not `link`."""
 
 _DELTA_LOG = "/_delta_log"
 
@@ -92,7 +92,7 @@ class _NameChange:
 
 
 class FaultyFiles(LocalFiles):
-    """The local file system, with faults that are due and a record of what was synced.
+    """The local file system, with pending faults and a record of synced data.
 
     Parameters: `stash`, a folder on the same file system for removed files. Threads may share it.
     """
@@ -111,7 +111,7 @@ class FaultyFiles(LocalFiles):
 
     @contextmanager
     def installed(self) -> Iterator[FaultyFiles]:
-        """Take the place of the local file system; reads can fail, too."""
+        """Replace the local file system; reads can fail, too."""
         real = local_files.FILES
         read_bytes, open_ = Location.read_bytes, Location.open_with_size
 
@@ -153,7 +153,7 @@ class FaultyFiles(LocalFiles):
         self._actions.clear()
 
     def _take(self, call: str, path: str) -> Failure | None:
-        """Return how this call fails, if it does."""
+        """Return the failure of this call, if any."""
         with self._lock:
             for fault in self._faults:
                 if fault.call != call or not _is_in(path, fault.folder):
@@ -255,7 +255,7 @@ class FaultyFiles(LocalFiles):
                     content.synced_bytes = 1 << 62
 
     def lose_power(self, folder: str, names: Kept = "none", content: Kept = "none") -> None:
-        """Leave below `folder` what a file system may leave after a power loss.
+        """Leave below `folder` a state that a file system may have after a power loss.
 
         The processes that use it must have ended. Synced names and synced bytes stay.
 
@@ -310,7 +310,7 @@ class _File(io.FileIO):
 
 
 def _is_in(path: str, folder: str) -> bool:
-    """Return whether `path` is `folder` or below it; commits count only where they are meant."""
+    """Return whether `path` is `folder` or below it; commits count only for a `_delta_log`."""
     if path != folder and not path.startswith(f"{folder}/"):
         return False
     return _DELTA_LOG in folder or _DELTA_LOG not in path[len(folder) :]

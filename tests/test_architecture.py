@@ -1,4 +1,4 @@
-"""The shape of the house: imports point one way, and each fact has one place.
+"""The structure of the code: imports go in one direction, and each fact has one place.
 
 The source is read as a syntax tree, so imports inside functions and under TYPE_CHECKING count too.
 """
@@ -15,31 +15,33 @@ from typing import NamedTuple
 import pytest
 
 from sparklog import model
-from sparklog.protocol.rules import rule, rule_names
+from sparklog.protocol.rules import RULE_FOLDERS, rule, rule_names
 
 ROOT = Path(__file__).parents[1]
 
 LAYERS: Sequence[Sequence[str]] = (
     ("errors",),
-    ("model", "config", "clock", "java", "logger"),
-    ("jars",),
+    ("model", "states", "config", "clock", "java", "logger"),
+    ("jars", "table_documentation"),
     ("session",),
     ("protocol", "storage"),
-    ("broker",),
-    ("clients",),
-    ("datasource", "maintenance"),
+    ("cluster",),
+    ("producer", "groups"),
+    ("consumer",),
+    ("broker", "datasource", "maintenance"),
     ("cli", "testing"),
     ("sparklog",),
     ("jobs", "pyspark_sparklog"),
 )
-"""From the ground up. What stands in one layer knows nothing of its neighbours, nor of what is
-above; `sparklog` is the package's own `__init__`, which offers the public names."""
+"""The layers from the bottom up. A module in one layer imports neither its neighbours nor higher
+layers; `sparklog` is the package's own `__init__`, which offers the public names.
+"""
 
 OWN = ("sparklog", "pyspark_sparklog", "jobs", "tests", "benchmarks")
 """The packages of this repository."""
 
 VERSION = "__version__"
-"""What every layer may ask of the package itself."""
+"""Names of the package itself that every layer may import."""
 
 
 class Import(NamedTuple):
@@ -50,7 +52,7 @@ class Import(NamedTuple):
 
 
 def wrong_imports(root: Path, layers: Sequence[Sequence[str]] = LAYERS) -> list[str]:
-    """Return a sentence for every import below `root` that does not point down."""
+    """Return a sentence for every import below `root` that does not go to a lower layer."""
     height = {member: number for number, layer in enumerate(layers) for member in layer}
     wrong = []
     for file, own in source_files(root):
@@ -71,7 +73,7 @@ def wrong_imports(root: Path, layers: Sequence[Sequence[str]] = LAYERS) -> list[
 
 
 def source_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the layers, each with the layer's member that it belongs to."""
+    """Yield the files of the layers, each with its member of a layer."""
     for package in ("sparklog", "pyspark_sparklog", "jobs"):
         for file in sorted((root / package).rglob("*.py")):
             parts = module_name(file, root).split(".")
@@ -84,7 +86,7 @@ def module_name(file: Path, root: Path) -> str:
 
 
 def member(name: str, root: Path) -> str | None:
-    """Return the layer's member that a module, or a name in it, belongs to; None if not ours."""
+    """Return the layer's member of a module, or of a name in it; None for other packages."""
     first, *rest = name.split(".")
     if first not in OWN:
         return None
@@ -97,10 +99,10 @@ def member(name: str, root: Path) -> str | None:
 
 
 def imports(file: Path, root: Path) -> Iterator[Import]:
-    """Yield what a file imports, wherever in it, and what it reaches as `sparklog.<name>`."""
+    """Yield the imports of a file, anywhere in it, and its uses of `sparklog.<name>`."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
         if isinstance(node, ast.Import):
-            # The bare package is there anyway; what is taken from it shows as an attribute.
+            # The bare package is always loaded; its names are used as attributes.
             yield from (Import(a.name, node.lineno) for a in node.names if a.name != "sparklog")
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
@@ -120,7 +122,7 @@ def imports(file: Path, root: Path) -> Iterator[Import]:
 
 
 def called(call: ast.Call) -> str:
-    """Return the last name of what is called, as `b` of `a.b()`."""
+    """Return the last name of a called function, such as `b` of `a.b()`."""
     function = call.func
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -128,7 +130,7 @@ def called(call: ast.Call) -> str:
 
 
 def imports_when_loaded(file: Path) -> Iterator[Import]:
-    """Yield what a file imports as soon as it is imported itself."""
+    """Yield the imports that are executed when a file is imported."""
     waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"), str(file))]
     while waiting:
         node = waiting.pop()
@@ -145,7 +147,7 @@ def imports_when_loaded(file: Path) -> Iterator[Import]:
 
 
 def spark_imports(root: Path) -> list[str]:
-    """Return a sentence for every import of Spark's that happens when sparklog is imported."""
+    """Return a sentence for every import of Spark that is executed when sparklog is imported."""
     return [
         f"{file.relative_to(root)}:{line}: {name} is imported with the module: import it where it "
         "is used, since sparklog works without Spark"
@@ -156,7 +158,7 @@ def spark_imports(root: Path) -> list[str]:
 
 
 def calls(root: Path, *names: str) -> dict[str, set[str]]:
-    """Return which files below sparklog/ call each of these."""
+    """Return the files below sparklog/ that call each of these functions."""
     found: dict[str, set[str]] = {name: set() for name in names}
     for file in sorted((root / "sparklog").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -165,6 +167,21 @@ def calls(root: Path, *names: str) -> dict[str, set[str]]:
                     if ast.unparse(node.func).endswith(name):
                         found[name].add(str(file.relative_to(root / "sparklog")))
     return found
+
+
+def repeated_classes(root: Path) -> list[str]:
+    """Return a sentence for every public class of sparklog/ whose name another class has."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((root / "sparklog").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                place = f"{file.relative_to(root)}:{node.lineno}"
+                found.setdefault(node.name, []).append(place)
+    return [
+        f"{name} is the name of several classes ({', '.join(places)}): rename all but one"
+        for name, places in found.items()
+        if len(places) > 1
+    ]
 
 
 # --- the house itself -----------------------------------------------------------------------------
@@ -176,6 +193,10 @@ def test_imports_point_one_way() -> None:
 
 def test_spark_is_imported_only_where_it_is_used() -> None:
     assert not spark_imports(ROOT), "\n".join(spark_imports(ROOT))
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    assert not repeated_classes(ROOT), "\n".join(repeated_classes(ROOT))
 
 
 def test_every_module_can_be_imported_without_spark() -> None:
@@ -206,7 +227,7 @@ def test_table_schemas_are_declared_in_one_module() -> None:
 
 
 def test_few_modules_write_to_delta_tables() -> None:
-    """Everything else goes through them, so that fencing and compare-and-set cannot be missed."""
+    """All other modules use them, so that fencing and compare-and-set cannot be bypassed."""
     found = calls(
         ROOT,
         "DeltaTable.create",
@@ -232,8 +253,9 @@ def test_few_modules_write_to_delta_tables() -> None:
 
 def test_every_sql_file_is_a_rule_that_can_be_loaded() -> None:
     files = sorted((ROOT / "sparklog").rglob("*.sql"))
-    assert {file.parent.name for file in files} == {"protocol"}
-    assert [file.stem for file in files] == list(rule_names())
+    folders = {file.parent.relative_to(ROOT / "sparklog") for file in files}
+    assert {str(folder) for folder in folders} == {f"protocol/{name}" for name in RULE_FOLDERS}
+    assert sorted(file.stem for file in files) == list(rule_names())
     for file in files:
         loaded = rule(file.stem)
         assert loaded.text == file.read_text(encoding="utf-8")
@@ -259,16 +281,16 @@ def test_every_rule_that_is_run_exists() -> None:
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
-    """Make a small house: one module below, one above, and these files."""
+    """Create a small package: one module below, one above, and these files."""
     ground = {
-        "sparklog/__init__.py": "__version__ = '1'\nfrom sparklog.clients.admin import Admin\n",
+        "sparklog/__init__.py": "__version__ = '1'\nfrom sparklog.cli.admin import Admin\n",
         "sparklog/errors.py": "",
         "sparklog/model.py": "from sparklog.errors import Error\n",
         "sparklog/storage/__init__.py": "",
         "sparklog/storage/roots.py": "import sparklog\nfrom sparklog import model, errors\n",
         "sparklog/broker/__init__.py": "",
         "sparklog/broker/leader.py": "from sparklog.storage.roots import Root\n",
-        "sparklog/clients/admin.py": "from sparklog.broker import leader\n",
+        "sparklog/cli/admin.py": "from sparklog.broker import leader\n",
         "jobs/cluster.py": "import sparklog.broker.leader\nfrom sparklog import Admin\n",
     }
     for name, text in (ground | files).items():
@@ -305,7 +327,7 @@ def test_a_house_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
         ("storage/roots.py", "import importlib\nimportlib.import_module('jobs.x')", 2, "jobs"),
         ("storage/roots.py", "import tests.conftest", 1, "storage imports tests"),
         ("storage/roots.py", "import sparklog.protocol.rules", 1, "storage imports protocol"),
-        ("clients/admin.py", "import jobs.cluster", 1, "clients imports jobs"),
+        ("cli/admin.py", "import jobs.cluster", 1, "cli imports jobs"),
         ("utils.py", "", 1, "utils stands in no layer"),
     ],
 )
@@ -319,9 +341,22 @@ def test_an_import_that_points_up_or_sideways_is_found(
     assert sentence in wrong
 
 
+def test_a_class_name_that_is_taken_twice_is_found(tmp_path: Path) -> None:
+    one, other = "class Root: ...\nclass _Own: ...\n", "\nclass Root: ...\nclass _Own: ...\n"
+    files = {"sparklog/storage/roots.py": one, "sparklog/broker/leader.py": other}
+    [found] = repeated_classes(tree(tmp_path, files))
+    assert found.startswith(
+        "Root is the name of several classes (sparklog/broker/leader.py:2, "
+        "sparklog/storage/roots.py:1)"
+    )
+
+
 def test_the_table_of_layers_decides(tmp_path: Path) -> None:
-    """The same house, with two of its layers swapped, is wrong in just these places."""
-    swap = {("broker",): ("protocol", "storage"), ("protocol", "storage"): ("broker",)}
+    """The same package, with two of its layers exchanged, has wrong imports in just these
+    places.
+    """
+    high, low = ("broker", "datasource", "maintenance"), ("protocol", "storage")
+    swap: dict[tuple[str, ...], Sequence[str]] = {high: low, low: high}
     swapped = [swap.get(tuple(layer), layer) for layer in LAYERS]
     found = wrong_imports(tree(tmp_path, {}), swapped)
     assert [sentence.split(" (")[0] for sentence in found] == [

@@ -1,4 +1,6 @@
-"""The set-up from a bare clone: what it refuses, in one line, and what it leaves alone."""
+"""The set-up from a bare clone: its refusals, in one line, and the files that it does not
+change.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def assert_refused(answer: subprocess.CompletedProcess[str], *words: str) -> Non
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What the set-up needs of the project, in a folder with a space in its name."""
+    """The files of the project that the set-up uses, in a folder with a space in its name."""
     folder = tmp_path / "a check out"
     folder.mkdir()
     for name in ("bootstrap.py", "pyproject.toml", "Makefile"):
@@ -66,7 +68,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 6), (3, 9)])
-def test_an_old_python_is_told_what_is_needed(version: tuple[int, int]) -> None:
+def test_an_old_python_is_refused_with_what_is_needed(version: tuple[int, int]) -> None:
     problem = bootstrap.python_problem(version)
     assert problem is not None
     assert f"3.10 or newer is needed and this is {version[0]}.{version[1]}" in problem
@@ -101,7 +103,7 @@ def test_a_missing_interpreter_is_one_line(checkout: Path) -> None:
     answer = subprocess.run(
         ["make", "--no-print-directory", "setup", "PYTHON=/there/is/no python"],
         cwd=checkout,
-        # Within `make test` this make is a second one, and would say so.
+        # In `make test` this make would be nested, and would print that.
         env={key: value for key, value in os.environ.items() if not key.startswith("MAKE")},
         capture_output=True,
         text=True,
@@ -116,7 +118,7 @@ def test_a_missing_interpreter_is_one_line(checkout: Path) -> None:
 def test_without_a_network_the_step_is_named_and_a_finished_set_up_needs_none(
     checkout: Path,
 ) -> None:
-    # Nothing listens on the discard port of this machine.
+    # No process listens on the discard port of this machine.
     offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_NO_CACHE_DIR": "1"}
     refused = set_up(checkout, **offline)
     assert_refused(refused, "build tools: the Python package index cannot be reached")
@@ -173,7 +175,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def declared(lock: str) -> list[str]:
-    """Return the requirements that a lock is made from."""
+    """Return the requirements from which a lock is made."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if lock == "sparklog.lock":

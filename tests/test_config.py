@@ -1,4 +1,6 @@
-"""Configuration: every mistake is one sentence that names it, and the defaults are Kafka's."""
+"""Configuration: every mistake is reported in one sentence with its key, and defaults are
+Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,14 @@ KAFKA_DEFAULTS = {
     "leader.imbalance.per.broker.percentage": 10,
     "queued.max.requests": 500,
 }
-"""Kafka 4's own, from its broker configuration reference."""
+"""Kafka 4's defaults, from its broker configuration reference."""
 
 DELIBERATE = {
     "replica.fetch.max.bytes": "a batch is a file: one fetch copies many MiB, not one",
     "replica.fetch.response.max.bytes": "the same, of all partitions",
     "message.max.bytes": "a batch is a file of a whole DataFrame's partition, not a few KiB",
 }
-"""Where the default is not Kafka's, and why."""
+"""Defaults that differ from Kafka's, with the reasons."""
 
 NOT_KAFKAS = {
     "replica.lag.max.messages": "gone from Kafka since 0.9; kept, and off",
@@ -105,7 +107,7 @@ CONSUMER_DEFAULTS = {
     "client.id": "",
     "client.rack": "",
 }
-"""Kafka 4's own, from its consumer configuration reference; of its two assignors the first."""
+"""Kafka 4's defaults, from its consumer configuration reference; of its two assignors the first."""
 
 
 def refusal(model: Any, values: dict[str, Any]) -> str:
@@ -338,8 +340,10 @@ def test_one_folder_written_in_two_ways_is_given_twice(tmp_path: Path) -> None:
     assert f"folder {tmp_path}/data/cluster is given twice" in message
 
 
-def test_a_file_reached_by_a_link_counts_where_the_link_lies(tmp_path: Path) -> None:
-    """As Kubernetes mounts configuration: the name is stable, the file behind it moves."""
+def test_a_file_reached_by_a_link_counts_where_the_link_is(tmp_path: Path) -> None:
+    """As Kubernetes mounts configuration: the name stays the same, and the file behind it
+    changes.
+    """
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "broker.yaml").write_text(
         "{cluster.root: data/cluster, broker.id: 0, log.dirs: data/b0}"
@@ -381,7 +385,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just text", "3"])
 def test_what_is_not_a_mapping_is_refused(text: str, tmp_path: Path) -> None:
-    assert "must hold 'key: value' lines" in of_file(BrokerConfig, tmp_path, text)
+    assert "must have 'key: value' lines" in of_file(BrokerConfig, tmp_path, text)
 
 
 def test_a_key_given_twice_is_refused_since_one_of_them_would_be_lost(tmp_path: Path) -> None:
@@ -411,7 +415,9 @@ def test_the_shipped_cluster_configuration_loads() -> None:
 
 
 def test_the_shipped_broker_configuration_is_that_of_a_broker_of_the_shipped_cluster() -> None:
-    """So that one file can follow the other without a word of explanation."""
+    """Therefore a cluster's file and a broker's file can be used together without an
+    explanation.
+    """
     cluster = load(ClusterConfig, CONF / "cluster.yaml")
     broker = load(BrokerConfig, CONF / "broker.yaml")
     assert broker.cluster_root == cluster.cluster_root

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import ConsumerConfig
 from sparklog.datasource import options, write_options
 from tests.cli.command_line import run
@@ -34,7 +34,7 @@ def test_the_examples_of_writing_reading_and_consuming_run_as_they_stand(
         scope: dict[str, Any] = {"spark": spark}
         for document in ("docs/writing.md", "docs/reading.md", "docs/consuming.md"):
             for text in examples(document):
-                # Spark resolves paths where it was started, which was elsewhere.
+                # Spark resolves paths against its start folder, which was another one.
                 example = re.sub('"(sparklog-data|checkpoints)/', rf'"{tmp_path}/\1/', text)
                 exec(compile(example, document, "exec"), scope)
             said[document] = capsys.readouterr().out
@@ -61,7 +61,7 @@ def table(document: str, heading: str) -> dict[str, str]:
     return {key: value for keys, value in rows for key in re.findall(r"`(.+?)`", keys)}
 
 
-def test_the_consumers_settings_are_all_told_with_their_defaults() -> None:
+def test_the_consumers_settings_are_all_described_with_their_defaults() -> None:
     expected = {}
     for name, field in ConsumerConfig.model_fields.items():
         default = field.default
@@ -71,7 +71,7 @@ def test_the_consumers_settings_are_all_told_with_their_defaults() -> None:
     assert table("docs/consuming.md", "Settings") == expected
 
 
-def test_the_sinks_options_are_all_told() -> None:
+def test_the_sinks_options_are_all_described() -> None:
     told = table("docs/writing.md", "The sink")
     assert told.keys() | {"includeHeaders"} == set(write_options.KNOWN)
     defaults = write_options.WriteOptions("c")
@@ -80,8 +80,15 @@ def test_the_sinks_options_are_all_told() -> None:
     assert told["kafka.client.id"] == defaults.client_id
 
 
-def test_what_reading_tells_of_its_own_options_is_there() -> None:
+def test_the_own_options_that_reading_describes_exist() -> None:
     text = (CHECKOUT / "docs/reading.md").read_text(encoding="utf-8")
     assert {"groupIdPrefix", "kafka.group.id", "replica", "clientRack"} <= set(options.KNOWN)
     assert options.ReadOptions.retries == 60
     assert all(f"`{name}`" in text for name in ("groupIdPrefix", "kafka.group.id", "replica"))
+
+
+def test_the_rule_that_contributing_shows_is_the_one_that_runs() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [path] = re.findall(r"\((sparklog/protocol/\w+/\w+\.sql)\)", text)
+    [shown] = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    assert shown == (CHECKOUT / path).read_text(encoding="utf-8")

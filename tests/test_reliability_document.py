@@ -17,7 +17,7 @@ ROWS = [
 
 
 def names(file: Path) -> set[str]:
-    """The classes, tests and tests of classes of a file, as pytest names them."""
+    """Return the classes, tests and tests of classes of a file, as pytest names them."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Spark sessions: their settings, their JARs, and the ways Spark comes to be started."""
+"""Spark sessions: their settings, their JARs, and the ways to start Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 def run_python(
     code: str, *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python of its own, from the checkout."""
+    """Run code in a separate Python process, from the checkout."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
@@ -114,7 +114,7 @@ def test_jars_that_cannot_be_fetched_are_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_java_reads_the_trust_store_made_of_this_machines_certificates(tmp_path: Path) -> None:
-    """The resolver falls back to it where the network inspects TLS and Java knows nothing of it."""
+    """The resolver uses it if the network inspects TLS and Java lacks its certificate."""
     certificates = ssl.create_default_context(cafile=certifi.where()).get_ca_certs(binary_form=True)
     store = tmp_path / "trusted.jks"
     store.write_bytes(trust_store(certificates))

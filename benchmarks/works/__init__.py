@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.work import Work
 from benchmarks.works import (
     catch_up,
+    control_state,
     idle_tick,
     log_growth,
     partitions,
@@ -17,6 +18,7 @@ from benchmarks.works import (
     store_month,
     store_record,
     store_spark,
+    store_start,
     stream,
 )
 
@@ -28,11 +30,13 @@ WORKS: tuple[Work, ...] = (
     stream.WORK,
     idle_tick.WORK,
     partitions.WORK,
+    control_state.WORK,
     catch_up.WORK,
     storage_requests.WORK,
     store_month.WORK,
     store_record.WORK,
     store_spark.WORK,
+    store_start.WORK,
     store_clients.THROUGHPUT,
     store_clients.CONTENTION,
     log_growth.WORK,

@@ -1,4 +1,4 @@
-"""What a broker's tick costs when there is nothing to do."""
+"""The cost of a broker's tick without work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELSEWHERE = "files elsewhere than in brokers, controller and checkpoints, in a m
 _BROKERS = (0, 1, 2)
 _TICKS = 300
 _MINUTE = 30
-"""Heartbeats of a minute: one every two seconds."""
+"""The number of heartbeats in a minute: one every two seconds."""
 _DUE = (
     "cluster/brokers",
     "cluster/controller",
@@ -32,7 +32,7 @@ _DUE = (
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Tick a cluster that is at rest, first with time standing still, then for a minute."""
+    """Tick an idle cluster, first at a constant time, then through a minute."""
     ticks = bench.scaled(_TICKS, least=20)
     for one in range(bench.runs):
         with bench.temporary("idle") as folder:

@@ -1,4 +1,4 @@
-"""What a busy tick costs on an empty log and on a long one."""
+"""The cost of a busy tick on an empty log and on a long one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.bench import Bench, seconds
 from benchmarks.figures import Figures, Target
 from benchmarks.requests import BulkProducer
 from benchmarks.work import Work
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.config import Settings
 from sparklog.testing import LocalCluster
 
 SPARKLOG = "sparklog"
 EMPTY, GROWN = "an empty log", "100,000 batches, 100 million records"
 REQUESTS = {"1 request": (1, 30), "100 requests": (100, 5)}
-"""How many requests a busy tick has, and how many such ticks make a run."""
+"""By kind of busy tick: the number of requests per tick, and of ticks per run."""
 
 _BATCHES = 100_000
 _RECORDS = 1_000
@@ -32,7 +32,7 @@ _MERGING = {
     "log.merger.enable": True,
     "log.merger.min.lag.ms": 1_000,
 }
-"""What merging is told, where there is merging: the batches are as old as time is moved."""
+"""The settings of clusters that merge: batches are as old as the time was advanced."""
 
 
 def run(bench: Bench, figures: Figures) -> None:
@@ -57,7 +57,7 @@ def run(bench: Bench, figures: Figures) -> None:
 
 
 class _Log:
-    """A cluster whose first broker leads everything and the others follow."""
+    """A cluster in which the first broker leads all partitions and the others follow."""
 
     def __init__(self, folder: Path) -> None:
         known = {field.alias for field in Settings.model_fields.values()}
@@ -74,7 +74,7 @@ class _Log:
         self._record = self._values[:1]
 
     def grow(self, batches: int, say: Callable[[str], None]) -> None:
-        """Commit so many batches of 1,000 records on all three replicas."""
+        """Commit batches of 1,000 records each on all three replicas."""
         for start in range(0, batches, _BATCHES_A_ROUND):
             count = min(_BATCHES_A_ROUND, batches - start)
             numbers = [number % _PARTITIONS for number in range(count)]
@@ -90,16 +90,16 @@ class _Log:
         self.merge()
 
     def ticks(self, requests: int, ticks: int) -> tuple[float, float]:
-        """Return what ticks cost on average, in seconds: the leader's first, and until answered.
+        """Return average durations in s: of the leader's first tick, and until all are answered.
 
-        The average, not the middle, so that Delta's checkpoints have their share.
+        The average rather than the median, so that it includes Delta's checkpoints.
         """
         leader = whole = 0.0
         for _ in range(ticks):
             numbers = [number % _PARTITIONS for number in range(requests)]
             pending = self._producer.send_each("t", numbers, self._record)
             first = seconds(lambda: self._cluster.leader_tick(0))
-            # Followers run on machines of their own: the slower one counts.
+            # In production followers run on separate machines, so only the slower one counts.
             copying = max(seconds(partial(self._cluster.follower_tick, one)) for one in _FOLLOWERS)
             last = seconds(lambda: self._cluster.leader_tick(0))
             assert all(one.is_done for one in pending)
@@ -108,16 +108,16 @@ class _Log:
         return leader / ticks, whole / ticks
 
     def merge(self) -> None:
-        """Let every broker merge what is small."""
+        """Merge all small batches of each broker."""
         self._cluster.clock.advance(2_000)
         for broker in (0, *_FOLLOWERS):
-            # Once is a commit's worth.
+            # Each call merges one commit's worth.
             while self._cluster.merge(broker).batches:
                 pass
         self._cluster.tick_until_idle()
 
     def live_files(self) -> int:
-        """Return how many batch files the leader's log names."""
+        """Return the number of live batch files in the leader's log."""
         table = DeltaTable(str(self._folder / "broker-0" / "log"))
         return len(table.file_uris())
 

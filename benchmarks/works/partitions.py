@@ -1,4 +1,4 @@
-"""How a tick's cost grows with the partitions that a broker leads and follows."""
+"""The cost of a tick by the number of partitions that a broker leads and follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.bench import Bench, seconds
 from benchmarks.figures import Figures, Target
 from benchmarks.requests import BulkProducer
 from benchmarks.work import Work
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT
 from sparklog.protocol.rules import DuckDBRules, rule
 from sparklog.storage.control_table import ControlTable, create_table
@@ -37,7 +37,7 @@ _RULES = (
     "isr_expand",
     "high_watermark",
 )
-"""What a leader's tick asks of all partitions, in its order."""
+"""The rules that a leader's tick runs for all partitions, in their order."""
 
 
 def run(bench: Bench, figures: Figures) -> None:
@@ -52,7 +52,7 @@ def run(bench: Bench, figures: Figures) -> None:
         for one in range(bench.runs):
             for name, cluster in clusters.items():
                 _measure(figures, name, FOUR, [cluster.tick(range(_FEW)) for _ in range(ticks)])
-            # Few and many batches of the same bytes, and each partition gets one.
+            # A few or many batches with the same bytes in total, one per partition.
             for name, cluster in clusters.items():
                 _measure(
                     figures, name, ALL, [cluster.tick(cluster.numbers) for _ in range(wide_ticks)]
@@ -83,7 +83,7 @@ class _Cluster:
         self._values: dict[int, list[bytes]] = {}
 
     def tick(self, partitions: range) -> float:
-        """Return the seconds of a broker's busy tick: a third of the round that all three take."""
+        """Return the duration of a broker's busy tick in s: a third of a round of all three."""
         if len(partitions) not in self._values:
             value = random.Random(7).randbytes(_TICK_BYTES // len(partitions))
             self._values[len(partitions)] = [value]
@@ -130,12 +130,12 @@ def _control_state(bench: Bench, figures: Figures) -> None:
 
 
 def _inputs(name: str, partitions: int) -> dict[str, pa.Table]:
-    """Return what a rule takes, for three replicas of each partition."""
+    """Return the input of a rule, for three replicas of each partition."""
     return {table: _rows(schema, partitions, 3) for table, schema in rule(name).takes.items()}
 
 
 def _rows(schema: pa.Schema, partitions: int, replicas: int) -> pa.Table:
-    """Return plausible rows: all in sync but for one in ten, which lags."""
+    """Return plausible rows: all in sync except one in ten, which lags."""
     rows = []
     for partition in range(partitions):
         for broker in range(replicas):

@@ -1,4 +1,4 @@
-"""One record at a time from plain producers, without Spark on their side."""
+"""One record at a time from plain producers, without Spark on the client's side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VALUE = b'{"id":"0000000000","ev":"click"}'.ljust(100)
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Measure each kind of cluster in turn; none runs beside another but for Kafka."""
+    """Measure each kind of cluster in turn; only Kafka runs in parallel to another one."""
     sends = bench.scaled(_SENDS, least=20)
     clusters: dict[str, Callable[[Path], AbstractContextManager[Cluster]]] = {
         RESIDENT: resident,

@@ -1,4 +1,4 @@
-"""Many rows from Spark, produced with acks=all and on all three replicas."""
+"""Many rows from Spark, produced with acks=all and stored on all three replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REPLICAS = 3
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Measure all systems in turn, each on a topic or table of its own."""
+    """Measure all systems in turn, each on its own topic or table."""
     for size in SIZES:
         count = bench.scaled(size.records, least=1000)
         with cached(bench.spark, count, size.value_bytes) as rows:
@@ -50,12 +50,12 @@ def _run_size(bench: Bench, figures: Figures, size: Size, rows: DataFrame, count
     }
     if bench.kafka is None:
         del systems[KAFKA_SYNCED], systems[KAFKA_DEFAULTS], systems[KAFKA_TUNED]
-    # As much as is measured: a JVM gets faster for minutes.
+    # As many rows as are measured: a JVM gets faster for minutes.
     for system in systems.values():
         system(rows, count)
     for one in range(bench.runs):
         for system in systems.values():
-            # What the others have written is not to be paid for now.
+            # Writes of the other systems must not be part of the measurement.
             os.sync()
             for figure, value in system(rows, count).items():
                 figures.add(size.name, figure, "s", value)
@@ -113,12 +113,12 @@ def _delta(bench: Bench, rows: DataFrame) -> dict[str, float]:
 
 
 def append_to_delta(rows: DataFrame, table: Path) -> None:
-    """Append rows to a plain Delta table, as somebody without a log would."""
+    """Append rows to a plain Delta table, as users without a log do."""
     rows.write.format("delta").mode("append").save(str(table))
 
 
 def append_to_each(rows: DataFrame, tables: Sequence[Path]) -> None:
-    """Append rows to one table after the other: three replicas without a log."""
+    """Append rows to the tables in sequence: three replicas without a log."""
     for table in tables:
         append_to_delta(rows, table)
 

@@ -1,4 +1,4 @@
-"""The same rows read by a batch query that touches every byte."""
+"""The same rows read by a batch query that processes each byte."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Load = Callable[[], "DataFrame"]
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Write once, and read it by all systems in turn."""
+    """Write once, and read with all systems in turn."""
     for size in SIZES:
         with (
             bench.temporary("read") as folder,
@@ -91,7 +91,7 @@ def _measure(
         _noop(load)
     for one in range(bench.runs):
         for name, load in systems.items():
-            # Reading needs no broker; sparklog's go on when sparklog is read, as Kafka's do.
+            # Reading needs no broker. sparklog's brokers run while it is measured, as Kafka's do.
             if name in (FORMAT, READ):
                 found = {"hash": _timed(_hash, load), "noop": _timed(_noop, load)}
             else:
@@ -111,7 +111,7 @@ def _timed(action: Callable[[Load], object], load: Load) -> tuple[float, object]
 
 
 def _hash(load: Load) -> list[int]:
-    """Read and hash every key and value, in whatever order; also how many there are."""
+    """Read and hash each key and value, regardless of order; return the count and the hash."""
     from pyspark.sql import functions as sf
 
     key, value = (sf.col(name).cast("binary") for name in ("key", "value"))
@@ -121,7 +121,7 @@ def _hash(load: Load) -> list[int]:
 
 
 def _noop(load: Load) -> None:
-    """Read and hand every key and value to a sink that drops them."""
+    """Read each key and value into a sink that drops them."""
     load().select("key", "value").write.format("noop").mode("overwrite").save()
 
 

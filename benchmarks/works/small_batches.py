@@ -1,4 +1,4 @@
-"""A hundred records from a warm Spark, again and again."""
+"""A hundred records from a warm Spark, sent repeatedly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARM_SENDS = 10
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Measure all systems in turn, each sending the same records many times."""
+    """Measure all systems in turn; each sends the same records many times."""
     sends = bench.scaled(_SENDS, least=10)
     with cached(bench.spark, _RECORDS, 100, partitions=1) as rows:
         systems: dict[str, Callable[[], list[float]]] = {

@@ -1,4 +1,4 @@
-"""What a cluster asks of an object store, counted by the store, and what that costs."""
+"""The requests of a cluster to an object store, counted by the store, and their costs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.s3_server import BYTES, KINDS, NOT_FOUND, REFUSED, Logged
 from benchmarks.s3_store import Store, running_store
 from benchmarks.work import Work
 from sparklog.broker.application import Application
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import PendingProduce
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, parse
+from sparklog.producer.produce_requests import PendingProduce
 from sparklog.testing.manual_clock import ManualClock
 
 IDLE = "an idle tick of a broker"
@@ -32,7 +32,7 @@ MEBIBYTE = "a committed MiB, in batches of 4 MiB, all of them"
 ROUND = "a round of 4 partitions, acks=all, with its producer, all requests"
 READS = "GET and HEAD"
 ROUND_LIST = "storage_requests-round"
-"""The table with the requests of a round, one by one."""
+"""The name of the table with the single requests of a round."""
 
 RENEWAL_SECONDS = 10
 CHECKPOINT_SECONDS = 5
@@ -47,7 +47,7 @@ _SETTLED_SECONDS = 0.3
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Count for topics of few and of many partitions; counts hardly vary, so runs are short."""
+    """Count for topics with few and many partitions; counts hardly vary, so runs are short."""
     many = bench.scaled(100, least=8)
     for one in range(bench.runs):
         with (
@@ -60,7 +60,7 @@ def run(bench: Bench, figures: Figures) -> None:
 
 
 class Counted:
-    """A cluster over the store, whose rounds and time are in the benchmark's hand."""
+    """A cluster on the store, whose rounds and time the benchmark controls."""
 
     def __init__(self, store: Store, bucket: str, partitions: int) -> None:
         self._store = store
@@ -71,10 +71,10 @@ class Counted:
             "cluster.root": f"{uri}/cluster",
             "brokers": brokers,
             "storage.options": options,
-            # Heartbeats are made by hand, to be counted alone.
+            # Heartbeats are made explicitly, to be counted separately.
             "broker.heartbeat.interval.ms": _HOUR_MS,
             "broker.session.timeout.ms": 2 * _HOUR_MS,
-            # Checkpoints come before a renewal is due, to be counted alone.
+            # Checkpoints are due before a renewal, to be counted separately.
             "replica.high.watermark.checkpoint.interval.ms": CHECKPOINT_SECONDS * 1000,
         }
         self._clock = ManualClock()
@@ -90,9 +90,9 @@ class Counted:
         self._until_idle()
 
     def measure(self, figures: Figures) -> None:
-        """Count what each step asks of the store, and note it."""
+        """Count the requests of each step, and add them."""
         self._produce(_SMALL)
-        # Twice: the first look afterwards still sees the new topic.
+        # Twice, since the first rounds afterwards still load the new topic.
         for _ in range(2):
             self._clock.advance(RENEWAL_SECONDS * 1000)
             self._worked_off()
@@ -106,7 +106,7 @@ class Counted:
         self._worked_off()
         self._clock.advance(RENEWAL_SECONDS * 1000)
         self._add(figures, RENEWAL, self._worked_off(), _BROKERS)
-        # The first with the checkpoints and the removals that are due, the second after these.
+        # The first includes the checkpoints and removals that are due; the second follows them.
         for _ in range(2):
             self._produce(_SMALL)
         client, brokers = self._produce(_SMALL)
@@ -114,7 +114,7 @@ class Counted:
         self._add(figures, SEND, client, 1)
         self._clock.advance(CHECKPOINT_SECONDS * 1000)
         self._add(figures, CHECKPOINTS, self._worked_off(), 1)
-        # With the removal of earlier requests, where that is due.
+        # Includes the removal of earlier requests, if that is due.
         self._produce(_SMALL)
         self._add_round(figures)
         client, brokers = self._produce([random.Random(7).randbytes(_LARGE_BYTES)])
@@ -124,13 +124,13 @@ class Counted:
         self._application.run_until_idle()
 
     def _tick_idly(self) -> None:
-        """Make rounds a second apart, before a renewal is due."""
+        """Run rounds at intervals of one second, before a renewal is due."""
         for _ in range(_IDLE_ROUNDS):
             self._clock.advance(1000)
             self._application.round()
 
     def _produce(self, values: list[bytes]) -> tuple[Counter[str], dict[str, float]]:
-        """Return what a request with four batches asks: of its producer, and of all brokers."""
+        """Return the requests that four batches cause: of their producer, and of all brokers."""
         pending = []
         client = self._counted(lambda: pending.append(self._producer.send("t", range(4), values)))
         brokers = self._worked_off()
@@ -139,10 +139,9 @@ class Counted:
         return client, brokers
 
     def _add_round(self, figures: Figures) -> None:
-        """Note all requests of a round, and list them where partitions are few.
+        """Add all requests of a round, and list them if the topic has few partitions.
 
-        The round is over when there is nothing left to do; the idle ticks that show it are left
-        out.
+        A round ends when no work is left. The idle ticks that show this are excluded.
         """
         steps: list[tuple[str, list[Logged]]] = []
 
@@ -175,9 +174,10 @@ class Counted:
         assert pending.is_done
 
     def _worked_off(self) -> dict[str, float]:
-        """Work until there is nothing to do; return what that asks beyond so many idle rounds.
+        """Work until the cluster is idle; return the requests beyond those of idle rounds.
 
-        What brokers do beside their rounds is waited for: checkpoints, the removal of requests.
+        This includes the brokers' work in parallel to their rounds: checkpoints, removal of
+        requests.
         """
         rounds: list[int] = []
 
@@ -196,7 +196,7 @@ class Counted:
         }
 
     def _until_idle(self) -> int:
-        """Return how many rounds it took, with the last one, which changed nothing."""
+        """Run rounds until one changes nothing; return their number, including the last one."""
         rounds = 1
         while self._application.round().changed:
             rounds += 1
@@ -244,7 +244,7 @@ def _told(figures: Figures) -> str:
 
 
 def appendix(figures: Figures) -> str:
-    """Return the counts as a table, the requests of a round by table, and a GiB's costs."""
+    """Return the counts as a table, the requests of a round by table, and the costs of a GiB."""
     names = [*KINDS, NOT_FOUND, REFUSED]
     lines = [
         f"| | {' | '.join(names)} | KiB put |",

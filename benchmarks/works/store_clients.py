@@ -19,9 +19,9 @@ from benchmarks.s3_store import CLIENT, Store, running_store
 from benchmarks.work import Work
 from benchmarks.works.store_record import PROCESSES
 from sparklog import Producer
-from sparklog.clients.accumulator import RecordMetadata
-from sparklog.clients.connection import connect
+from sparklog.cluster.connection import connect
 from sparklog.errors import SparklogError
+from sparklog.producer.accumulator import RecordMetadata
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,7 +51,7 @@ _DRAIN_SECONDS = 30
 
 
 def throughput(bench: Bench, figures: Figures) -> None:
-    """Measure the records that are acknowledged while producers send as fast as they may."""
+    """Measure acknowledged records while producers send without pauses."""
     for one in range(bench.runs):
         with _cluster(bench, _THROUGHPUT_PARTITIONS) as (store, cluster):
             megabytes = _throughput(bench, figures, store, cluster)
@@ -59,11 +59,11 @@ def throughput(bench: Bench, figures: Figures) -> None:
 
 
 def _throughput(bench: Bench, figures: Figures, store: Store, cluster: StoreCluster) -> float:
-    """Note and return the MiB that are acknowledged in a second."""
+    """Add and return the acknowledged MiB per second."""
     with _Load(cluster, _THROUGHPUT_PRODUCERS) as load:
         load.await_acknowledged(_THROUGHPUT_PRODUCERS)
         store.set_latency(_LATENCY_MS)
-        # Until more are acknowledged than were buffered while there was no latency.
+        # Wait until more records are acknowledged than were buffered before the latency was set.
         buffered = _THROUGHPUT_PRODUCERS * _BUFFER_BYTES // _VALUE_BYTES
         load.await_acknowledged(load.acknowledged() + buffered)
         before, began = load.acknowledged(), time.perf_counter()
@@ -79,7 +79,7 @@ def _throughput(bench: Bench, figures: Figures, store: Store, cluster: StoreClus
 
 
 class _Load:
-    """Producers that send as fast as they may within a `with` block, a process each."""
+    """Producers that send without pauses within a `with` block, one process each."""
 
     def __init__(self, cluster: StoreCluster, number: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -107,7 +107,7 @@ class _Load:
             process.join()
 
     def acknowledged(self) -> int:
-        """Return how many records have been acknowledged so far.
+        """Return the number of records acknowledged so far.
 
         Raises `SparklogError` if a producer's process has ended.
         """
@@ -119,7 +119,7 @@ class _Load:
         return sum(self._acknowledged)
 
     def await_acknowledged(self, records: int) -> None:
-        """Return when so many records have been acknowledged, and one of each producer."""
+        """Wait until `records` records are acknowledged, at least one of each producer."""
 
         def is_warm() -> bool:
             return self.acknowledged() >= records and min(self._acknowledged) > 0
@@ -128,7 +128,7 @@ class _Load:
 
 
 def _produce(config_file: str, number: int, acknowledged: MutableSequence[int], stop: Any) -> None:
-    """Send records until `stop` is set or the parent process is gone, and count at `number`."""
+    """Send records until `stop` is set or the parent has ended; count them at index `number`."""
     failures: list[BaseException] = []
 
     def note(future: Future[RecordMetadata]) -> None:
@@ -151,7 +151,7 @@ def _produce(config_file: str, number: int, acknowledged: MutableSequence[int], 
 
 
 def contention(bench: Bench, figures: Figures) -> None:
-    """Measure many producers that send a record a second each to one partition."""
+    """Measure many producers, each of which sends one record per second to one partition."""
     for one in range(bench.runs):
         with (
             _cluster(bench, 1) as (store, cluster),
@@ -181,10 +181,11 @@ _Sent = dict[Future[RecordMetadata], float]
 
 
 def _paced(producers: list[Producer], duration_seconds: float) -> tuple[_Sent, _Sent]:
-    """Let each producer send a record a second, one after the other.
+    """Make each producer send one record per second, one producer after the other.
 
-    Returns when each record was sent, and when it was acknowledged, for those that were after
-    `_DRAIN_SECONDS`. Raises `SparklogError` if a record has failed.
+    Returns the time of sending of each record, and the time of acknowledgement of those
+    acknowledged within `_DRAIN_SECONDS` of the last one. Raises `SparklogError` if a record has
+    failed.
     """
     sent: _Sent = {}
     done: _Sent = {}
@@ -210,7 +211,7 @@ def _paced(producers: list[Producer], duration_seconds: float) -> tuple[_Sent, _
 
 @contextmanager
 def _cluster(bench: Bench, partitions: int) -> Iterator[tuple[Store, StoreCluster]]:
-    """Run a cluster on a store, with a topic of which one broker leads all partitions."""
+    """Run a cluster on a store, with a topic whose partitions are all led by one broker."""
     with (
         bench.temporary("store-clients") as folder,
         running_store(folder / "store.log") as store,
@@ -222,7 +223,7 @@ def _cluster(bench: Bench, partitions: int) -> Iterator[tuple[Store, StoreCluste
 
 @contextmanager
 def _producers(cluster: StoreCluster, number: int) -> Iterator[list[Producer]]:
-    """Give producers that have sent a record each; they are closed without a flush."""
+    """Yield producers that have sent one record each; they are closed without a flush."""
     producers = [Producer(cluster.connection) for _ in range(number)]
     try:
         futures = [producer.send(_TOPIC, b"warm", partition=0) for producer in producers]

@@ -1,4 +1,4 @@
-"""A month's requests of a cluster on an object store, by those of a minute, at S3's prices."""
+"""A month's requests of a cluster on an object store, projected from a minute, at S3's prices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.s3_store import CLIENT, Store, running_store
 from benchmarks.work import Work
 from benchmarks.works.store_record import PROCESSES
 from sparklog import Producer
-from sparklog.clients.connection import connect
+from sparklog.cluster.connection import connect
 
 AT_REST, WITH_REQUESTS = "at rest", "a request every tick"
 DOLLARS = "$ a month"
@@ -26,8 +26,9 @@ _LATENCY_MS = 30
 _MINUTE_SECONDS = 60
 _WARM_REQUESTS = 3
 _REST_SECONDS = 10
-"""How long after the last request a cluster is at rest. The checkpoints that follow the requests
-within the minute are counted with it; later on, their batches would be merged."""
+"""Seconds from the last request until a cluster counts as idle. The checkpoints that follow the
+requests are counted with the minute of requests. Later its batches would be merged.
+"""
 
 _PARTITIONS = 4
 _REPLICAS = 3
@@ -40,7 +41,7 @@ def month_of(load: str, interval: float) -> str:
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Count the requests of a minute with a request every tick, and of one at rest."""
+    """Count the requests of a minute with a produce request per tick, and of an idle minute."""
     for one in range(bench.runs):
         for interval in _INTERVALS_SECONDS:
             with (
@@ -65,7 +66,7 @@ def _measure(
     with Producer(connect(str(cluster.config_file))) as producer:
 
         def send(duration: float) -> None:
-            """Send a request of a record to each partition every `interval` seconds."""
+            """Send a request with one record to each partition every `interval` seconds."""
             began, number = time.monotonic(), 0
             while number * interval < duration:
                 for partition in range(_PARTITIONS):
@@ -82,7 +83,7 @@ def _measure(
 
 
 def _add(figures: Figures, store: Store, what: str, action: Callable[[], None]) -> None:
-    """Note what the requests that are made during `action` cost in a month, were it that long."""
+    """Add the monthly cost of requests at the rate during `action`."""
     before, before_client = store.counts(), store.counts(CLIENT)
     began = time.monotonic()
     action()

@@ -21,7 +21,7 @@ from sparklog.errors import SparklogError
 PROCESSES = "three brokers, a process each"
 TOGETHER = "three brokers in one process"
 SEND_LIST = "store_record-send"
-"""The table with the requests of one send, by all processes."""
+"""The name of the table with the requests of one send, of all processes."""
 
 _SENDS = 40
 _LEAST_SENDS = 3
@@ -32,7 +32,7 @@ _VALUE = b'{"id":"0000000000","ev":"click"}'.ljust(100)
 
 
 class _Latency(NamedTuple):
-    """A latency of requests, and how long sends are measured at it."""
+    """A latency of requests, and the duration of measurements at it."""
 
     milliseconds: int
     seconds: float
@@ -90,12 +90,12 @@ def _measure(
                 for kind in KINDS:
                     count = sum(one.kind == kind for one in log)
                     figures.add(f"{kind} of all processes during a send", system, "requests", count)
-        # The producer's last requests are nothing to wait for.
+        # Closing the producer need not wait for the latency of its last requests.
         store.set_latency(0)
 
 
 def timed(action: Callable[[], object], most: int, budget_seconds: float) -> list[float]:
-    """Return how long each of `most` calls takes; fewer where they take longer than the budget."""
+    """Return the duration in s of each of `most` calls, or of fewer that fit in the budget."""
     taken: list[float] = []
     deadline = time.monotonic() + budget_seconds
     while len(taken) < most:
@@ -106,7 +106,7 @@ def timed(action: Callable[[], object], most: int, budget_seconds: float) -> lis
 
 
 def send(producer: Producer, topic: str, latency_ms: float, value: bytes = _VALUE) -> None:
-    """Send a record and wait until it is acknowledged; `SparklogError` if it is not."""
+    """Send a record and wait for its acknowledgement; raises `SparklogError` if it fails."""
     try:
         producer.send(topic, value).result(_PATIENCE_SECONDS)
     except FutureTimeoutError:

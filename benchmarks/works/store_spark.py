@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 60
 
 
 def run(bench: Bench, figures: Figures) -> None:
-    """Measure a cluster anew in each run: sends first, then the stream."""
+    """Measure a new cluster in each run: sends first, then the stream."""
     parts: dict[str, Callable[[Bench, Store, StoreCluster, Path], list[float]]] = {
         SENT: _sent,
         SEEN: _seen,

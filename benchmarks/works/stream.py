@@ -1,4 +1,4 @@
-"""How soon a running stream sees what is committed."""
+"""The delay from a record's commit until a running stream has seen it."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def _kafka(bench: Bench, records: int) -> list[float]:
 
 
 class Seen:
-    """When which record was seen first."""
+    """The times at which records were first seen."""
 
     def __init__(self) -> None:
         self._times: dict[bytes, float] = {}
         self._more = threading.Condition()
 
     def note(self, batch: DataFrame, _: int) -> None:
-        """Note a micro-batch: its records have been seen when they are in Python's hands."""
+        """Note the time of a micro-batch: records are seen when Python has received them."""
         values = [bytes(row[0]) for row in batch.select("value").collect()]
         now = time.perf_counter()
         with self._more:
@@ -86,7 +86,7 @@ class Seen:
             self._more.notify_all()
 
     def await_record(self, value: bytes, timeout: float = _PATIENCE_SECONDS) -> float | None:
-        """Return when a record was seen; `None` where it was not in time."""
+        """Return the time at which a record was seen, or `None` after the timeout in s."""
         with self._more:
             self._more.wait_for(lambda: value in self._times, timeout)
             return self._times.get(value)
@@ -94,7 +94,7 @@ class Seen:
 
 @contextmanager
 def seen_by(frame: DataFrame, folder: Path) -> Iterator[Seen]:
-    """Run a stream over `frame` and give the times at which its records were seen."""
+    """Run a stream over `frame` and yield the times at which its records were seen."""
     seen = Seen()
     writer = frame.writeStream.foreachBatch(seen.note)
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
@@ -118,8 +118,8 @@ def committed_to_seen(
 ) -> list[float]:
     """Return the seconds from the acknowledgement of each record until it was seen.
 
-    Parameters: `warm_records`, sent before and not measured; `deadline`, on the monotonic clock,
-    after which no further record is sent once three were measured.
+    Parameters: `warm_records`, the number of first records that are not measured; `deadline`, a
+    time on the monotonic clock after which no further record is sent once three were measured.
     """
     pauses = random.Random(7)
     taken: list[float] = []
@@ -133,15 +133,15 @@ def committed_to_seen(
         if at is None:
             raise SparklogError(f"the stream has not shown {value!r} within {_PATIENCE_SECONDS} s")
         if number >= warm_records:
-            # It may have been shown before its producer has read the answer.
+            # The stream may see a record before its producer has read the answer.
             taken.append(max(at - answered, 0.0))
-        # Not in step with the stream's triggers.
+        # A random pause avoids synchronisation with the stream's triggers.
         time.sleep(pauses.uniform(0.05, 0.25))
     return taken
 
 
 def await_start(send: Callable[[bytes], object], seen: Seen) -> None:
-    """Send records until one is shown: what is latest is decided by the stream's first look."""
+    """Send records until one is seen: the stream's first poll determines its latest offsets."""
     for number in range(_PATIENCE_SECONDS):
         send(b"first %d" % number)
         if seen.await_record(b"first %d" % number, timeout=1) is not None:

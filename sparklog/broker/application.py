@@ -1,7 +1,7 @@
 """An application that plays brokers: all of a cluster, or one of it.
 
-Its brokers tick side by side, round after round; heartbeats go on beside the rounds, since a round
-may copy for longer than a session lasts.
+Its brokers tick in parallel, one round after another. Heartbeats are made in a thread of their own,
+since a round that copies files may take longer than a session lasts.
 """
 
 from __future__ import annotations
@@ -11,29 +11,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
 from sparklog.broker.merger import MergeReport
-from sparklog.broker.pace import SPARSE_MS, Pace, Step
+from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.registration import await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
+from sparklog.cluster.observations import is_silent
+from sparklog.cluster.root_format import (
+    RootFormat,
+    check_distinct,
+    check_empty,
+    check_kind,
+    read_formats,
+)
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
 from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import BROKERS, FORMAT
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules, SparkRules
-from sparklog.storage.control_table import ControlTable
 from sparklog.storage.copying import ProcessCopier, SparkCopier
+from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot, check_distinct, check_usable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,34 +48,38 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 
-_LOOK_SECONDS = 0.003
-"""How often brokers that wait look for the next commit of what they follow, in folders."""
+_POLL_SECONDS = 0.003
+"""Seconds between two checks for new commits by idle brokers on local file systems."""
 
 _BUSY_SECONDS = 0.3
-"""How long brokers on object stores look without a pause after records or positions moved."""
+"""Seconds after the last traffic in which brokers on object stores pause only `_SHARE_OF_TICK`
+between rounds. Traffic: records or positions moved."""
 
 _AHEAD_SECONDS = 1.0
-"""How long followers look into their leaders' inboxes after records or positions moved."""
+"""Seconds after the last traffic in which followers read their leaders' inboxes and copy ahead."""
 
 _SHARE_OF_TICK, _WAITING_SHARE_OF_TICK = 0.05, 0.2
-"""The pause between such looks, as a share of tick.interval.ms: while records and positions move,
-and later, while requests wait for others' commits."""
+"""The pause between two rounds on object stores, as a share of tick.interval.ms: within
+`_BUSY_SECONDS` of traffic, and later while requests wait for commits of other brokers."""
 
 _REST_SECONDS = 0.002
-"""How long the rest of a request is waited for, of which one leader's part has come."""
+"""Extra delay before a round in seconds, so that the other leaders' parts of a multi-leader request
+arrive."""
 
 _REPLICA_TICKS = frozenset(tick.__name__ for tick in (Broker.leader_tick, Broker.follower_tick))
 _TICKS = _REPLICA_TICKS | {Broker.controller_tick.__name__}
 
 
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
-"""The wait after the second failure in a row of a tick; it doubles with each further one."""
+"""The wait in ms after the second consecutive failure of a tick, and the longest wait. The wait
+doubles with each further failure."""
 
 
 class _Trouble(NamedTuple):
-    """The failures in a row of one action of a broker; times are ms of the monotonic clock.
+    """The consecutive failures of one action of a broker; times are ms of the monotonic clock.
 
-    `error` is the newest, `since_ms` the time of the first. The next attempt is at `again_ms`.
+    `error` is the newest failure, `since_ms` the time of the first one. The next attempt is made at
+    `again_ms`.
     """
 
     error: Exception
@@ -80,9 +91,36 @@ class _Trouble(NamedTuple):
 class Application:
     """Brokers in one process, over one Spark session.
 
-    Parameters: `config`, of a cluster or of one broker; `spark`, whose tasks copy the files, or
-    `None` to copy in this process. Nothing is created or registered before `start`. An
-    application that has ended is not started again.
+    Nothing is created or registered before `start`. An application that has ended cannot be started
+    again.
+
+    Parameters
+    ----------
+    config : ClusterConfig or BrokerConfig
+        A whole cluster, or one broker of it.
+    spark : SparkSession, optional
+        The session whose tasks copy the files; `None` to copy in this process.
+    clock : Clock, optional
+        The source of time; the system's by default.
+
+    Attributes
+    ----------
+    config : ClusterConfig or BrokerConfig
+        The configuration, as it was given.
+
+    Examples
+    --------
+    >>> from sparklog import Admin, Application, ClusterConfig
+    >>> config = ClusterConfig.model_validate(
+    ...     {
+    ...         "cluster.root": "shop/cluster",
+    ...         "brokers": [{"broker.id": 0, "log.dirs": "shop/broker-0"}],
+    ...     }
+    ... )
+    >>> application = Application(config)
+    >>> application.start()
+    >>> created = Admin("shop/cluster").create_topic("orders")
+    >>> application.run_until_idle()
     """
 
     def __init__(
@@ -113,49 +151,86 @@ class Application:
         self._pace: Pace | None = None
         if is_sparse and not any(self._location(uri).is_local for uri in roots):
             self._pace = Pace(config.tick_interval_ms)
-        # The same threads all along: rules and Spark keep a connection for each.
+        # One pool for the whole run: rules and Spark keep a connection for each thread.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._failures = RepeatedFailures(_log)
         self._fenced: list[FencedError] = []
         self._fatal: SparklogError | None = None
-        # Nobody takes a whole cluster over while it is away.
+        # A whole cluster is parked: no other broker could take it over while it is away.
         self._farewell = Broker.park if isinstance(config, ClusterConfig) else Broker.stop
 
     def start(self) -> None:
-        """Create what is not there, and register every broker.
+        """Create missing roots and tables, and register every broker.
 
-        Raises `StorageError` where a root is not usable, before anything is created in any of
-        them, and DUPLICATE_BROKER_REGISTRATION where a broker is alive elsewhere. Brokers that
-        were registered by then end as they do in `run`.
+        Brokers that were registered when an error is raised end as they do in `run`.
+
+        Raises
+        ------
+        StorageError
+            A root is not usable; it is raised before anything is created in any of them.
+        ProtocolError
+            DUPLICATE_BROKER_REGISTRATION if a broker is alive elsewhere.
         """
         try:
             check_roots(self.config)
             _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
             roots = [root for entry in self.config.brokers for root in entry.log_dirs]
-            ClusterRoot.create(
+            cluster = ClusterRoot.create(
                 self._location(self.config.cluster_root), [*map(self._location, roots)]
             )
-            # All at once: after a crash every broker of the application has a session to wait for.
-            list(self._pool.map(self._await_session, self.config.brokers))
+            # In parallel: after a crash every broker of the application has a session to wait for.
+            list(self._pool.map(partial(self._await_session, cluster), self.config.brokers))
             if self._stopping.is_set():
                 return
             self._heartbeats.start()
             if self.config.log_merger_enable:
                 self._merging.start()
-            for entry in self.config.brokers:
-                self.start_broker(entry.broker_id)
+            self._start_brokers()
         except BaseException as error:
             self._end(self._farewell)
-            if isinstance(error, (DeltaError, OSError)):
+            if isinstance(error, STORE_ERRORS):
                 message = f"the roots cannot be created or opened: {error}"
                 raise StorageError(message) from error
             raise
 
+    def _start_brokers(self) -> None:
+        """Start all brokers; in parallel on object stores, where a start takes many requests."""
+        broker_ids = [entry.broker_id for entry in self.config.brokers]
+        if self._location(self.config.cluster_root).is_local:
+            for broker_id in broker_ids:
+                self.start_broker(broker_id)
+            return
+        started = [self._pool.submit(self.start_broker, broker_id) for broker_id in broker_ids]
+        try:
+            wait(started)
+        except BaseException:
+            # Whatever interrupts this, the brokers that are being started are ended with the rest.
+            wait(started)
+            raise
+        for one in started:
+            one.result()
+        self._brokers = {broker_id: self._brokers[broker_id] for broker_id in broker_ids}
+
     def start_broker(self, broker_id: int) -> None:
-        """Start one of the application's brokers, which does not run here or elsewhere."""
+        """Start one of the application's brokers, which must not run here or elsewhere.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker in the configuration.
+
+        Raises
+        ------
+        SparklogError
+            The broker runs in this application already.
+        ProtocolError
+            DUPLICATE_BROKER_REGISTRATION if the broker is alive elsewhere.
+        """
         if broker_id in self._brokers:
-            raise SparklogError(f"broker {broker_id} runs in this application already")
+            raise SparklogError(
+                f"broker {broker_id} runs in this application already: drop it first"
+            )
         [entry] = [one for one in self.config.brokers if one.broker_id == broker_id]
         copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
         self._brokers[broker_id] = Broker(
@@ -171,27 +246,64 @@ class Application:
         )
 
     def drop_broker(self, broker_id: int) -> Broker:
-        """Let go of a broker at once, as if its process had died."""
+        """Drop a broker at once, as if its process had died.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs in this application.
+
+        Returns
+        -------
+        Broker
+            The dropped broker, which is not ticked any more.
+        """
         broker = self._brokers.pop(broker_id)
         self._forget_troubles(broker_id)
         return broker
 
-    def round(self, *, to_end: bool = False, step: Step = Step.WHOLE) -> TickReport:
+    def round(self, *, to_end: bool = False, step: TickStep = TickStep.WHOLE) -> TickReport:
         """Tick every broker once: controllers, then all leaders, then all followers.
 
-        `to_end`: on object stores, look at all that there is, and not at some of it (`look_ahead`).
-        `step`: on object stores, the part of a tick that is made.
+        A failure of a broker is logged and retried in a later round; the others continue.
+
+        Parameters
+        ----------
+        to_end : bool, default False
+            Whether every table on an object store is read to its end, not only in part.
+        step : TickStep, default TickStep.WHOLE
+            The part of a tick that is made, on object stores.
+
+        Returns
+        -------
+        TickReport
+            The sum of the reports of all brokers.
+
+        Examples
+        --------
+        >>> application = Application(
+        ...     ClusterConfig.model_validate(
+        ...         {
+        ...             "cluster.root": "depot/cluster",
+        ...             "brokers": [{"broker.id": 0, "log.dirs": "depot/broker-0"}],
+        ...         }
+        ...     )
+        ... )
+        >>> application.start()
+        >>> application.round().changed
+        True
+        >>> application.run_until_idle()
         """
         report = TickReport()
         with self._round_lock:
             brokers = list(self._brokers.values())
             is_busy = time.monotonic() - self._traffic_at < _AHEAD_SECONDS
             for broker in brokers:
-                broker.look_ahead(to_end=to_end, step=step, is_busy=is_busy)
-                # Where ticks are far apart, the next one comes too late for a copy ahead.
-                if step is Step.WHOLE and is_busy:
+                broker.poll_ahead(to_end=to_end, step=step, is_busy=is_busy)
+                # With sparse ticks (`Pace`) the next tick comes too late for a copy ahead.
+                if step is TickStep.WHOLE and is_busy:
                     broker.copy_ahead()
-            if step is Step.REQUESTS:
+            if step is TickStep.REQUESTS:
                 for one in self._pool.map(partial(self._attempt, Broker.leader_tick), brokers):
                     report.add(one)
                 return report
@@ -205,12 +317,17 @@ class Application:
     def run_until_idle(self) -> None:
         """Tick until a whole round changes nothing, or `stop` is called; then park the brokers.
 
-        Raises what made a tick of the last round fail, or a broker go: the work is not done then.
+        Raises
+        ------
+        FencedError
+            A newer process has taken a broker over.
+        SparklogError
+            A tick of the last round has failed: the work is not done then.
         """
         try:
             while self._is_going_on() and self.round(to_end=True).changed:
                 pass
-            # A run that is scheduled is over before the merger's time comes.
+            # A scheduled run ends before the merger's interval has passed.
             while self.config.log_merger_enable and self._is_going_on() and self._merge():
                 pass
         finally:
@@ -222,12 +339,26 @@ class Application:
             raise SparklogError(f"{what}: {trouble.error}") from trouble.error
 
     def run(self) -> None:
-        """Tick until `stop` is called; then a cluster is parked, a single broker stopped.
+        """Tick until `stop` is called; then park a cluster, or stop a single broker.
 
-        Raises `FencedError` where newer processes have taken all brokers over, and
-        `SparklogError` where Spark has ended.
+        Raises
+        ------
+        FencedError
+            Newer processes have taken all brokers over.
+        SparklogError
+            Spark or the heartbeats have ended.
+
+        Examples
+        --------
+        >>> import threading
+        >>> application = Application(config)
+        >>> application.start()
+        >>> rounds = threading.Thread(target=application.run)
+        >>> rounds.start()
+        >>> application.stop()
+        >>> rounds.join()
         """
-        step = Step.WHOLE
+        step = TickStep.WHOLE
         try:
             while self._is_going_on():
                 report = self.round(step=step)
@@ -244,32 +375,33 @@ class Application:
         if self._fatal:
             raise self._fatal
 
-    def _next_step(self, pace: Pace, report: TickReport) -> Step:
-        """Wait for the next step of a tick, and return it."""
+    def _next_step(self, pace: Pace, report: TickReport) -> TickStep:
+        """Wait for the next step of a tick, and return that step."""
         brokers = list(self._brokers.values())
         is_waiting = not self._troubles and any(broker.awaits_news for broker in brokers)
         wait_ms, step = pace.next(
-            self._clock.now_ms(), goes_on=report.follows_up, is_waiting=is_waiting
+            self._clock.now_ms(), has_more=report.has_more, is_waiting=is_waiting
         )
         self._stopping.wait(wait_ms / 1000)
         return step
 
     def _wait(self) -> None:
-        """Wait for tick.interval.ms, or until somebody has written what a tick looks at."""
+        """Wait for tick.interval.ms, or until a table that a tick reads has a new commit."""
         brokers = list(self._brokers.values())
         if not self._troubles and any(broker.is_on_store for broker in brokers):
             is_busy = time.monotonic() - self._traffic_at < _BUSY_SECONDS
             if is_busy or any(broker.awaits_news for broker in brokers):
-                # Ticks that are far apart are meant to cost less.
+                # The pause grows with the interval: ticks at longer intervals are meant to cost
+                # less.
                 share = _SHARE_OF_TICK if is_busy else _WAITING_SHARE_OF_TICK
                 pause = self.config.tick_interval_ms / 1000 * share
-                self._stopping.wait(max(pause, _LOOK_SECONDS))
+                self._stopping.wait(max(pause, _POLL_SECONDS))
                 return
         deadline = time.monotonic() + self.config.tick_interval_ms / 1000
         while (left := deadline - time.monotonic()) > 0:
-            if self._stopping.wait(min(left, _LOOK_SECONDS)):
+            if self._stopping.wait(min(left, _POLL_SECONDS)):
                 return
-            # What makes ticks fail may be the news: it would be there again at once.
+            # A new commit may be what makes ticks fail: it would end each wait at once.
             brokers = list(self._brokers.values())
             if not self._troubles and any(one.has_news() for one in brokers):
                 if len(brokers) > 1:
@@ -277,17 +409,23 @@ class Application:
                 return
 
     def stop(self) -> None:
-        """Ask the application to end after the round that it is in."""
+        """Ask the application to end after the current round; any thread may call it."""
         self._stopping.set()
 
     @contextmanager
     def between_rounds(self) -> Iterator[dict[int, Broker]]:
-        """Hold the rounds and give the brokers, by id, to whoever has to act on one of them."""
+        """Hold the rounds, so that the caller can act on a broker.
+
+        Yields
+        ------
+        dict of int to Broker
+            The brokers that run, by id. The next round begins after the `with` block.
+        """
         with self._round_lock:
             yield self._brokers
 
     def _hand_over(self) -> None:
-        """Go on until others lead what they can; a session's length at most (rule 7.2)."""
+        """Continue until other brokers lead what they can, at most a session (rule 7.2)."""
         brokers = list(self._brokers.values())
         for broker in brokers:
             self._attempt(Broker.prepare_to_stop, broker)
@@ -305,15 +443,16 @@ class Application:
         if self._fenced and not self._brokers:
             self._fatal = self._fenced[-1]
         elif not self._heartbeats.is_alive():
-            self._fatal = SparklogError("the heartbeats have ended: see the log, and start anew")
+            self._fatal = SparklogError("the heartbeats have ended: see the log, and restart")
         elif self._spark is not None and _has_ended(self._spark):
-            self._fatal = SparklogError("Spark has ended, and nothing can be copied: start anew")
+            self._fatal = SparklogError("Spark has ended, so nothing can be copied: restart")
         return self._fatal is None
 
     def _attempt(self, action: Callable[[Broker], TickReport | None], broker: Broker) -> TickReport:
-        """Let a broker act; one that is fenced goes, one that fails is tried again next time.
+        """Run an action of a broker; drop a fenced broker, and retry a failed action next time.
 
-        A failure is told once, and so is its end. Whatever fails, the other brokers go on.
+        The first of equal failures is logged, and so is their end. The other brokers continue in
+        any case.
         """
         of = broker.broker_id, action.__name__
         if self._is_waiting(of):
@@ -321,7 +460,7 @@ class Application:
         try:
             report = action(broker)
         except FencedError as error:
-            self._let_go(broker, error)
+            self._release(broker, error)
             return TickReport()
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
@@ -329,7 +468,7 @@ class Application:
         trouble = self._troubles.pop(of, None)
         if trouble is not None:
             self._failures.over((*of, _kind(trouble.error)))
-            _log.info("works again", broker=broker.broker_id, action=action.__name__)
+            _log.info("action succeeds again", broker=broker.broker_id, action=action.__name__)
         return report or TickReport()
 
     def _note(self, of: tuple[int, str], error: Exception) -> None:
@@ -352,14 +491,14 @@ class Application:
         )
 
     def _is_waiting(self, of: tuple[int, str]) -> bool:
-        """Whether a tick has failed so lately that it is not tried again yet."""
+        """Whether a tick has failed so recently that it is not retried yet."""
         trouble = self._troubles.get(of)
         is_tick = of[1] in _TICKS
         return is_tick and trouble is not None and self._clock.monotonic_ms() < trouble.again_ms
 
-    def _let_go(self, broker: Broker, error: FencedError) -> None:
+    def _release(self, broker: Broker, error: FencedError) -> None:
         with self._brokers_lock:
-            # The application may have started the broker anew: that one is not meant.
+            # The application may have restarted the broker; the new one is kept.
             if self._brokers.get(broker.broker_id) is broker:
                 del self._brokers[broker.broker_id]
                 self._forget_troubles(broker.broker_id)
@@ -367,14 +506,15 @@ class Application:
                 _log.error("broker taken over", broker=broker.broker_id, error=str(error))
 
     def _forget_troubles(self, broker_id: int) -> None:
-        """Forget the failures of a broker that is gone: the others do not wait for it."""
-        for of in [one for one in self._troubles if one[0] == broker_id]:
+        """Forget the failures of a dropped broker: the others do not wait for it."""
+        for of in [one for one in list(self._troubles) if one[0] == broker_id]:
             self._troubles.pop(of, None)
 
     def _beat(self) -> None:
         def heartbeat(broker: Broker) -> None:
-            # Else a controller that cannot act would keep the lease; brokers all fail alike
-            # where the controller's table is damaged, and go on replicating.
+            # Otherwise a controller that cannot act would keep the lease. If the controller's table
+            # is damaged, the controller ticks of all brokers fail, and the brokers go on
+            # replicating.
             if self._is_stuck(broker, {Broker.controller_tick.__name__}):
                 broker.heartbeat_without_lease()
             else:
@@ -383,7 +523,7 @@ class Application:
         interval = self.config.broker_heartbeat_interval_ms / 1000
         roots = [self._location(uri) for one in self.config.brokers for uri in one.log_dirs]
         if not all(root.is_local for root in roots):
-            # Most of these find that no heartbeat is due.
+            # Most of these calls find that no heartbeat is due.
             interval /= 2
         while not self._ended.wait(interval):
             for broker in list(self._brokers.values()):
@@ -397,7 +537,7 @@ class Application:
                 pass
 
     def _merge(self) -> bool:
-        """Let every broker merge small batches once; say whether there were any."""
+        """Merge small batches of every broker once; return whether there were any."""
         reports: list[MergeReport] = []
 
         def merge(broker: Broker) -> None:
@@ -411,85 +551,85 @@ class Application:
     def _is_stuck(self, broker: Broker, ticks: AbstractSet[str]) -> bool:
         """Whether one of these ticks of the broker has failed for longer than a session lasts.
 
-        A broker that can neither lead nor follow falls silent, so that the others lead instead.
+        Such a broker can neither lead nor follow. It makes no heartbeats, so that other brokers
+        lead instead.
         """
-        now_ms = self._clock.monotonic_ms()
+        now_ms, timeout_ms = self._clock.monotonic_ms(), self.config.broker_session_timeout_ms
         return any(
-            now_ms - trouble.since_ms > self.config.broker_session_timeout_ms
+            is_silent(now_ms, since_ms=trouble.since_ms, timeout_ms=timeout_ms)
             for (broker_id, action), trouble in list(self._troubles.items())
             if broker_id == broker.broker_id and action in ticks
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
-        # Heartbeats go on until here, however long the last round has taken.
+        # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
         for thread in (self._heartbeats, self._merging):
             if thread.is_alive():
                 thread.join()
-        for broker in list(self._brokers.values()):
+
+        def end(broker: Broker) -> None:
             self._attempt(how, broker)
             _log.info("broker ended", broker=broker.broker_id, by=how.__name__)
+
+        brokers = list(self._brokers.values())
+        is_on_store = any(broker.is_on_store for broker in brokers)
+        list(self._pool.map(end, brokers) if is_on_store else map(end, brokers))
         self._pool.shutdown()
 
-    def _await_session(self, entry: BrokerEntry) -> None:
-        brokers = ControlTable(self._location(self.config.cluster_root), BROKERS)
+    def _await_session(self, cluster: ClusterRoot, entry: BrokerEntry) -> None:
         timeout_ms = self.config.broker_session_timeout_ms
-        await_session(brokers, entry.broker_id, timeout_ms, self._clock, self._location)
+        await_session(cluster.brokers, entry.broker_id, timeout_ms, self._clock, self._location)
 
     def _location(self, uri: str) -> Location:
         return Location.of(uri, self.config.storage_options)
 
 
 def _kind(error: Exception) -> object:
-    """Return what stays the same when a failure repeats: paths in its text may be new each time."""
+    """Return the part of an error that stays the same when it repeats, without paths."""
     if isinstance(error, OSError):
         return type(error), error.errno
     return type(error), re.sub(r"[0-9a-f]{6,}", "", str(error))
 
 
 def check_roots(config: ClusterConfig | BrokerConfig) -> None:
-    """Refuse roots that cannot be those of this cluster and these brokers: `StorageError`.
+    """Raise `StorageError` for roots that cannot be those of this cluster and these brokers.
 
-    Nothing is created. A single broker's cluster must be there; a cluster's need not be.
+    Nothing is created. The cluster root of a single broker must exist; that of a whole cluster need
+    not exist.
     """
-    location = Location.of(config.cluster_root, config.storage_options)
-    log_dirs = [uri for entry in config.brokers for uri in entry.log_dirs]
-    check_distinct([location, *(Location.of(uri, config.storage_options) for uri in log_dirs)])
-    check_usable(location)
+    owned = [(one.broker_id, uri) for one in config.brokers for uri in one.log_dirs]
+    uris = [config.cluster_root, *(uri for _, uri in owned)]
+    locations = [Location.of(uri, config.storage_options) for uri in uris]
+    check_distinct(locations)
+    formats = read_formats(locations)
+    for location, found in zip(locations, formats, strict=True):
+        if found is None:
+            check_empty(location)
+    [cluster, *roots] = formats
     cluster_id = None
-    if isinstance(config, BrokerConfig) or _format(location) is not None:
-        cluster_id = ClusterRoot(location).cluster_id
-    for entry in config.brokers:
-        for uri in entry.log_dirs:
-            root = Location.of(uri, config.storage_options)
-            check_usable(root)
-            _check_owner(root, cluster_id, entry.broker_id)
+    if isinstance(config, BrokerConfig) or cluster is not None:
+        cluster_id = check_kind(locations[0], cluster, is_cluster=True).cluster_id
+    for (broker_id, _), root in zip(owned, roots, strict=True):
+        if root is not None:
+            _check_owner(root, cluster_id, broker_id)
 
 
-def _check_owner(root: Location, cluster_id: str | None, broker_id: int) -> None:
-    found = _format(root)
-    if found is None or (found["cluster_id"], found["broker_id"]) == (cluster_id, broker_id):
+def _check_owner(found: RootFormat, cluster_id: str | None, broker_id: int) -> None:
+    if (found.cluster_id, found.broker_id) == (cluster_id, broker_id):
         return
-    if found["broker_id"] is None:
-        raise StorageError(f"{root.uri} is a cluster root: name another folder in log.dirs")
+    uri = found.location.uri
+    if found.is_cluster:
+        raise StorageError(f"{uri} is a cluster root: name another folder in log.dirs")
     wanted = (
         "a new cluster: restore the cluster root, or"
         if cluster_id is None
         else f"cluster {cluster_id}:"
     )
     raise StorageError(
-        f"{root.uri} belongs to broker {found['broker_id']} of cluster {found['cluster_id']}, "
+        f"{uri} belongs to broker {found.broker_id} of cluster {found.cluster_id}, "
         f"not to broker {broker_id} of {wanted} correct broker.id, log.dirs or cluster.root"
     )
-
-
-def _format(root: Location) -> dict[str, Any] | None:
-    """Return what a root says of itself, or `None` where there is no root, or an unfinished one."""
-    try:
-        rows = ControlTable(root, FORMAT).rows().to_pylist()
-    except StorageError:
-        return None
-    return next(iter(rows), None)
 
 
 def _has_ended(spark: SparkSession) -> bool:

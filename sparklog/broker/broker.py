@@ -1,7 +1,7 @@
 """A broker: the order in which its roles act, and its heartbeats.
 
-A broker is a process's worth of state over its roots. Its tables outlive it: what it needs after
-a crash is in them.
+A broker is the state of one process over its roots. The tables in the roots outlive the process and
+contain all that is needed after a crash.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
-from sparklog.broker.fetch import Copier
-from sparklog.broker.follower import Follower
+from sparklog.broker.following.follower import Follower
 from sparklog.broker.heartbeats import Heartbeats
-from sparklog.broker.leader import Leader
-from sparklog.broker.leader_roots import UNREADABLE
-from sparklog.broker.led_partitions import FollowerReports
-from sparklog.broker.log_directories import LogDirectory, number_log_directories
+from sparklog.broker.leading.leader import Leader
+from sparklog.broker.leading.led_partitions import FollowerReports
+from sparklog.broker.log_directories import number_log_directories, open_log_directories
 from sparklog.broker.merger import Merger, MergeReport
-from sparklog.broker.metadata_looks import Look, MetadataLooks
-from sparklog.broker.observations import Observations
-from sparklog.broker.pace import Step
+from sparklog.broker.metadata_polls import MetadataPoll, MetadataPolls
+from sparklog.broker.pace import TickStep
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
@@ -36,33 +33,46 @@ from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.clock import Clock
+from sparklog.cluster.metadata import Metadata, MetadataReader
+from sparklog.cluster.observations import Observations
+from sparklog.cluster.replica_rows import ReplicaRows
+from sparklog.cluster.root_format import check_distinct
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import BROKERS, BrokerState, TopicIdPartition
+from sparklog.model import BROKERS, TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.states import BrokerEvent
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.copying import Copier
+from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.location import Location, StorageOptions
-from sparklog.storage.metadata import Metadata, MetadataReader
-from sparklog.storage.replica_rows import ReplicaRows
-from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_distinct
+from sparklog.storage.parallel import in_parallel
 
 _log = get_logger(__name__)
+
+
+class Polled(NamedTuple):
+    """The part of the tables that `Broker.poll_ahead` has polled for the ticks of a round."""
+
+    is_ahead: bool = False
+    """Whether object stores were polled ahead of the ticks: metadata are loaded only if due."""
+    reads_journals: bool = True
+    """Whether the round reads the journals of other brokers."""
+    high_watermarks_wait_ms: int = 0
+    """The time in ms that a follower delays a commit of high watermarks alone. Its next commit with
+    other changes makes that one unnecessary."""
 
 
 class Broker:
     """One broker, registered and with its state recovered.
 
-    Parameters: `cluster_root` and `roots`, where the cluster's and this broker's tables lie
-    (created where they are not there yet); `rules`, what runs the rules; `copier`, what copies
-    files; `observations`, what is known of the others' silence. The caller knows that the broker's
-    last process is gone.
+    Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
+    (created if missing); `rules`, the engine that runs the rules; `copier`, the copier of batch
+    files; `observations`, the observed liveness of the other brokers. The caller must know that the
+    broker's last process is gone.
     """
-
-    # A follower's commit of a high watermark alone is a request that the next commit saves.
-    _high_watermarks_wait_ms = 0
-    # Whether the journals of other brokers are polled in this round.
-    _reads_journals = True
 
     def __init__(
         self,
@@ -83,20 +93,31 @@ class Broker:
         self._settings = settings
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots)
-        check_not_older(cluster, broker_id, roots)
-        for root in roots:
-            BrokerRoot.create(root, cluster.cluster_id, broker_id)
-        self._directories = number_log_directories(cluster.brokers, broker_id, roots)
+        own = open_log_directories(roots, cluster.cluster_id, broker_id)
+        check_not_older(cluster, broker_id, own)
+        self._directories = number_log_directories(cluster.brokers, broker_id, own)
+        self._roots = {
+            number: root
+            for number, directory in enumerate(self._directories)
+            for root in own
+            if root.location == directory.location
+        }
         reader = MetadataReader(cluster, storage_options or {})
-        damaged = _damaged_tables(broker_id, self._directories)
         self.broker_epoch = register(
-            reader, cluster, broker_id, self._directories, rack, clock.now_ms(), damaged
+            reader, cluster, broker_id, self._directories, self._roots, rack, clock.now_ms()
         )
-        # The row is changed beside the ticks, which may be long, by a handle of its own.
-        self._registration = ControlTable(cluster_root, BROKERS)
+        self._registration: ControlTable
+
+        def open_registration() -> None:
+            # The row is changed during ticks, which may be long, so it has a handle of its own.
+            self._registration = cluster.open_table(BROKERS)
+
+        in_parallel(
+            [*(partial(root.take_fence, self.broker_epoch) for root in own), open_registration],
+            is_local=not self.is_on_store,
+        )
         self._reader = MetadataReader(cluster, storage_options or {})
         self._peers = Peers(self._reader.location)
-        self._roots: dict[int, BrokerRoot] = {}
         self._heartbeats = Heartbeats(self._roots, settings)
         self._signs = SignsOfLife(
             broker_id,
@@ -114,29 +135,26 @@ class Broker:
             observations or Observations(),
             self._signs,
         )
-        # The peers that follow what this broker leads.
+        # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
-        self._metadata_looks = MetadataLooks(settings.tick_interval_ms)
+        self._metadata_polls = MetadataPolls(settings.tick_interval_ms)
         self._root_checked_at_ms = clock.monotonic_ms()
-        self._is_looked = False
+        self._polled = Polled()
         self._is_metadata_due = True
         self._transactional_ids = TransactionalIds(cluster, rules, settings)
-        self._state: BrokerState = "alive"
+        self._is_stopping = False
         self._replicas: list[Replicas] = []
         self._repairs: list[Repairs] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
         self._mergers: list[Merger] = []
-        # Merging goes on beside the ticks; what it looks at and commits it does between two.
+        # Merging runs in parallel to the ticks. Its reads of shared state and its commits happen
+        # between two ticks.
         self._lock = threading.RLock()
-        for number, directory in enumerate(self._directories):
-            if directory.location is None:
-                continue
-            opened = BrokerRoot(directory.location, self.broker_epoch, damaged[number])
-            self._roots[number] = opened
-            interval_ms = settings.checkpoint_interval_ms(is_local=opened.location.is_local)
-            purgatory = Purgatory(opened, rules)
-            replicas = Replicas(opened, number, purgatory, rules, interval_ms)
+        for number, root in self._roots.items():
+            interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
+            purgatory = Purgatory(root, rules)
+            replicas = Replicas(root, number, purgatory, rules, interval_ms)
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
             self._replicas.append(replicas)
@@ -170,11 +188,11 @@ class Broker:
                     self._lock,
                 )
             )
-        # What has changed in them since the last leader tick that was completed.
+        # The partitions whose follower rows have changed since the last completed leader tick.
         self._reported: set[TopicIdPartition] = set()
         self._failures = RepeatedFailures(_log)
         self.is_paused = False
-        """Whether ticks begin with what was loaded last, as those of a paused process would."""
+        """Whether ticks begin with the metadata loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
 
     @property
@@ -183,10 +201,10 @@ class Broker:
         return self._controller.is_active
 
     def has_news(self) -> bool:
-        """Say whether somebody has certainly written what the next tick will look at.
+        """Return True if a table that the next tick reads certainly has a new commit.
 
-        Cheap enough to be asked all the time; tables on an object store, where each look is a
-        request, are not looked at. May run beside a tick.
+        Cheap enough to be called continuously: tables on an object store, where each check is a
+        request, are not checked. May run during a tick.
         """
         return (
             any(root.request_tables.has_news() for root in self._roots.values())
@@ -194,62 +212,64 @@ class Broker:
             or self._cluster.partition_state.has_news()
         )
 
-    def look_ahead(
-        self, *, to_end: bool = False, step: Step = Step.WHOLE, is_busy: bool = False
+    def poll_ahead(
+        self, *, to_end: bool = False, step: TickStep = TickStep.WHOLE, is_busy: bool = False
     ) -> None:
-        """Ask object stores, side by side, for what the next ticks look at: one tick of each role.
+        """Poll object stores in parallel for the tables that the next tick of each role reads.
 
-        So a round of ticks waits for one request, not for one after another. The metadata are
-        looked at as `MetadataLooks` says: a leader and a follower act on what they have seen, as
-        one that is slow does, and are fenced. Of journals a part of the new commits may be seen,
-        the rest in later rounds. With `to_end` everything is looked at, and seen up to its end: a
-        round that changes nothing shows then that there is nothing to do. Otherwise followers hold
-        new high watermarks back for two tick.interval.ms, or until they commit more. A `step` asks
-        for its part; where it `is_busy`, for two commits of each journal at a time. Does nothing
-        for roots in folders.
+        A round of ticks then waits for one request instead of several in sequence. The metadata are
+        polled at the intervals of `MetadataPolls`: with outdated metadata a leader or follower acts
+        as a slow one does, and is fenced. A round may read only some of a journal's new commits;
+        later rounds read the rest. With `to_end` every table is read up to its end, so that a round
+        without a change shows that nothing is left to do. Otherwise followers delay new high
+        watermarks for two tick.interval.ms, or until they commit more. With a `step` only its
+        part of the tables is polled. With `is_busy` two commits of each journal are requested at a
+        time. Does nothing for roots on local file systems.
         """
-        self._reads_journals = step is not Step.REQUESTS
+        reads_journals = step is not TickStep.REQUESTS
         if not self.is_on_store:
+            self._polled = Polled(reads_journals=reads_journals)
             return
-        self._high_watermarks_wait_ms = 0 if to_end else 2 * self._settings.tick_interval_ms
+        wait_ms = 0 if to_end else 2 * self._settings.tick_interval_ms
+        self._polled = Polled(True, reads_journals, wait_ms)
         partitions = self._cluster.partition_state.state
-        look = self._metadata_looks.next(
-            partitions, self._clock.monotonic_ms(), is_between=step is Step.JOURNALS
+        poll = self._metadata_polls.next(
+            partitions, self._clock.monotonic_ms(), is_between=step is TickStep.JOURNALS
         )
         if to_end or self._cluster.location.is_local:
-            look = Look.ALL
-        if look is not Look.NONE:
+            poll = MetadataPoll.ALL
+        if poll is not MetadataPoll.NONE:
             self._is_metadata_due = True
-            self._signs.look_ahead()
-        if look is Look.ALL:
-            self._reader.look_ahead()
-            self._cluster.controller.look_ahead()
-        elif look is Look.PARTITIONS:
-            self._reader.look_ahead_at_partitions()
-        if step is not Step.JOURNALS:
+            self._signs.poll_ahead()
+        if poll is MetadataPoll.ALL:
+            self._reader.poll_ahead()
+            self._cluster.controller.poll_ahead()
+        elif poll is MetadataPoll.PARTITIONS:
+            self._reader.poll_ahead_at_partitions()
+        if step is not TickStep.JOURNALS:
             for root in self._roots.values():
-                root.request_tables.look_ahead(to_end=to_end)
-        if self._reads_journals:
-            # Between two ticks all are read, so that a tick completes what it has taken: mostly a
-            # commit, after which there is none.
-            least = 2 if step is Step.JOURNALS and is_busy else 1
-            self._peers.look_ahead(to_end=to_end or step is Step.JOURNALS, least=least)
-        self._is_looked = True
+                root.request_tables.poll_ahead(to_end=to_end)
+        if reads_journals:
+            # Between two ticks each journal is read to its end, so that a tick completes the
+            # requests that it has taken. Usually there is one new commit, and the second GET finds
+            # that nothing follows.
+            least = 2 if step is TickStep.JOURNALS and is_busy else 1
+            self._peers.poll_ahead(to_end=to_end or step is TickStep.JOURNALS, least=least)
 
     def copy_ahead(self) -> None:
-        """Copy, beside the rounds, what waits for the leaders that this broker follows."""
+        """Copy, in parallel to the rounds, batches that leaders have not appended yet."""
         for follower in self._followers:
             follower.copy_ahead()
 
     @property
     def is_on_store(self) -> bool:
-        """Whether a root that the broker looks at lies on an object store."""
+        """Whether the cluster root or one of the broker's roots is on an object store."""
         locations = [self._cluster.location, *(root.location for root in self._roots.values())]
         return not all(location.is_local for location in locations)
 
     @property
     def awaits_news(self) -> bool:
-        """Whether a request waits that others' commits will complete."""
+        """Whether a request is pending that commits of other brokers will complete."""
         return any(leader.has_waiting for leader in self._leaders)
 
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
@@ -257,9 +277,10 @@ class Broker:
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
         as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
-        journal, with answers), isr_change, checkpoint (the commit of what the new in-sync sets have
-        committed), responses (the end of the tick, before tables are kept). Raises `FencedError`
-        where a newer process plays this broker; the caller must then drop it.
+        journal, with answers), isr_change, checkpoint (the commit of high watermarks and answers
+        after changes of in-sync sets), responses (before taken requests are removed and checkpoints
+        written). Raises `FencedError` if a newer process plays this broker; the caller must then
+        drop it.
         """
         with self._lock:
             metadata = self._load()
@@ -287,28 +308,29 @@ class Broker:
             try:
                 is_changed |= repairs.tick(metadata, reports, now_ms, effects)
             except UNREADABLE as error:
-                # The other roots go on; the replica neither leads nor follows meanwhile.
+                # The other roots continue. Meanwhile the replica neither leads nor follows.
                 _log.warning("replica not repaired", broker=self.broker_id, error=str(error))
         return is_changed
 
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
-        """Play the follower: agree with the leaders, copy what they have, report.
+        """Play the follower: truncate to where logs agree, copy the leaders' batches, report.
 
         `stop_after`: truncate, copy, log_commit, checkpoint. Raises as `leader_tick` does.
         """
         with self._lock:
             metadata = self._load()
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+            wait_ms = self._polled.high_watermarks_wait_ms
             report = self._each_root(
-                partial(follower.tick, metadata, now_ms, effects, self._high_watermarks_wait_ms)
+                partial(follower.tick, metadata, now_ms, effects, wait_ms)
                 for follower in self._followers
             )
-            # Truncated to where the logs agree, or copied as much as one tick may.
-            report.follows_up |= report.changed
+            # The tick has truncated logs, or copied as much as one tick may: there may be more.
+            report.has_more |= report.changed
             return report
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
-        """Play the controller, or watch whoever does. `stop_after`: lease, fence, election.
+        """Play the controller, or observe the active one. `stop_after`: lease, fence, election.
 
         Raises as `leader_tick` does.
         """
@@ -319,15 +341,15 @@ class Broker:
         )
         if self._controller.is_active:
             self._transactional_ids.expire(self._clock.now_ms())
-        # The broker may be elected.
-        report.follows_up |= report.changed
+        # The broker may have been elected.
+        report.has_more |= report.changed
         return report
 
     def merge(self, stop_after: str | None = None) -> MergeReport:
-        """Merge small batches of the broker's replicas, once; may run beside a tick (rule 8.4).
+        """Merge small batches of the broker's replicas once; may run during a tick (rule 8.4).
 
-        Returns how many batches were merged into how many; where that is none there is nothing to
-        merge. `stop_after`: files, producer_state, log_commit, checkpoint. Raises as `leader_tick`
+        Returns the number of merged batches, and into how many; 0 means that nothing could be
+        merged. `stop_after`: files, producer_state, log_commit, checkpoint. Raises as `leader_tick`
         does.
         """
         effects = Effects(stop_after)
@@ -343,12 +365,12 @@ class Broker:
         return MergeReport(*map(sum, zip(*reports, strict=True)))
 
     def heartbeat(self) -> None:
-        """Show that the broker lives, and renew the lease if it holds it; may run beside a tick.
+        """Show that the broker is alive, and renew the lease if it holds it; may run during a tick.
 
-        It lives as long as one of its journals goes on: an empty commit is made where nothing was
-        committed since the last heartbeat, or the lease is to be renewed. On an object store it is
-        made when it is due, so this is called twice in broker.heartbeat.interval.ms there. Raises
-        as `leader_tick` does.
+        A broker is alive as long as one of its journals gets commits. An empty commit is made if
+        nothing was committed since the last heartbeat, or if the lease is to be renewed. On an
+        object store it is made only when due, so callers call this twice per
+        broker.heartbeat.interval.ms there. Raises as `leader_tick` does.
         """
         self._check_cluster_root()
         if not self._is_heartbeat_due(holds_lease=self._controller.is_active):
@@ -358,14 +380,14 @@ class Broker:
         try:
             controller_epoch = self._controller.epoch_to_renew()
         except UNREADABLE as error:
-            # The lease is not renewed; the broker lives all the same.
+            # The lease is not renewed; the broker still shows that it is alive.
             failure = error
         self._beat(controller_epoch)
         if failure is not None:
             raise failure
 
     def heartbeat_without_lease(self) -> None:
-        """Show that the broker lives, but not that its controller does."""
+        """Show that the broker is alive, without renewing its lease of the controller role."""
         if self._is_heartbeat_due(holds_lease=False):
             self._beat(None)
 
@@ -376,27 +398,27 @@ class Broker:
     def _beat(self, controller_epoch: int | None) -> None:
         self._heartbeats.beat(controller_epoch, self._clock.monotonic_ms())
         if self._is_fenced:
-            # It is alive again.
-            self._change_state(self._state, from_state="fenced")
+            # The broker is alive again.
+            self._change_state("return_to_stop" if self._is_stopping else "return")
 
     @property
     def _is_fenced(self) -> bool:
-        """Whether its row says so, as loaded last: a heartbeat reads nothing there."""
+        """Whether its row, as loaded last, says so: heartbeats do not read the row."""
         rows = self._cluster.brokers.rows().to_pylist()
         mine = next((row for row in rows if row["broker_id"] == self.broker_id), None)
         return mine is not None and mine["state"] == "fenced"
 
-    def look(self) -> None:
-        """Note the requests, the others' rows and journals, before time passes."""
+    def poll(self) -> None:
+        """Note the requests, and the other brokers' rows and journals, before time passes."""
         self._heartbeats.note()
         self._controller.observe(self._clock.monotonic_ms())
         for leader in self._leaders:
-            leader.appends.inbox.look(self._clock.now_ms())
+            leader.appends.inbox.poll(self._clock.now_ms())
 
     def park(self) -> None:
-        """End for now, as between two scheduled runs: the broker keeps what it leads.
+        """End for now, as between two scheduled runs: the broker keeps its partitions.
 
-        It does so for parked.session.timeout.ms (7.2).
+        It stays their leader for parked.session.timeout.ms (7.2).
         """
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -404,18 +426,20 @@ class Broker:
                 try:
                     leader.park(now_ms)
                 except UNREADABLE as error:
-                    _log.warning("lags not kept", broker=self.broker_id, error=str(error))
+                    _log.warning(
+                        "follower lags not persisted", broker=self.broker_id, error=str(error)
+                    )
         self._write_checkpoints()
-        self._change_state("parked", self._clean_stop() | {"parked_at_ms": now_ms})
+        self._change_state("park", self._clean_stop() | {"parked_at_ms": now_ms})
 
     def prepare_to_stop(self) -> None:
-        """Ask the controller to let others lead what this broker leads: controlled shutdown."""
-        self._state = "stopping"
-        self._change_state(self._state)
+        """Ask the controller to elect leaders in its place: controlled shutdown."""
+        self._is_stopping = True
+        self._change_state("begin_stop")
 
     @property
     def can_hand_over(self) -> bool:
-        """Whether, by what was loaded last, another could lead something that this one leads."""
+        """Whether, by the metadata loaded last, another broker could take over a partition."""
         metadata = self._reader.metadata
         return any(
             state.leader == self.broker_id
@@ -424,21 +448,21 @@ class Broker:
         )
 
     def stop(self) -> None:
-        """End for good: it is in sync and leads nowhere from the controller's next tick on."""
+        """End for good: from the controller's next tick on, it is in no ISR and leads nothing."""
         self._controller.resign()
         self._write_checkpoints()
-        self._change_state("stopped", self._clean_stop())
+        self._change_state("stop", self._clean_stop())
 
     def _write_checkpoints(self) -> None:
-        """Write the checkpoint tables of all roots as they are now."""
+        """Write the checkpoint tables of all roots."""
         with self._lock:
             for replicas in self._replicas:
                 replicas.checkpoints.write_last(self._clock.now_ms())
 
     def _clean_stop(self) -> dict[str, Any]:
-        """Return the mark of a clean stop: digests, by which the logs are recognised (7.2).
+        """Return the mark of a clean stop: digests that identify the logs at the next start (7.2).
 
-        Without a mark where a commit's outcome is unknown and the log cannot be read now.
+        Empty if a commit's outcome is unknown and the log cannot be read now.
         """
         try:
             with self._lock:
@@ -446,7 +470,7 @@ class Broker:
                     if root.log.is_uncertain:
                         root.log.refresh()
         except UNREADABLE as error:
-            _log.warning("no mark of a clean stop", broker=self.broker_id, error=str(error))
+            _log.warning("clean stop not marked", broker=self.broker_id, error=str(error))
             return {}
         digests = [
             self._roots[number].log.digest() if number in self._roots else None
@@ -454,39 +478,27 @@ class Broker:
         ]
         return {"log_digest": json.dumps(digests)}
 
-    def _change_state(
-        self,
-        state: BrokerState,
-        mark: Mapping[str, Any] | None = None,
-        from_state: BrokerState | None = None,
-    ) -> None:
-        # By its log's version a broker that comes back with an older copy is recognised (7.2).
+    def _change_state(self, event: BrokerEvent, mark: Mapping[str, Any] | None = None) -> None:
+        # A broker that returns with an older copy of its log is recognised by this version (7.2).
         versions = [
             self._roots[number].log.version if number in self._roots else one.log_version
             for number, one in enumerate(self._directories)
         ]
         changes = {"log_version": json.dumps(versions), **(mark or {})}
-        change_state(
-            self._registration,
-            self.broker_id,
-            self.broker_epoch,
-            state,
-            changes,
-            from_state=from_state,
-        )
+        change_state(self._registration, self.broker_id, self.broker_epoch, event, changes)
 
     def _check_cluster_root(self) -> None:
-        """Raise `StorageError` where the cluster root is gone or another cluster's.
+        """Raise `StorageError` if the cluster root is gone or belongs to another cluster.
 
-        Only in local folders; see `_check_cluster_root_on_store`.
+        Only on local file systems; see `_check_cluster_root_on_store`.
         """
         if self._cluster.location.is_local:
             self._cluster.check_in_place()
 
     def _check_cluster_root_on_store(self) -> None:
-        """Check the cluster root on an object store, where that costs a request, at intervals.
+        """Check the cluster root on an object store every broker.heartbeat.interval.ms.
 
-        The interval is broker.heartbeat.interval.ms.
+        Each check costs a request.
         """
         now_ms = self._clock.monotonic_ms()
         is_due = now_ms - self._root_checked_at_ms >= self._settings.broker_heartbeat_interval_ms
@@ -495,10 +507,14 @@ class Broker:
             self._root_checked_at_ms = now_ms
 
     def _load(self) -> Metadata:
-        """Return the newest metadata; `FencedError` where it names a newer process."""
+        """Return the newest metadata, or those loaded last if a load is not due.
+
+        Raises `FencedError` if they name a newer process of this broker.
+        """
         if self.is_paused and self._reader.versions is not None:
             return self._reader.metadata
-        if self._is_looked and self._reader.versions is not None and not self._is_metadata_due:
+        is_due = self._is_metadata_due or not self._polled.is_ahead
+        if not is_due and self._reader.versions is not None:
             return self._reader.metadata
         self._is_metadata_due = False
         self._check_cluster_root()
@@ -509,16 +525,16 @@ class Broker:
         return metadata
 
     def _each_root(self, ticks: Iterable[Callable[[], TickReport]]) -> TickReport:
-        """Run every root's tick; one that fails is raised when all have run (rule 1.5)."""
+        """Run every root's tick; a failure is raised after all have run (rule 1.5)."""
         report = TickReport()
         failure: Exception | None = None
         for tick in ticks:
             try:
                 report.add(tick())
             except CommitConflictError as conflict:
-                # Maintenance of the same broker was faster; the next tick looks again.
+                # Maintenance of the same broker committed first; the next tick reads its commit.
                 _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
-                report.changed = report.follows_up = True
+                report.changed = report.has_more = True
             except UNREADABLE as error:
                 failure = error
         if failure is not None:
@@ -526,9 +542,9 @@ class Broker:
         return report
 
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
-        """Follow the journals of those that follow what this broker leads."""
+        """Read the journals of the brokers that follow this one's partitions."""
         if self.is_paused:
-            # It acts on what it had read, whether or not it has done so before.
+            # A paused broker acts on all it had read, including what it has acted on before.
             return FollowerReports(self._report_rows(), set().union(*self._followers_of.values()))
         wanted = {
             Peer(replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
@@ -541,19 +557,19 @@ class Broker:
         for of in sorted(wanted):
             try:
                 rows = self._peers.rows(of)
-                if self._reads_journals:
+                if self._polled.reads_journals:
                     rows.refresh()
             except UNREADABLE as error:
                 self._failures.warning(of, "follower not readable", broker=of[0], error=str(error))
-                # What it has reported counts again when it is read again.
+                # Its reports count again when it can be read again.
                 lost = self._followers_of.pop(of, None)
                 self._reported |= lost.keys() if lost is not None else set()
-                self._peers.let_go(of)
+                self._peers.release(of)
                 continue
             if self._followers_of.get(of) is not rows:
                 self._followers_of[of] = rows
                 self._reported |= rows.keys()
-            self._reported |= rows.take_changed()
+            self._reported |= rows.pop_changed()
             self._failures.over(of)
         return FollowerReports(self._report_rows(), frozenset(self._reported))
 
@@ -562,29 +578,3 @@ class Broker:
         for (broker_id, _, _), read in self._followers_of.items():
             rows[broker_id].append(read)
         return rows
-
-
-def _damaged_tables(
-    broker_id: int, directories: Sequence[LogDirectory]
-) -> dict[int, frozenset[str]]:
-    """Return the names of the damaged tables of each root, by its number; they are logged."""
-    damaged: dict[int, frozenset[str]] = {}
-    for number, directory in enumerate(directories):
-        if directory.location is not None:
-            errors = BrokerRoot.damage(directory.location)
-            for error in errors.values():
-                _log.error("table starts again empty", broker=broker_id, error=str(error))
-            damaged[number] = frozenset(errors)
-    return damaged
-
-
-def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:
-    """Tick every broker once: controllers, then leaders, then followers; report the sum."""
-    report = TickReport()
-    for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
-        report.add(broker.controller_tick())
-    for broker in brokers:
-        report.add(broker.leader_tick())
-    for broker in brokers:
-        report.add(broker.follower_tick())
-    return report

@@ -1,52 +1,55 @@
 """The checkpoints of one broker root: tables that lag behind its journal, as Kafka's do (rule 1.5).
 
 They are for recovery, for people and for SQL. A checkpoint names the version of the journal that it
-describes; commits of the journal are cleaned up only when all of them describe later ones. The
-empty commits of heartbeats change no checkpoint: `DeltaLog.progress` counts five of them as one.
+describes. Invariant: commits of the journal are cleaned up only when all checkpoints describe later
+ones. The empty commits of heartbeats change no checkpoint: `DeltaLog.progress` counts five of them
+as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.logger import get_logger
-from sparklog.storage.control_table import ControlTable, Fence
-from sparklog.storage.delta_log import LOG_VERSION
-from sparklog.storage.journal import taken_transaction
+from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.fence import Fence
+from sparklog.storage.journal import inbox_transaction
 from sparklog.storage.location import one_line
-from sparklog.storage.roots import BrokerRoot
+from sparklog.storage.parallel import background_thread
 
 _log = get_logger(__name__)
 
 MOST_COMMITS = 100
-"""Commits of the journal at most that its readers find after the checkpoints, when they open it.
+"""Maximum number of commits after the checkpoints that a reader of the journal finds at opening.
 
 Five empty commits count as one.
 """
 
 VERIFY_INTERVAL_MS = 10_000
-"""How often a broker verifies its tables that other processes depend on, to find damage."""
+"""Time in ms between two checks for damage of the tables that other processes depend on."""
 
 
 class _State(NamedTuple):
-    """What the journal says at a version, as the rows of the three tables."""
+    """The content of the journal at a version, as the rows of the three tables."""
 
     version: int
     progress: int
     operations: pa.Table
     epochs: pa.Table
     rows: pa.Table
-    taken: Mapping[str, int]
+    inbox_positions: Mapping[str, int]
 
 
-class Checkpoints:
-    """Writes the checkpoints of one root; on an object store beside the ticks."""
+class CheckpointWriter:
+    """Writes the checkpoints of one root; on an object store in parallel to the ticks."""
 
     def __init__(self, root: BrokerRoot, interval_ms: int) -> None:
         self._root = root
@@ -55,33 +58,31 @@ class Checkpoints:
         self._due_at_ms = 0
         self._verify_at_ms = 0
         self._has_changed = False
-        # What each table has, as far as this process has written it.
+        # The rows of each table, as far as this process has written it.
         self._written: dict[str, pa.Table] = {}
         self._described_version = min(map(self._described, root.checkpoints))
-        # How far each table describes the journal, in its progress. The commits after the version
-        # that a table names count as ones with content until it is written.
+        # The journal's progress that each table describes. Until a table is written, the commits
+        # after the version that it names count as commits with content.
         self._described_progress = {
             table.schema.name: self._described(table) for table in root.checkpoints
         } | {root.high_watermark_checkpoint.schema.name: self._described_version}
-        self._beside: ThreadPoolExecutor | None = None
-        if not root.location.is_local:
-            self._beside = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._beside = None if root.location.is_local else background_thread("checkpoints")
         self._writing: Future[None] | None = None
         is_unnamed = any(table.held_by(LOG_VERSION) is None for table in root.checkpoints)
         if root.is_rebuilt or is_unnamed:
-            # They are a new root's, an earlier release's, or were damaged. Readers take them to
-            # describe the newest version until the journal goes on.
+            # The tables are a new root's or an earlier release's, or were damaged. Readers take
+            # them to describe the newest version until the journal has a further commit.
             self.write(0)
 
     def note_change(self) -> None:
-        """Note that a replica has changed otherwise than by the time of its report."""
+        """Note that a replica has changed in more than the time of its report."""
         self._has_changed = True
 
     def keep(self, now_ms: int) -> None:
-        """Write the checkpoints where it is time; a failure is logged, and tried again.
+        """Write the checkpoints if they are due; a failure is logged, and the write is retried.
 
-        It is time `Settings.checkpoint_interval_ms` after the last time, if a replica has changed,
-        and after `MOST_COMMITS` commits in any case.
+        They are due `Settings.checkpoint_interval_ms` after the last write if a replica has
+        changed, and after `MOST_COMMITS` commits in any case.
         """
         described = self._described_progress[self._root.high_watermark_checkpoint.schema.name]
         behind = self._journal.progress - described
@@ -97,7 +98,7 @@ class Checkpoints:
     def write(self, now_ms: int) -> bool:
         """Write the checkpoints now; return whether they were behind the journal's content.
 
-        Raises what writing a table raises.
+        Raises the errors of writing a table.
         """
         if self._writing is not None:
             self._writing.result()
@@ -114,9 +115,10 @@ class Checkpoints:
             self._warn(error)
 
     def verify(self, now_ms: int) -> None:
-        """Verify the checkpoints where that is due, and write damaged ones again.
+        """Verify the checkpoints if that is due, and write damaged ones again.
 
-        Only in local folders: an object store verifies its objects itself, and reads cost requests.
+        Only on local file systems: an object store verifies its objects itself, and reads cost
+        requests.
         """
         if now_ms < self._verify_at_ms or self._beside is not None:
             return
@@ -141,11 +143,11 @@ class Checkpoints:
         except FencedError as error:
             if self._beside is None:
                 raise
-            # The next commit to the journal finds it as well.
+            # The next commit to the journal is fenced as well.
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        # The journal says it all; opening it takes longer meanwhile.
+        # The journal has all of it; meanwhile it takes longer to open.
         root = self._root.location.uri
         _log.warning("checkpoints not written", root=root, error=one_line(error))
 
@@ -153,7 +155,7 @@ class Checkpoints:
         self._has_changed = False
         self._due_at_ms = now_ms + self._interval_ms
         journal = self._journal
-        # A heartbeat beside it changes nothing but the version.
+        # A concurrent heartbeat changes only the version.
         version, progress = journal.version, journal.progress
         return _State(
             version,
@@ -161,27 +163,30 @@ class Checkpoints:
             journal.operation_table(),
             journal.epoch_table(),
             journal.row_table(version),
-            {taken_transaction(table_id): one.version for table_id, one in journal.taken.items()},
+            {
+                inbox_transaction(table_id): one.version
+                for table_id, one in journal.inbox_positions.items()
+            },
         )
 
     def _write(self, state: _State, *, is_last: bool = False) -> None:
         root = self._root
-        # All tables have to name a version before the commits up to it are cleaned up.
+        # All tables must name a version before the commits up to it are cleaned up.
         is_clean_up_due = self._journal.is_checkpoint_due
         is_named = is_last or is_clean_up_due
-        # Operations seldom outlive a write; on an object store each one is two requests.
+        # Delayed operations are short-lived, and each write costs two requests on an object store.
         operations = root.delayed_operations
         name = operations.schema.name
         behind = state.progress - self._described_progress[name] if name in self._written else None
         if self._beside is None or is_named or behind is None or behind >= MOST_COMMITS:
             self._write_table(operations, state.operations, state, is_named)
-        # Before the rows, which name the version of the histories beside them.
+        # Written before the rows, which name the version of the histories.
         epochs = root.leader_epoch_checkpoint
         self._write_table(epochs, state.epochs, state, is_named)
         versions = pa.repeat(pa.scalar(epochs.version, pa.int64()), state.rows.num_rows)
         index = state.rows.column_names.index("epochs_version")
         rows = state.rows.set_column(index, state.rows.schema.field(index), versions)
-        described = {LOG_VERSION: state.version, **state.taken}
+        described = {LOG_VERSION: state.version, **state.inbox_positions}
         overwrite(root.high_watermark_checkpoint, rows, root.fence, described)
         self._described_version = state.version
         self._described_progress[root.high_watermark_checkpoint.schema.name] = state.progress
@@ -191,9 +196,9 @@ class Checkpoints:
     def _write_table(
         self, table: ControlTable, rows: pa.Table, state: _State, is_named: bool
     ) -> None:
-        """Write a checkpoint whose rows have changed; another one names its version at times.
+        """Write a checkpoint if its rows have changed; otherwise only its version, now and then.
 
-        `is_named`: it names the version in any case.
+        `is_named`: write the version in any case.
         """
         name = table.schema.name
         written = self._written.get(name)
@@ -217,10 +222,11 @@ def overwrite(
     fence: Fence,
     transactions: Mapping[str, int] | None = None,
 ) -> None:
-    """Overwrite one of the broker's own tables by what it has in memory.
+    """Overwrite one of the broker's own tables with its rows in memory.
 
-    Nobody else writes there, so where the table has moved a newer process has taken its fence
-    (`FencedError`), or the broker's own maintenance was there and the memory is still the truth.
+    Only this broker writes there. If the table has a newer version, either a newer process has
+    taken its fence (`FencedError`), or the broker's own maintenance has committed and the rows in
+    memory are still current.
     """
     try:
         table.compare_and_set(rows, fence, transactions)

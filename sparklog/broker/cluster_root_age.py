@@ -1,4 +1,4 @@
-"""Recognising a cluster root that was restored to an older state, before anything is written to it.
+"""Detection of a cluster root restored to an older state, before anything is written to it.
 
 A broker's own roots carry epochs that the cluster root has given out. Invariant: the broker epoch
 of a root's fence and the leader epochs of its replicas are at most those in the cluster root. An
@@ -9,27 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparklog.errors import DamagedError, StorageError
-from sparklog.model import LOG, TopicIdPartition
-from sparklog.storage.delta_log import BROKER_EPOCH, open_delta_table
-from sparklog.storage.journal import Journal, Row
-from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot, has_root
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
+from sparklog.errors import StorageError
+from sparklog.model import Row, TopicIdPartition
 
 
-def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Location]) -> None:
-    """Raise `StorageError` where an epoch or a topic of these roots is ahead of the cluster root.
-
-    `roots` are the broker's log directories; those that are not created yet are left out.
-    """
+def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]) -> None:
+    """Raise `StorageError` if an epoch or a topic of the broker's `roots` is ahead of `cluster`."""
     brokers = {row["broker_id"]: row for row in cluster.brokers.rows().to_pylist()}
     broker_epoch = brokers[broker_id]["broker_epoch"] if broker_id in brokers else 0
     leader_epochs = {
         TopicIdPartition(row["topic_id"], row["partition"]): row["leader_epoch"]
         for row in cluster.partition_state.rows().to_pylist()
     }
-    for root in filter(has_root, roots):
-        held = open_delta_table(root.child(LOG.name)).transaction_version(BROKER_EPOCH) or 0
+    for root in roots:
+        held = root.broker_epoch
         if held > broker_epoch:
             raise _older(
                 cluster,
@@ -56,16 +50,13 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Locati
                 )
 
 
-def _rows(root: Location) -> Iterable[Row]:
-    """Return the rows of the replicas; none where they are damaged: they are derived anew then."""
-    try:
-        return Journal(root).rows.values()
-    except DamagedError:
-        return ()
+def _rows(root: BrokerRoot) -> Iterable[Row]:
+    """Return the rows of the replicas; none if they are damaged and therefore derived again."""
+    return () if root.is_rebuilt else root.log.rows.values()
 
 
-def _older(cluster: ClusterRoot, root: Location, evidence: str) -> StorageError:
+def _older(cluster: ClusterRoot, root: BrokerRoot, evidence: str) -> StorageError:
     return StorageError(
-        f"the cluster root {cluster.location.uri} is older than {root.uri}: {evidence}: restore "
-        "the newest state of the cluster root"
+        f"the cluster root {cluster.location.uri} is older than {root.location.uri}: {evidence}: "
+        "restore the newest state of the cluster root"
     )

@@ -1,46 +1,44 @@
-"""The controller role: one broker at a time holds the lease, fences the silent and elects.
+"""The controller role: the lease, fencing of silent brokers, and leader elections.
 
-Every broker watches; the holder of the lease acts. Its writes bear its controller epoch, so that
-one that was replaced without noticing can write nothing (rules 7.1, 7.2, 7.3, 7.5, 7.6).
+Every broker observes; only the holder of the lease acts. Its writes carry its controller epoch, so
+a controller that was replaced without noticing cannot write (rules 7.1, 7.2, 7.3, 7.5, 7.6).
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from sparklog.broker.abandoned_topics import AbandonedTopics, with_known_topics
-from sparklog.broker.election import Elections
-from sparklog.broker.leader_roots import UNREADABLE
-from sparklog.broker.observations import Observations
 from sparklog.broker.registration import check_registered
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.cluster.abandoned_topics import AbandonedTopics, with_known_topics
+from sparklog.cluster.election import Elections
+from sparklog.cluster.metadata import Metadata, MetadataReader, Versions
+from sparklog.cluster.observations import Observations, is_silent
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, CONTROLLER
+from sparklog.model import BROKERS, CONTROLLER, Row
 from sparklog.protocol.rules import Rules
-from sparklog.storage.control_table import Fence
-from sparklog.storage.delta_log import CONTROLLER_EPOCH
-from sparklog.storage.metadata import Metadata, MetadataReader, Versions
-from sparklog.storage.roots import ClusterRoot
+from sparklog.states import broker_state_after
+from sparklog.storage.commits import CONTROLLER_EPOCH
+from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.fence import Fence
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.shards import ShardedRows, changed_units
 
 _log = get_logger(__name__)
 
 NOBODY = -1
-"""The holder of a lease that was given back."""
+"""The `broker_id` of a released lease."""
 
 _VERSIONS_MS = 60_000
-"""The time between two commits of the versions that were seen of the brokers' logs, in ms."""
-
-
-Row = dict[str, Any]
+"""The time in ms between two commits of the versions that were seen of the brokers' logs."""
 
 
 class _Seen(NamedTuple):
@@ -75,25 +73,25 @@ class Controller:
         self._elections = Elections(rules, settings)
         self._abandoned = AbandonedTopics(cluster, observations)
         self._fence: Fence | None = None
-        # The lease is renewed beside the ticks, which may be long.
+        # The lease is renewed in parallel with ticks, which may take long.
         self._lease_lock = threading.Lock()
         self._seen: _Seen | None = None
         self._rebalance_at_ms = 0
         self._versions_at_ms = 0
-        # The rows of `brokers` as observed last.
+        # The last observed rows of `brokers`.
         self._observed: list[Row] = []
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker held the lease when it last looked."""
+        """Whether this broker held the lease when it last read it."""
         return self._fence is not None
 
     def tick(self, now_ms: int, wall_clock_ms: int, effects: Effects) -> TickReport:
-        """Watch; with the lease: fence who is silent, clean the in-sync sets, elect.
+        """Observe; with the lease: fence silent brokers, remove them from ISRs, elect leaders.
 
         `now_ms` is the broker's monotonic clock, `wall_clock_ms` ms since 1970. Raises
-        `FencedError` where a newer process plays this broker; a controller that another one has
-        replaced only steps down.
+        `FencedError` if a newer process runs this broker. A controller that was replaced by another
+        one steps down without an error.
         """
         before = self._commits()
         self.observe(now_ms)
@@ -101,7 +99,8 @@ class Controller:
         try:
             with self._lease_lock:
                 took_over = self._take_lease(now_ms)
-                # The lease may be found lost beside the tick; the tables' fences hold then.
+                # A heartbeat may find the lease lost during the tick; then the fences of the tables
+                # refuse the writes.
                 fence = self._fence
             if fence is None:
                 return TickReport()
@@ -119,7 +118,7 @@ class Controller:
         return TickReport(changed=took_over or commits > 0, commits=commits)
 
     def observe(self, now_ms: int) -> None:
-        """Note the rows, journals and lease that are there at `now_ms`; raises as `tick` does."""
+        """Note the state of rows, journals and lease at `now_ms`; raises the errors of `tick`."""
         self._cluster.brokers.refresh()
         rows = self._cluster.brokers.rows().to_pylist()
         mine = next((row for row in rows if row["broker_id"] == self._broker_id), None)
@@ -131,7 +130,7 @@ class Controller:
                 self._cluster.controller.refresh()
                 lease = next(iter(self._cluster.controller.rows().to_pylist()), None)
         except UNREADABLE as error:
-            # The brokers are observed all the same.
+            # The brokers are observed nevertheless.
             failure = error
         self._observed = rows
         self._signs.read(rows, lease["broker_id"] if lease else None, now_ms)
@@ -143,34 +142,34 @@ class Controller:
             raise failure
 
     def epoch_to_renew(self) -> int | None:
-        """Return the controller epoch of the lease, if this broker holds it, after a look at it.
+        """Poll the lease; return its controller epoch if this broker holds it.
 
-        A heartbeat that carries the epoch renews the lease. It does so only after a look: another
-        broker may have taken over (rule 10.7).
+        A heartbeat that carries the epoch renews the lease. The lease is polled before, because
+        another broker may have taken over (rule 10.7).
         """
         with self._lease_lock:
-            lease = self._looked_up_lease()
+            lease = self._read_lease()
             return int(lease["controller_epoch"]) if lease is not None else None
 
     def resign(self) -> None:
-        """Give the lease back, so that nobody has to wait until it lapses."""
+        """Release the lease, so that no broker has to wait until it lapses."""
         with self._lease_lock:
-            lease = self._looked_up_lease()
+            lease = self._read_lease()
             if lease is None:
                 return
             given_back = {"broker_id": NOBODY, "lease_sequence": lease["lease_sequence"] + 1}
             try:
-                self._cluster.controller.compare_and_set(CONTROLLER.rows([lease | given_back]))
+                self._cluster.controller.compare_and_set(CONTROLLER.rows([{**lease, **given_back}]))
             except CommitConflictError:
-                # Another broker took over; the next tick sees which one.
+                # Another broker took over; the next tick reads which one.
                 _log.warning("lease lost", broker=self._broker_id)
 
-    def _looked_up_lease(self) -> Row | None:
-        """Return the lease as it is now, if this process holds it; else it is lost."""
+    def _read_lease(self) -> Row | None:
+        """Poll the lease and return it if this process holds it; otherwise step down."""
         if self._fence is None:
             return None
-        # Never by memory alone, nor by what a round has seen just before.
-        self._cluster.controller.look_ahead(to_end=True)
+        # Always polled: the state in memory, or polled earlier in the round, may be outdated.
+        self._cluster.controller.poll_ahead(to_end=True)
         self._cluster.controller.refresh()
         lease = self._held_lease()
         if lease is None:
@@ -179,7 +178,7 @@ class Controller:
         return lease
 
     def _held_lease(self) -> Row | None:
-        """Return the lease as it was last loaded, if this process holds it."""
+        """Return the last loaded lease if this process holds it."""
         for lease in self._cluster.controller.rows().to_pylist():
             held = (lease["broker_id"], lease["controller_epoch"])
             if self._fence is not None and held == (self._broker_id, self._fence.epoch):
@@ -187,7 +186,7 @@ class Controller:
         return None
 
     def _last_sign_ms(self, row: Row, now_ms: int) -> int:
-        """Return when the broker's row or one of its journals was last seen to change."""
+        """Return the time in ms at which a change of the broker's row or journals was last seen."""
         of = ("broker", row["broker_id"])
         changed = self._observations.observe(of, (row["broker_epoch"], row["heartbeat"]), now_ms)
         signs = self._signs.of(row).items()
@@ -198,7 +197,7 @@ class Controller:
         return max((changed, *seen))
 
     def _renewed_ms(self, lease: Row, now_ms: int) -> int:
-        """Return when the lease's row, or a renewal in a journal of its holder, was first seen."""
+        """Return the time in ms at which the lease's row or its newest renewal was first seen."""
         held = self._observations.observe("controller", lease, now_ms)
         epoch = lease["controller_epoch"]
         signs = (
@@ -216,16 +215,19 @@ class Controller:
         return max((held, *renewed))
 
     def _take_lease(self, now_ms: int) -> bool:
-        """Hold, take over or leave the lease alone; say whether it was taken over."""
+        """Keep the lease, or take it over if it is free; return whether it was taken over."""
         if self._held_lease() is not None:
             return False
         self._fence = None
         table = self._cluster.controller
         lease = next(iter(table.rows().to_pylist()), None)
         if lease is not None:
-            renewed_ms = self._renewed_ms(lease, now_ms)
-            is_free = lease["broker_id"] in (self._broker_id, NOBODY)
-            if not is_free and now_ms - renewed_ms <= self._settings.broker_session_timeout_ms:
+            has_lapsed = is_silent(
+                now_ms,
+                since_ms=self._renewed_ms(lease, now_ms),
+                timeout_ms=self._settings.broker_session_timeout_ms,
+            )
+            if lease["broker_id"] not in (self._broker_id, NOBODY) and not has_lapsed:
                 return False
         epoch = lease["controller_epoch"] + 1 if lease else 1
         row = {"broker_id": self._broker_id, "controller_epoch": epoch, "lease_sequence": 0}
@@ -234,8 +236,8 @@ class Controller:
         except CommitConflictError:
             return False
         fence = Fence(CONTROLLER_EPOCH, epoch)
-        # After this an older controller cannot write. Where it fails half-way, the next tick takes
-        # a higher epoch.
+        # After this an older controller cannot write. If it fails half-way, the next tick takes a
+        # higher epoch.
         for written in (self._cluster.brokers, self._cluster.partition_state):
             written.take_fence(fence, may_hold=False)
         self._fence = fence
@@ -246,7 +248,7 @@ class Controller:
         return True
 
     def _keep_brokers(self, now_ms: int, wall_clock_ms: int, fence: Fence) -> None:
-        """Fence the silent brokers; note the versions of the logs, where that is due (7.2)."""
+        """Fence the silent brokers; note the versions of the logs if that is due (rule 7.2)."""
         is_due = now_ms >= self._versions_at_ms
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
@@ -267,7 +269,7 @@ class Controller:
             is_changed = bool(silent)
             for row in result:
                 if row["broker_id"] in silent:
-                    row["state"] = "fenced"
+                    row["state"] = broker_state_after("session_timeout", row["state"])
                     _log.warning("broker fenced", broker=row["broker_id"])
                 if is_due or row["broker_id"] in silent:
                     versions = self._seen_versions(row)
@@ -280,10 +282,10 @@ class Controller:
             self._versions_at_ms = now_ms + _VERSIONS_MS
 
     def _seen_versions(self, row: Row) -> str:
-        """Return `log_version` of a row, raised to the versions that were seen of the logs.
+        """Return `log_version` of a row, raised to the versions before the newest that were seen.
 
-        The newest version that was seen may not be on the disk yet; the one before it is, as its
-        successor shows. A root that lacks it was restored.
+        The newest version may not be synced to the disk yet. The version before it is, since it has
+        a successor. A root that lacks it was restored.
         """
         versions = json.loads(row["log_version"])
         for peer, sign in self._signs.of(row).items():
@@ -291,8 +293,8 @@ class Controller:
         return json.dumps(versions)
 
     def _elect(self, fence: Fence) -> None:
-        """Take fenced brokers out of in-sync sets and give every partition its leader."""
-        # Not within the update, so that the versions are those that were decided upon.
+        """Remove fenced brokers from in-sync sets, and elect the leader of every partition."""
+        # Loaded before the update, so that the versions are those on which the election is based.
         metadata = self._reader.load()
         versions = self._reader.versions
         seen = self._seen
@@ -301,7 +303,7 @@ class Controller:
         rows = self._cluster.partition_state.sharded_rows()
         units = None
         if seen is not None and versions is not None and versions[:2] == seen.versions[:2]:
-            # With the same brokers and topics an unchanged partition needs no election, either.
+            # If brokers and topics are the same, an unchanged partition needs no election.
             units = changed_units(seen.rows, rows)
 
         def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
@@ -310,11 +312,11 @@ class Controller:
         self._cluster.partition_state.change_rows(
             lambda rows: with_known_topics(rows, metadata, elect), units, fence
         )
-        # Not what is there by now: somebody may have come or gone since.
+        # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
 
     def _rebalance(self, now_ms: int, fence: Fence) -> None:
-        """Let preferred replicas lead again where brokers are too far from their share (7.6)."""
+        """Elect preferred replicas of brokers too far from leading their share (rule 7.6)."""
         if not self._settings.auto_leader_rebalance_enable or now_ms < self._rebalance_at_ms:
             return
         metadata = self._reader.load()

@@ -1,20 +1,20 @@
-"""Damaged replicas of one broker root: finding them, leaving the ISR, making room for a refill.
+"""Damaged replicas of one broker root: detection, leaving the ISR, removal before a refill.
 
 A replica is damaged from an offset on: its log has a fault there (`RecordLog.damaged`), or the
-Parquet file of the batch there is missing or has not its checksum. It is repaired in this order,
-each step durable before the next:
+Parquet file of the batch there is missing or does not match its checksum. It is repaired in this
+order, each step durable before the next:
 
-1. The replica's row in the journal says so: columns `damaged_offset` and `damage`.
-2. The broker leaves the ISR and the ELR, and leads the partition no longer.
-3. Under another leader, the batches from the offset on are removed, which may be below the own
-   high watermark: nobody counts on them any more.
+1. The replica's row in the journal records the damage: columns `damaged_offset` and `damage`.
+2. The broker leaves the ISR and the ELR, and stops leading the partition.
+3. Under another leader, the batches from the offset on are removed. The offset may be below the
+   replica's own high watermark: no broker relies on these batches any more.
 4. The replica follows, copies what it lacks from its leader, and joins the ISR again.
 
-A crash between two of them is found again: by loading the log, or by the report.
+After a crash between two steps the damage is found again: by loading the log, or in the row.
 
-Where a commit of the log table is damaged, no other process can open the table: the broker leaves
-every ISR in which another member stays, leads nothing from this root and removes nothing, until the
-commit is restored.
+If a commit of the log table is damaged, no other process can open the table. Until the commit is
+restored the broker leaves every ISR in which another member stays, leads nothing from this root and
+removes nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
-from sparklog.broker.isr import leave_isr
-from sparklog.broker.led_partitions import FollowerReports
+from sparklog.broker.leading.led_partitions import FollowerReports
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
+from sparklog.cluster.isr import leave_isr
+from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition
-from sparklog.storage.metadata import Metadata, PartitionState
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.roots import ClusterRoot
 
 _log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ _SCRUB_MS = 1_000
 """The time between two slices of the scrub, in ms on the broker's clock."""
 
 _SCRUB_FILES = 100
-"""Files at most that a slice of the scrub reads."""
+"""Maximum number of files that a slice of the scrub reads."""
 
 _Keys = set[TopicIdPartition]
 
@@ -66,8 +66,8 @@ class Repairs:
         self._settings = settings
         self._scrub_at_ms = now_ms + _SCRUB_MS
         self._scrubbed: tuple[TopicIdPartition, int] | None = None
-        # Replicas that nobody counts on since a leader epoch: one that leads in a later epoch was
-        # elected uncleanly.
+        # Replicas that no broker relies on since a leader epoch: one that leads in a later epoch
+        # was elected uncleanly.
         self._out_since: dict[TopicIdPartition, int] = {}
         self._was_damaged = bool(replicas.damaged)
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
@@ -79,7 +79,7 @@ class Repairs:
     ) -> bool:
         """Find damage and do the next step of each repair; return whether anything was written.
 
-        The metadata are to be loaded again then.
+        If so, the caller must load the metadata again.
         """
         self._replicas.settle()
         self._find_in_log()
@@ -130,7 +130,7 @@ class Repairs:
     def _find_in_table(self, now_ms: int) -> None:
         """Verify the commits of the log table, which this process has in memory.
 
-        Only in local folders, every `VERIFY_INTERVAL_MS`.
+        Only on local file systems, every `VERIFY_INTERVAL_MS`.
         """
         if now_ms < self._verify_at_ms:
             return
@@ -150,7 +150,7 @@ class Repairs:
                 self._replicas.note_damage(key, Damage(end, found, in_log=True))
 
     def _find_reported(self, metadata: Metadata, reports: FollowerReports, now_ms: int) -> None:
-        """Verify what followers say they cannot copy; their word alone counts for nothing."""
+        """Verify the batches that followers report as damaged; a report alone has no effect."""
         for key in reports.changed:
             state = metadata.partitions.get(key)
             if state is None or state.leader != self._broker_id or key in self._replicas.damaged:
@@ -172,7 +172,9 @@ class Repairs:
         return refuted == offset and now_ms - at_ms < self._settings.replica_lag_time_max_ms
 
     def _check_log(self, key: TopicIdPartition) -> None:
-        """Open the own log as its readers do: what is in memory may be sound, and the table not."""
+        """Open the broker's own log as readers do: memory may be sound although the table is
+        damaged.
+        """
         opened = RecordLog(self._replicas.root.location)
         error = opened.damaged.get(key)
         if error is not None:
@@ -181,7 +183,8 @@ class Repairs:
     def _scrub(self, now_ms: int) -> None:
         """Verify the files of a slice of the root, of `log.scrub.bytes.per.second` bytes.
 
-        Only in local folders: an object store verifies its objects itself, and reads cost requests.
+        Only on local file systems: an object store verifies its objects itself, and reads cost
+        requests.
         """
         limit = self._settings.log_scrub_bytes_per_second
         if now_ms < self._scrub_at_ms or not limit or not self._log.location.is_local:
@@ -208,11 +211,11 @@ class Repairs:
     # --- repairing ------------------------------------------------------------------------------
 
     def _must_leave(self, key: TopicIdPartition, state: PartitionState, metadata: Metadata) -> bool:
-        """Whether the broker counts on paper where it must not.
+        """Whether the broker must leave the ISR, the ELR and the leadership of a partition.
 
-        A fault in the log takes the last member, too: its log end offset is wrong. A damaged file
-        does not: the other records can still be read. Nor does a damaged commit: it can be
-        restored.
+        A fault in the log removes even the last member: its log end offset is wrong. After damage
+        to a file the last member stays: its other records can still be read. After damage to a
+        commit it stays, too: the commit can be restored.
         """
         if self._broker_id not in _counted_on(state):
             return False
@@ -249,7 +252,7 @@ class Repairs:
             )
 
     def _may_cut(self, state: PartitionState, metadata: Metadata) -> bool:
-        """Whether nobody counts on the replica, and there is a leader to refill it from."""
+        """Whether no broker relies on the replica, and a live leader can refill it."""
         return (
             self._broker_id not in _counted_on(state)
             and state.leader is not None
@@ -258,13 +261,13 @@ class Repairs:
         )
 
     def _cut(self, keys: _Keys, now_ms: int, effects: Effects) -> None:
-        """Remove the batches from the damaged offset on; the rest follows (rule 6.5)."""
+        """Remove the batches from the damaged offset on, then what depends on them (rule 6.5)."""
         points: dict[TopicIdPartition, int] = {}
         removed: list[Batch] = []
         for key in sorted(keys):
             offset = self._replicas.damaged[key].from_offset
             batches = self._log.batches(key, offset)
-            # A batch that was merged since begins earlier.
+            # A batch that was merged meanwhile begins earlier.
             points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])
             removed += [*batches, *self._log.unsound_batches(key)]
         for key, offset in points.items():

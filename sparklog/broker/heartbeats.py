@@ -1,46 +1,47 @@
-"""A broker's signs of life: the commits of its journals, empty ones where there are no others.
+"""A broker's signs of life: the commits of its journals, including empty ones.
 
-Everybody who follows one of the journals sees them. A heartbeat reads and writes nothing elsewhere.
+All readers of one of the journals see them. A heartbeat reads and writes nothing elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.config import Settings
-from sparklog.storage.roots import BrokerRoot
+from sparklog.storage.errors import UNREADABLE
 
 
 class Heartbeats:
-    """Makes the heartbeats of one broker; may run beside its ticks.
+    """Makes the heartbeats of one broker; may run during its ticks.
 
-    On an object store, where a commit is a request, heartbeats are `is_due` only as long after the
-    newest commit as a commit counts.
+    On an object store, where a commit is a request, a heartbeat is due only when the newest commit
+    stops counting as a sign of life (`is_due`).
 
     Parameters: `roots`, the broker's roots by number.
     """
 
     def __init__(self, roots: Mapping[int, BrokerRoot], settings: Settings) -> None:
         self._roots = roots
-        # A commit just after one heartbeat has to count until the second one after it.
+        # A commit just after one heartbeat must count until the second heartbeat after it.
         interval_ms = settings.broker_heartbeat_interval_ms
         self._counts_commits = 3 * interval_ms <= settings.broker_session_timeout_ms
         self._silence_ms = 2 * interval_ms if self._counts_commits else interval_ms
         self._counted = 0
-        # On the monotonic clock: the time of the last check, the time before which the newest
-        # commit was not there yet, and that of the newest renewal of the lease.
+        # On the monotonic clock: the time of the last check, a time at which the newest commit was
+        # not there yet, and the time of the newest renewal of the lease.
         self._checked_at_ms = self._silent_since_ms = self._renewed_at_ms = -self._silence_ms
 
     def note(self) -> None:
-        """Note the commits so far: they show no life after this."""
+        """Note the commits so far: they are no sign of life after this."""
         self._counted = self._commits()
 
     def is_due(self, now_ms: int, *, holds_lease: bool) -> bool:
-        """Return whether a heartbeat is due; in a local folder it is whenever this is called.
+        """Return whether a heartbeat is due; always True for a root on a local file system.
 
-        It is due when the broker has committed nothing for two intervals, or when it `holds_lease`
-        and has not renewed it for so long. Parameters: `now_ms`, the monotonic clock.
+        It is due when the broker has committed nothing for two intervals, or `holds_lease` and has
+        not renewed it for two intervals. One interval suffices if a session is shorter than
+        three. Parameters: `now_ms`, the monotonic clock.
         """
         if any(root.location.is_local for root in self._roots.values()):
             return True
@@ -57,9 +58,9 @@ class Heartbeats:
     def beat(self, controller_epoch: int | None, now_ms: int) -> None:
         """Make an empty commit if nothing was committed since the last heartbeat.
 
-        In any case where it renews the controller's lease of `controller_epoch`. It is made to the
-        first journal that can be written to. Raises `FencedError` where a newer process plays this
-        broker, and the last failure where no journal can be written to.
+        It is made in any case if it renews the controller's lease of `controller_epoch`. It goes to
+        the first journal that can be written to. Raises `FencedError` if a newer process plays this
+        broker, and the last failure if no journal can be written to.
         """
         is_busy = self._counts_commits and self._commits() != self._counted
         if controller_epoch is not None or not is_busy:
@@ -81,5 +82,5 @@ class Heartbeats:
             raise failure
 
     def _commits(self) -> int:
-        """Return how many commits this process has made to its journals, empty ones included."""
+        """Return the number of commits of this process to its journals, empty ones included."""
         return sum(root.log.commits + root.log.heartbeats for root in self._roots.values())

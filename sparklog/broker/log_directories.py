@@ -1,9 +1,9 @@
 """A broker's log directories: their ids, and the numbers by which the cluster knows them.
 
 A directory's id is the id that Delta gave its `log` table, as Kafka's is `directory.id` (KIP-858).
-The broker's row in `brokers` lists the ids; a directory's number is its place in that list, and
+The broker's row in `brokers` lists the ids; a directory's number is its index in that list, and
 `partition_state` assigns replicas to numbers. Invariant: a directory keeps its number as long as
-its broker is registered with it, wherever it stands in log.dirs and whatever its path.
+its broker is registered with it, whatever its position in log.dirs and its path.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import table_identity
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 
 _log = get_logger(__name__)
 
 
 class LogDirectory(NamedTuple):
-    """A log directory of a broker; `location` is `None` where log.dirs does not have it now.
+    """A log directory of a broker; `location` is `None` if log.dirs does not have it now.
 
-    `log_version` is the newest version of its log, or the last one known.
+    `log_version` is the newest version of its log, or the last known one.
     """
 
     location: Location | None
@@ -32,29 +33,44 @@ class LogDirectory(NamedTuple):
     log_version: int
 
 
+def open_log_directories(
+    locations: Sequence[Location], cluster_id: str, broker_id: int
+) -> list[BrokerRoot]:
+    """Open a broker's log directories, or create them; log which of their tables were damaged."""
+
+    def create(location: Location) -> BrokerRoot:
+        return BrokerRoot.create(location, cluster_id, broker_id)
+
+    is_local = all(location.is_local for location in locations)
+    roots = map_in_parallel(create, locations, 0, is_local=is_local)
+    for error in (error for root in roots for error in root.damage.values()):
+        _log.error("table starts again empty", broker=broker_id, error=str(error))
+    return roots
+
+
 def number_log_directories(
-    brokers: ControlTable, broker_id: int, roots: Sequence[Location]
+    brokers: ControlTable, broker_id: int, roots: Sequence[BrokerRoot]
 ) -> list[LogDirectory]:
     """Return the log directories of a broker, each at its number.
 
-    Parameters: `brokers`, the table of this name, as loaded; `roots`, the broker's log.dirs, whose
-    tables exist. A directory with a new id takes the number of one that is missing, first of the
-    one that was at its path: the replicas there are copied again. Otherwise it gets the next
-    number. Raises `StorageError` where two directories have one id.
+    Parameters: `brokers`, the loaded table of this name; `roots`, the opened roots of the broker's
+    log.dirs. A directory with a new id takes the number of a missing one, preferably of the one
+    that was at its path: the replicas there are copied again. Otherwise it gets the next number.
+    Raises `StorageError` if two directories have the same id.
     """
     rows: list[dict[str, Any]] = brokers.rows().to_pylist()
     row = next((row for row in rows if row["broker_id"] == broker_id), {})
-    found = {root: table_identity(root.child("log")) for root in roots}
+    found = {root.location: (root.log.table_id, root.log.version) for root in roots}
     _check_distinct_ids({root: table_id for root, (table_id, _) in found.items()})
     known = _known(row)
     numbered: list[LogDirectory] = [one._replace(location=None) for one in known]
     ids = [one.table_id for one in known]
-    new = [root for root in roots if found[root][0] not in ids]
+    new = [root for root in found if found[root][0] not in ids]
     for root, identity in found.items():
         if root not in new:
             numbered[ids.index(identity[0])] = LogDirectory(root, *identity)
     paths = [one.location.uri if one.location else None for one in known]
-    # Those at a known path first, so that no other takes their number.
+    # Directories at a known path first, so that no other takes their number.
     for root in sorted(new, key=lambda root: root.uri not in paths):
         missing = [number for number, one in enumerate(numbered) if one.location is None]
         at_path = [number for number in missing if paths[number] == root.uri]
@@ -88,6 +104,6 @@ def _check_distinct_ids(ids: dict[Location, str]) -> None:
         other = first_with.setdefault(table_id, root)
         if other is not root:
             raise StorageError(
-                f"{other.uri} and {root.uri} hold the same log directory (id {table_id}), one is "
-                "a copy of the other: name one of them in log.dirs"
+                f"{other.uri} and {root.uri} hold the same log directory (id {table_id}), since "
+                "one is a copy of the other: name one of them in log.dirs"
             )

@@ -1,10 +1,10 @@
 """Merging small batches of one broker root's logs in the background (rule 8.4).
 
-Every broker merges its own replicas, leader or follower, whatever the others do: below the high
-watermark their records are the same, however they are cut into batches. Batches are chosen between
-two ticks, written beside the ticks, and committed between two ticks. Effects happen in the order:
-files, producer state, journal; whatever ends it in between leaves a log as it was, or as it is to
-be.
+Every broker merges its own replicas, as leader or follower, independently of other brokers. Below
+the high watermark all replicas have the same records, even if their batches differ. Batches are
+chosen between two ticks, written in parallel with ticks, and committed between two ticks. The order
+of effects is: files, producer state, journal. A crash between two effects leaves the log either
+unchanged or merged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sparklog.broker.fetch import Copier
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects
@@ -27,9 +26,16 @@ from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
+from sparklog.protocol.replication.mergeable_batches import (
+    first_open_offset,
+    is_below_high_watermark,
+    may_be_merged,
+    may_have_run,
+)
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.copying import Copier
 from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
@@ -37,27 +43,42 @@ _log = get_logger(__name__)
 _base_offset = attrgetter("base_offset")
 
 _MOST_BATCHES = 1_000
-"""Batches that are looked at and committed at once: a tick does not wait long for the commit."""
+"""The maximum number of batches that are checked and committed at once, so that a tick does not
+wait long for the commit."""
 
 _MOST_BYTES = 256 << 20
-"""Bytes that are rewritten at once, one run at least."""
+"""The maximum number of bytes that are rewritten at once; a single run may exceed it."""
 
 _RETRY_MS = 300_000
-"""How long a partition is left alone that has an unreadable batch."""
+"""The time in ms for which a partition with an unreadable batch is skipped."""
 
 
 class MergeReport(NamedTuple):
-    """How many batches were merged, and into how many."""
+    """The number of batches that were merged, and of the batches that replace them.
+
+    Attributes
+    ----------
+    batches : int
+        The number of merged batches, 0 if there was nothing to merge.
+    into : int
+        The number of batches that replace them.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> LocalCluster("merging", brokers=[0]).merge(0)
+    MergeReport(batches=0, into=0)
+    """
 
     batches: int = 0
     into: int = 0
 
 
 class _Looked(NamedTuple):
-    """How far a replica was looked at.
+    """The offsets up to which a replica was checked.
 
-    What lies before `settled_offset` can be part of no run any more; of what lies before
-    `seen_offset` there is none as long as nothing follows.
+    Batches before `settled_offset` can never be merged again. Batches before `seen_offset` contain
+    no mergeable run until a batch is appended. Invariant: settled_offset <= seen_offset.
     """
 
     settled_offset: int = 0
@@ -65,7 +86,7 @@ class _Looked(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Adjacent batches of a replica that may be merged, and when each was committed."""
+    """Adjacent batches of a replica that may be merged, and the commit time of each in ms."""
 
     high_watermark: int
     batches: list[Batch]
@@ -76,10 +97,11 @@ _Windows = dict[TopicIdPartition, _Window]
 
 
 class Merger:
-    """Merges in one broker root.
+    """Merges batches in one broker root.
 
-    `lock` is the one that keeps the broker's ticks out; `stream_writes` opens the cluster's table
-    of micro-batches, whose files may be sent again as long as they are not done (rule 3.7).
+    Parameters: `lock`, which excludes the broker's ticks; `stream_writes`, which opens the
+    cluster's table of micro-batches. The files of a micro-batch may be sent again until it is done
+    (rule 3.7).
     """
 
     def __init__(
@@ -105,14 +127,15 @@ class Merger:
         self._looked: dict[TopicIdPartition, _Looked] = {}
         self._begin_after: TopicIdPartition | None = None
         self._left_alone_until_ms: dict[TopicIdPartition, int] = {}
-        # A merged batch is as old as what it was merged of; by path, with when it was merged.
+        # By the path of a merged batch: the newest commit time of the batches it replaces, which
+        # counts as its own, and the time of the merge.
         self._merged: dict[str, tuple[int, int]] = {}
 
     def merge(self, effects: Effects) -> MergeReport:
-        """Merge once what can be merged, some of it where that is much.
+        """Merge the batches that can be merged, up to a limit per call.
 
-        Raises `FencedError` where a newer process plays this broker, and what reading or writing
-        the root's tables raises.
+        Raises `FencedError` if a newer process runs this broker, and the errors of reading and
+        writing the root's tables.
         """
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -129,16 +152,16 @@ class Merger:
                 with self._log.discarding([batch for _, batch in merged]):
                     return self._commit(merged, self._clock.now_ms(), effects)
             except CommitConflictError as conflict:
-                # The broker's own maintenance was faster.
+                # The broker's own maintenance has committed first.
                 _log.info("not merged", reason=str(conflict))
                 return MergeReport()
 
-    # --- which ----------------------------------------------------------------------------------
+    # --- selection ------------------------------------------------------------------------------
 
     def _windows(self, now_ms: int) -> _Windows:
-        """Return the batches to be looked at: those partitions' to which old batches were added.
+        """Return the batches to be checked, of partitions in which batches have become old enough.
 
-        So a look costs what has become old enough since the last one.
+        So the cost depends on the batches that have become old enough since the last call.
         """
         windows: _Windows = {}
         left = _MOST_BATCHES
@@ -146,7 +169,7 @@ class Merger:
             looked = self._looked.get(key, _Looked())
             end = self._log.log_end_offset(key)
             if looked.seen_offset > end:
-                # It was truncated.
+                # The log was truncated.
                 looked = _Looked(min(looked.settled_offset, end), min(looked.settled_offset, end))
             unseen_offset = max(looked.seen_offset, self._replicas[key].log_start_offset)
             unseen = self._log.batch_at(key, unseen_offset)
@@ -156,20 +179,20 @@ class Merger:
                 continue
             batches = self._log.batches(key, looked.settled_offset)
             old = list(islice(takewhile(partial(self._is_old, now_ms=now_ms), batches), left))
-            if len(old) < self._settings.log_merger_min_batches:
+            if not may_have_run(len(old), self._settings.log_merger_min_batches):
                 continue
             times = [self._appended_at_ms(batch) for batch in old]
             windows[key] = _Window(self._replicas[key].high_watermark, old, times)
             self._looked[key] = looked
             self._begin_after = key
             left -= len(old)
-            if left < self._settings.log_merger_min_batches:
+            if not may_have_run(left, self._settings.log_merger_min_batches):
                 break
         # A tick that failed half-way is completed first.
         return windows if windows and self._replicas.is_written else {}
 
     def _in_turn(self) -> list[TopicIdPartition]:
-        """Return the partitions, first those that come after the one that was last looked at."""
+        """Return the partitions in order, beginning after the one that was checked last."""
         keys = sorted(key for key in self._log.partitions() if key in self._replicas)
         if self._begin_after is None:
             return keys
@@ -177,26 +200,30 @@ class Merger:
         return later + keys[: len(keys) - len(later)]
 
     def _is_old(self, batch: Batch, now_ms: int) -> bool:
-        is_below = batch.next_offset <= self._replicas[batch.topic_id_partition].high_watermark
-        age_ms = now_ms - self._appended_at_ms(batch)
-        return is_below and age_ms >= self._settings.log_merger_min_lag_ms
+        return may_be_merged(
+            batch.next_offset,
+            self._replicas[batch.topic_id_partition].high_watermark,
+            self._appended_at_ms(batch),
+            now_ms,
+            self._settings.log_merger_min_lag_ms,
+        )
 
     def _appended_at_ms(self, batch: Batch) -> int:
         written_at_ms, _ = self._merged.get(batch.path, (None, None))
         return self._log.appended_at_ms(batch) if written_at_ms is None else written_at_ms
 
     def _choose(self, windows: _Windows, now_ms: int) -> list[Merge]:
-        """Let the rule say what is merged of these, and note how far there is nothing to do."""
+        """Return the merges that the rule gives; note the offsets below which none is possible."""
         if not windows:
             return []
-        # After the batches: a micro-batch is noted before any of its files is in a log.
+        # Read after the batches: a micro-batch is noted before any of its files is in a log.
         awaited = self._awaited_batch_ids()
         settings = self._settings
         rows = [
             batch._asdict()
             | {
                 "appended_at_ms": appended_at_ms,
-                # Merging numbers records anew, and compaction leaves gaps.
+                # A merge renumbers records, so batches with gaps from compaction are excluded.
                 "is_settled": batch.batch_id not in awaited
                 and batch.record_count == batch.last_offset_delta + 1,
                 "high_watermark": window.high_watermark,
@@ -226,7 +253,7 @@ class Merger:
         return merges
 
     def _awaited_batch_ids(self) -> set[str]:
-        """Return the batches of micro-batches that may be sent again, however old they are.
+        """Return the ids of batches whose micro-batch may be sent again, at any age.
 
         `StreamWrites` notes them.
         """
@@ -240,26 +267,19 @@ class Merger:
         }
 
     def _nothing_in(self, window: list[Batch]) -> _Looked:
-        """Return how far there is nothing to do: a later run goes back by its greatest size."""
-        last = window[-1]
-        settled_offset, left = last.next_offset, self._settings.log_merger_max_batch_bytes
-        for batch in reversed(window):
-            left -= batch.size_bytes
-            too_large = batch.size_bytes * 4 >= self._settings.log_merger_max_batch_bytes
-            if left < 0 or too_large or batch.leader_epoch != last.leader_epoch:
-                break
-            settled_offset = batch.base_offset
+        """Return the offsets below which no merge is possible, after the rule found no run."""
+        settled_offset = first_open_offset(window, self._settings.log_merger_max_batch_bytes)
         if len(window) >= _MOST_BATCHES // 2:
-            # Else a window full of what cannot be merged would come again and again.
+            # Otherwise a window full of unmergeable batches would be checked again and again.
             settled_offset = max(settled_offset, window[len(window) // 2].base_offset)
-        return _Looked(settled_offset, last.next_offset)
+        return _Looked(settled_offset, window[-1].next_offset)
 
-    # --- what becomes of it ---------------------------------------------------------------------
+    # --- commit ---------------------------------------------------------------------------------
 
     def _intact(
         self, merges: list[Merge], results: list[Batch | str], now_ms: int
     ) -> list[tuple[Merge, Batch]]:
-        """Return what was merged; a partition with an unreadable batch is left alone (8.4)."""
+        """Return the merged batches; partitions with unreadable ones are skipped (rule 8.4)."""
         merged = []
         for merge, result in zip(merges, results, strict=True):
             if isinstance(result, Batch):
@@ -276,7 +296,7 @@ class Merger:
     def _commit(
         self, merged: list[tuple[Merge, Batch]], now_ms: int, effects: Effects
     ) -> MergeReport:
-        """Put what was merged in the place of its batches, where they still are, at once."""
+        """Replace batches by the merged ones in one commit, if they are still in the log."""
         self._replicas.settle()
         is_written = self._replicas.is_written
         standing = []
@@ -305,7 +325,7 @@ class Merger:
         self._merged = {
             path: times
             for path, times in (self._merged | merged_of).items()
-            # By then the log itself says that it is old enough.
+            # After that time a merged batch is old enough by its own commit time.
             if now_ms - times[1] < self._settings.log_merger_min_lag_ms
         }
         self._replicas.checkpoints.keep(now_ms)
@@ -315,10 +335,11 @@ class Merger:
         return report
 
     def _stands(self, merge: Merge) -> bool:
-        """Whether a tick has left the batches as they were chosen, and below the high watermark."""
+        """Return whether the chosen batches are still in the log and below the high watermark."""
         first, last = merge.batches[0], merge.batches[-1]
         key = first.topic_id_partition
         found = self._log.batches(key, first.base_offset)[: len(merge.batches)]
-        return (
-            tuple(found) == merge.batches and last.next_offset <= self._replicas[key].high_watermark
+        high_watermark = self._replicas[key].high_watermark
+        return tuple(found) == merge.batches and is_below_high_watermark(
+            last.next_offset, high_watermark
         )

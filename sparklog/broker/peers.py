@@ -1,18 +1,18 @@
-"""The journals of other brokers' roots, each opened once and followed for all roles of a broker."""
+"""The journals of other brokers' roots, each opened once and read for all roles of a broker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.storage.location import Location
-from sparklog.storage.replica_rows import ReplicaRows
 
 
 class Peer(NamedTuple):
     """A root of another broker, by its number, and the process that owns it.
 
-    A broker that was started anew may have new tables under the old names.
+    A restarted broker may have new tables under the old names.
     """
 
     broker_id: int
@@ -21,42 +21,42 @@ class Peer(NamedTuple):
 
 
 class Peers:
-    """The peers whose journals are open; `locate` returns where a root lies."""
+    """The peers whose journals are open; `locate` returns the location of a root."""
 
     def __init__(self, locate: Callable[[int, int], Location]) -> None:
         self._locate = locate
         self._open: dict[Peer, ReplicaRows] = {}
 
     def rows(self, of: Peer) -> ReplicaRows:
-        """Return the rows of a peer, opened where they are not; raises what opening it raises."""
+        """Return the rows of a peer, opening its journal if necessary; raises errors of opening."""
         if of not in self._open:
             self._open[of] = ReplicaRows(self._locate(of.broker_id, of.root))
         return self._open[of]
 
     def opened(self, of: Peer) -> ReplicaRows | None:
-        """Return the rows of a peer whose journal is open."""
+        """Return the rows of a peer whose journal is open, otherwise `None`."""
         return self._open.get(of)
 
     def keep(self, registered: Collection[tuple[int, int]]) -> None:
-        """Let go of all processes but these: the ids of brokers and their broker epochs."""
+        """Close the journals of all processes but these, given by broker id and broker epoch."""
         self._open = {
             of: rows
             for of, rows in self._open.items()
             if (of.broker_id, of.broker_epoch) in registered
         }
 
-    def let_go(self, of: Peer) -> None:
-        """Open a peer's journal anew when it is read again."""
+    def release(self, of: Peer) -> None:
+        """Close a peer's journal; it is opened again when it is read again."""
         self._open.pop(of, None)
 
-    def look_ahead(self, *, to_end: bool, least: int = 1) -> None:
-        """Ask object stores for the next commits of all journals, beside the caller.
+    def poll_ahead(self, *, to_end: bool, least: int = 1) -> None:
+        """Poll object stores for the next commits of all journals, without blocking the caller.
 
-        `least`: the number of commits of each that are asked for at least.
+        `least`: the minimum number of commits of each journal that are requested.
         """
         for rows in self._open.values():
-            rows.journal.look_ahead(to_end=to_end, least=least)
+            rows.journal.poll_ahead(to_end=to_end, least=least)
 
     def have_news(self) -> bool:
-        """Say whether a peer has certainly committed something; only told of roots in folders."""
+        """Return True if a peer has certainly committed; always False for object stores."""
         return any(rows.has_news() for rows in list(self._open.values()))

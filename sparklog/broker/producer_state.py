@@ -1,12 +1,12 @@
-"""What is known of idempotent producers whose batches are no longer in the log (rules 3.6, 8.4).
+"""State of idempotent producers whose batches are no longer in the log (rules 3.6, 8.4).
 
-A batch in the log tells of its producer by its own header. Batches that are merged, or that go with
-a log which begins anew, leave what they told in the table `producer_state`, which is written before
-the commit that removes them.
+A batch in the log carries its producer's state in its header. When batches are merged, or removed
+because a log is restarted, that state is kept in the table `producer_state`. It is written before
+the commit that removes the batches.
 
 A row counts as long as the log has a record of the row's leader epoch at the row's last offset, or
-begins after it. An epoch and an offset name one record for good, so whatever was written ahead of
-a commit that never came, or is left of a truncation, counts for nothing.
+begins after it. An epoch and an offset identify one record for good. So rows written ahead of a
+commit that never came, or left over from a truncation, do not count.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.record_log import REMEMBERED_BATCHES
 
 _CHECK_INTERVAL_MS = 600_000
-"""How often expired producers are looked for; Kafka's producer.id.expiration.check.interval.ms."""
+"""Time in ms between two searches for expired producers; Kafka's
+producer.id.expiration.check.interval.ms."""
 
 Producer = tuple[TopicIdPartition, int]
 """A producer in a partition: the partition and the producer's id."""
 
 
 class ProducerState:
-    """The producers of one broker root, as far as the log's own batches do not tell of them."""
+    """The producers of one broker root, as far as their batches were removed from the log."""
 
     def __init__(self, replicas: Replicas, rules: Rules, settings: Settings) -> None:
         self._replicas = replicas
@@ -45,12 +46,12 @@ class ProducerState:
         self._put(batch for batch in producer_batches(self._table.rows()) if self._counts(batch))
 
     def batches(self, partition: TopicIdPartition, producer_id: int) -> list[ProducerBatch]:
-        """Return the last batches of a producer that were removed, in order of offset."""
+        """Return a producer's last batches that were removed, in order of offset."""
         found = self._batches.get((partition, producer_id), [])
         return [batch for batch in found if self._counts(batch)]
 
     def said_by(self, batches: Iterable[Batch], snapshot_offset: int) -> list[ProducerBatch]:
-        """Return what live batches tell of their producers; they end up at `snapshot_offset`."""
+        """Return the state of live batches that a batch ending at `snapshot_offset` replaces."""
         return [
             ProducerBatch(
                 *batch.topic_id_partition,
@@ -69,7 +70,7 @@ class ProducerState:
         ]
 
     def add(self, added: Collection[ProducerBatch], now_ms: int) -> None:
-        """Write `added` beside what is known, before the commit after which only this tells of it.
+        """Write `added` to the table, before the commit that removes these batches from the log.
 
         Producers that have been silent for producer.id.expiration.ms are dropped.
         """
@@ -83,7 +84,8 @@ class ProducerState:
     def expire(self, now_ms: int) -> bool:
         """Drop producers that have been silent for producer.id.expiration.ms; return if any was.
 
-        Called by every tick that does something; checks every `_CHECK_INTERVAL_MS`.
+        Called by every tick that is not idle. Checks every `_CHECK_INTERVAL_MS`, or every
+        producer.id.expiration.ms if that is shorter.
         """
         if not self._batches or now_ms < self._check_at_ms:
             return False
@@ -97,11 +99,11 @@ class ProducerState:
         return bool(expired)
 
     def truncate(self, points: Mapping[TopicIdPartition, int]) -> None:
-        """Drop what ends at or after each replica's new end, after the log was cut (rule 6.5)."""
+        """Drop rows that end at or after each replica's new end; called after the cut (6.5)."""
         self._drop(lambda batch: batch.last_offset >= points.get(batch.topic_id_partition, 1 << 63))
 
     def restart(self, kept: Mapping[TopicIdPartition, Collection[ProducerBatch]]) -> None:
-        """Drop all but `kept` of the replicas that have begun anew, after their logs were (6.7)."""
+        """Drop all rows but `kept` of replicas whose logs have been restarted (6.7)."""
         offsets = {
             key: {(batch.producer_id, batch.base_offset) for batch in batches}
             for key, batches in kept.items()
@@ -124,7 +126,7 @@ class ProducerState:
             self._write()
 
     def _put(self, batches: Iterable[ProducerBatch]) -> None:
-        """Keep the last batches of each producer: of those that count, and of those to come."""
+        """Keep each producer's last batches: of those that count, and of those that do not yet."""
         by_offset: dict[Producer, dict[int, ProducerBatch]] = defaultdict(dict)
         for batch in batches:
             by_offset[batch.topic_id_partition, batch.producer_id][batch.base_offset] = batch
@@ -145,7 +147,7 @@ class ProducerState:
         return found.leader_epoch == batch.leader_epoch
 
     def _is_refuted(self, batch: ProducerBatch) -> bool:
-        """Whether the log has another record there, and not only none yet."""
+        """Whether the log has another record at this offset; a missing record refutes nothing."""
         found = self._log.batch_at(batch.topic_id_partition, batch.last_offset)
         return found is not None and found.leader_epoch != batch.leader_epoch
 

@@ -6,39 +6,30 @@ Heartbeats are commits of the broker's journals and do not change the row.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from sparklog.broker.isr import leave_isr
 from sparklog.broker.log_directories import LogDirectory
-from sparklog.broker.signs_of_life import SessionWatch
-from sparklog.broker.unclean_start import (
-    OwnLog,
-    boot_id,
-    may_have_lost_files,
-    shortened_replicas,
-)
-from sparklog.clock import Clock
+from sparklog.broker.unclean_start import Doubts, OwnLog, boot_id, doubts_about, leave_in_sync_sets
+from sparklog.clock import Clock, wait_until
+from sparklog.cluster.metadata import MetadataReader
+from sparklog.cluster.observations import is_silent
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
+from sparklog.cluster.session_watch import SessionWatch
 from sparklog.errors import FencedError, ProtocolError, StorageError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, BrokerState, TopicIdPartition
+from sparklog.model import BROKERS, Row
+from sparklog.states import RUNNING_STATES, BrokerEvent, broker_state_after, has_effect
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.damage import REBUILT_FROM_LOG
+from sparklog.storage.control_table_damage import REBUILT_FROM_LOG
 from sparklog.storage.location import Location
-from sparklog.storage.metadata import MetadataReader
-from sparklog.storage.roots import ClusterRoot
-from sparklog.storage.sharded_table import ShardedTable
 
 _log = get_logger(__name__)
 
-_WATCH_SECONDS = 0.2
-
-Row = dict[str, Any]
+_WATCH_MS = 200
 
 
 def await_session(
@@ -50,20 +41,20 @@ def await_session(
 ) -> None:
     """Wait until the last process of this broker is known to be gone.
 
-    It is gone where its row says so, or where neither the row nor one of its journals changes for
-    the session timeout. Raises DUPLICATE_BROKER_REGISTRATION as soon as one of these does change:
+    It is gone if its row says so, or if neither the row nor one of its journals changes for the
+    session timeout. Raises DUPLICATE_BROKER_REGISTRATION as soon as one of these does change:
     another process plays this broker. `locate` returns the location of a URI.
     """
     since_ms = clock.monotonic_ms()
     first = _row(brokers, broker_id)
-    if first is None or first["state"] != "alive":
+    if first is None or first["state"] not in RUNNING_STATES:
         return
     journals = SessionWatch(first, locate)
-    while clock.monotonic_ms() - since_ms <= session_timeout_ms:
-        time.sleep(_WATCH_SECONDS)
+
+    def is_gone() -> bool:
         now = _row(brokers, broker_id)
-        if now is None or now["state"] != "alive":
-            return
+        if now is None or now["state"] not in RUNNING_STATES:
+            return True
         is_other = any(now[name] != first[name] for name in ("broker_epoch", "heartbeat"))
         if is_other or journals.has_moved():
             raise ProtocolError(
@@ -71,6 +62,10 @@ def await_session(
                 f"broker {broker_id} is registered and alive: stop that process first, or give "
                 "this one another broker.id",
             )
+        now_ms = clock.monotonic_ms()
+        return is_silent(now_ms, since_ms=since_ms, timeout_ms=session_timeout_ms)
+
+    wait_until(is_gone, pause_ms=_WATCH_MS)
 
 
 def register(
@@ -78,36 +73,33 @@ def register(
     cluster: ClusterRoot,
     broker_id: int,
     directories: Sequence[LogDirectory],
+    opened: Mapping[int, BrokerRoot],
     rack: str | None,
     now_ms: int,
-    damaged: Mapping[int, Collection[str]] | None = None,
 ) -> int:
-    """Register a broker and return its broker epoch, which is higher than any before.
+    """Register a broker and return its broker epoch, which is higher than all earlier ones.
 
-    The caller knows the broker's last process to be gone (`await_session`); if it is not, the
-    new epoch fences it. A parked broker with the same roots resumes under the epoch it had.
+    The caller must know that the broker's last process is gone (`await_session`); if it is not, the
+    new epoch fences it. A parked broker with the same roots resumes under its old epoch.
 
-    Before it counts as alive, the broker leaves the ISR and ELR of every partition whose replica
-    is not what it was (rules 7.2, 10.4):
+    Before it counts as alive, the broker leaves the ISR and ELR of every partition whose replica is
+    not as it was (rules 7.2, 10.4):
 
-    - all of a root that was lost or restored: another table id, a lower version than before, or
-      another digest than at the last clean stop; also as the last member;
-    - a replica that has lost records which other replicas know of; also as the last member;
-    - all of a root whose unsynced files may be gone, where another member stays;
-    - all of a root with a damaged table about its replicas, where another member stays.
+    - all replicas of a root that was lost or restored: another table id, a lower version than
+      before, or another digest than at the last clean stop; even as the last member;
+    - a replica that has lost records which other replicas know of; even as the last member;
+    - all replicas of a root whose unsynced files may be gone, if another member stays;
+    - all replicas of a root with a damaged table about its replicas, if another member stays.
 
-    Parameters: `damaged`, the names of the damaged tables of each root, by its number: they start
-    again empty.
-    Raises `DamagedError` where a log of the broker is damaged; nothing is registered then.
+    Parameters: `opened`, the roots by their numbers; their damaged tables start again empty.
     """
-    damaged = damaged or {}
-    roots = {number: one.location for number, one in enumerate(directories) if one.location}
     uris = json.dumps([one.location and one.location.uri for one in directories])
-    own = {number: OwnLog(root, damaged.get(number, ())) for number, root in roots.items()}
+    own = {number: OwnLog(root.log) for number, root in opened.items()}
+    roots = {number: root.location for number, root in opened.items()}
     rebuilt = {
         number
-        for number, names in damaged.items()
-        if any(table.name in names for table in REBUILT_FROM_LOG)
+        for number, root in opened.items()
+        if any(table.name in root.damage for table in REBUILT_FROM_LOG)
     }
     identity = {
         "log_table_id": json.dumps([one.table_id for one in directories]),
@@ -117,19 +109,29 @@ def register(
     }
 
     @cache
-    def doubts_since(*registered: str | None) -> _Doubts:
-        # Once for all attempts: others' changes of the table would outrun a comparison in each.
+    def doubts_since(*registered: str | None) -> Doubts:
+        # Computed once for all attempts: others change the table faster than a comparison takes.
         before = dict(zip(identity, registered, strict=True))
-        return _doubts(broker_id, before, own, roots, reader, rebuilt)
+        # After the row was read: an older process may have committed since the logs were opened,
+        # and a mark of a clean stop describes a log to its end.
+        for one in own.values():
+            one.log.refresh()
+        identity["log_version"] = json.dumps(
+            [
+                own[number].log.version if number in own else one.log_version
+                for number, one in enumerate(directories)
+            ]
+        )
+        return doubts_about(broker_id, before, own, roots, reader, rebuilt)
 
-    def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, _Doubts]]:
+    def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, Doubts]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
-        doubts = doubts_since(*(mine[name] for name in identity)) if mine else _Doubts()
+        doubts = doubts_since(*(mine[name] for name in identity)) if mine else Doubts()
         if (
             mine is not None
             and not any(doubts)
-            and not any(damaged.values())
+            and not any(root.damage for root in opened.values())
             and mine["state"] == "parked"
             and mine["roots"] == uris
         ):
@@ -142,130 +144,55 @@ def register(
             "roots": uris,
             "rack": rack,
             **identity,
-            "state": "alive",
+            "state": broker_state_after("register", mine["state"] if mine else None),
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
         }
         if mine is not None and any(doubts):
-            # Until it has left the in-sync sets; a start that ends before that finds it again.
-            row |= {"state": "fenced", **{name: mine[name] for name in identity}}
+            # Fenced until it has left the in-sync sets. It keeps the old identity, so that a start
+            # after a crash before that compares the logs again.
+            state = broker_state_after("register_in_doubt", mine["state"])
+            row |= {"state": state, **{name: mine[name] for name in identity}}
         return BROKERS.rows(_sorted([*others, row])), (epoch, doubts)
 
     epoch, doubts = cluster.brokers.update(change)
     if any(doubts):
-        _leave(cluster.partition_state, reader, broker_id, doubts)
-        change_state(cluster.brokers, broker_id, epoch, changes=identity)
+        leave_in_sync_sets(cluster.partition_state, reader, broker_id, doubts)
+        change_state(cluster.brokers, broker_id, epoch, "return", identity)
     return epoch
-
-
-class _Doubts(NamedTuple):
-    """The replicas of a starting broker that may not be what they were.
-
-    `lost`, the roots, by number, that were lost or restored; `shortened`, replicas that have lost
-    records which others know of; `unclean`, the roots whose unsynced files may be gone, or of which
-    a table is damaged.
-    """
-
-    lost: AbstractSet[int] = frozenset()
-    shortened: AbstractSet[TopicIdPartition] = frozenset()
-    unclean: AbstractSet[int] = frozenset()
-
-
-def _doubts(
-    broker_id: int,
-    before: Mapping[str, Any],
-    own: Mapping[int, OwnLog],
-    roots: Mapping[int, Location],
-    reader: MetadataReader,
-    rebuilt: AbstractSet[int],
-) -> _Doubts:
-    """Compare the logs with the broker's last registration, and with what others know.
-
-    Parameters: `before`, the columns of the registration that identify the logs; `rebuilt`, the
-    roots with a damaged table about their replicas.
-    """
-    ids, versions = json.loads(before["log_table_id"]), json.loads(before["log_version"])
-    digests = json.loads(before["log_digest"]) if before["log_digest"] else None
-    lost, unclean = set(), set()
-    for index, (table_id, version) in enumerate(zip(ids, versions, strict=True)):
-        now = own.get(index)
-        if now is None or now.log.table_id != table_id:
-            lost.add(index)
-        elif digests is not None:
-            # A clean stop: nothing was written after the mark.
-            if now.log.digest() != digests[index]:
-                lost.add(index)
-        elif now.log.version < max(version, now.described_version):
-            lost.add(index)
-        elif may_have_lost_files(before["boot_id"], roots[index]):
-            unclean.add(index)
-    if digests is not None and not lost:
-        return _Doubts(unclean=rebuilt)
-    return _Doubts(lost, shortened_replicas(broker_id, own, reader), unclean | rebuilt)
-
-
-def _leave(
-    partition_state: ShardedTable, reader: MetadataReader, broker_id: int, doubts: _Doubts
-) -> None:
-    """Leave the ISR and ELR of every partition whose replica is in doubt."""
-    roots_of = {
-        key: replica.root
-        for key, state in reader.load().partitions.items()
-        if (replica := state.replica(broker_id)) is not None
-    }
-    lost = {key for key, root in roots_of.items() if root in doubts.lost} | doubts.shortened
-    unclean = {key for key, root in roots_of.items() if root in doubts.unclean} - lost
-    if lost:
-        _log.warning(
-            "replicas lost or restored: they leave the ISR",
-            broker=broker_id,
-            roots=sorted(doubts.lost),
-            partitions=len(lost),
-        )
-        leave_isr(partition_state, broker_id, lost)
-    if unclean:
-        left = leave_isr(partition_state, broker_id, unclean, keep_last=True)
-        _log.warning(
-            "unclean start: replicas leave the ISR where others stay",
-            broker=broker_id,
-            left=len(left),
-            stayed=len(unclean) - len(left),
-        )
 
 
 def change_state(
     brokers: ControlTable,
     broker_id: int,
     broker_epoch: int,
-    state: BrokerState = "alive",
-    changes: Mapping[str, Any] | None = None,
-    *,
-    from_state: BrokerState | None = None,
+    event: BrokerEvent,
+    changes: Mapping[str, Any],
 ) -> None:
-    """Set the state in the broker's row; its `heartbeat` rises.
+    """Set the state in the broker's row as `event` requires, and increment its `heartbeat`.
 
-    `changes` are further columns to set; `from_state`, the only state that is changed, any by
-    default. Raises `FencedError` where a newer process has registered as this broker.
+    `changes` are further columns to set. An event without an effect changes nothing. Raises
+    `FencedError` if a newer process has registered as this broker.
     """
 
     def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
-        result: list[Row] = rows.to_pylist()
+        result: list[dict[str, Any]] = rows.to_pylist()
         mine = next((row for row in result if row["broker_id"] == broker_id), None)
         check_registered(mine["broker_epoch"] if mine else None, broker_id, broker_epoch)
-        if mine is not None and from_state not in (None, mine["state"]):
+        if mine is None or not has_effect(event, mine["state"]):
+            _log.info("state not changed", broker=broker_id, change=event)
             return None, None
-        for row in result:
-            if row["broker_id"] == broker_id:
-                row |= {"heartbeat": row["heartbeat"] + 1, "state": state, **(changes or {})}
+        state = broker_state_after(event, mine["state"])
+        mine |= {"heartbeat": mine["heartbeat"] + 1, "state": state, **changes}
         return BROKERS.rows(result), None
 
     brokers.update(change)
 
 
 def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch: int) -> None:
-    """Raise `FencedError` where a newer process has registered as this broker.
+    """Raise `FencedError` if a newer process has registered as this broker.
 
-    Raises `StorageError` where the registration is older than this process: the cluster root was
+    Raises `StorageError` if the registration is older than this process: the cluster root was
     restored to an older state.
     """
     if registered_epoch is None or registered_epoch < broker_epoch:
@@ -285,5 +212,5 @@ def _row(brokers: ControlTable, broker_id: int) -> Row | None:
     return next((row for row in brokers.rows().to_pylist() if row["broker_id"] == broker_id), None)
 
 
-def _sorted(rows: list[Row]) -> list[Row]:
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["broker_id"]))

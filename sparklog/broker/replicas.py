@@ -1,39 +1,39 @@
-"""The replicas of one broker root: what the broker knows of them, and their checkpoints.
+"""The replicas of one broker root: their state, and their checkpoints.
 
-The root's journal is the truth; what is in memory is what it says, and what a step that goes on has
-staged. After a crash it is rebuilt from the checkpoints and the journal (rule 7.0).
+The root's journal is the source of truth. The state in memory is that of the journal, plus the
+staged changes of the current step. After a crash it is rebuilt from the checkpoints and the journal
+(rule 7.0).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from sparklog.broker.checkpoints import Checkpoints
+from sparklog.broker.checkpoints import CheckpointWriter
 from sparklog.broker.purgatory import Purgatory
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
-from sparklog.storage.journal import Histories, Step, Taken
+from sparklog.storage.journal import Histories, InboxPosition, ProduceAnswer, Step
 from sparklog.storage.location import one_line
-from sparklog.storage.roots import BrokerRoot
 
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Replica:
-    """What a broker keeps of one replica beside its log.
+class Replica(NamedTuple):
+    """The state that a broker keeps of one replica in addition to its log.
 
-    `leader_epoch` is the epoch in the replica's row in the journal: for a follower, that of the
-    leader with which its log was last found to agree (rules 1.5, 6.4); -1 before that.
-    `parked_lags` is what a leader that was parked noted of its followers (5.1); see `Leadership`.
+    `leader_epoch` is the epoch in the replica's row in the journal. For a follower it is the epoch
+    of the leader with which its log was last found to agree (rules 1.5, 6.4), and -1 before that.
+    `parked_lags` are the lags of the followers that a leader noted when it was parked (5.1); see
+    `Leadership`.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class Replica:
 class Damage(NamedTuple):
     """The first fault of a replica: the offset from which on it is damaged, and the fault.
 
-    `in_log`: whether its log has the fault, not a batch file: its log end offset is wrong then.
+    `in_log`: the fault is in the replica's log, not in a batch file; its log end offset is wrong.
     """
 
     from_offset: int
@@ -59,9 +59,9 @@ class Damage(NamedTuple):
 class Replicas:
     """All replicas of one broker root, recovered from its journal when it is opened.
 
-    What a step changes is staged, and seen by whoever asks; `commit` makes it durable in one commit
-    of the journal. `settle`, with which every tick begins, discards what a tick that failed has
-    staged.
+    Changes of a step are staged, and readers of this object see them. `commit` makes them durable
+    in one commit of the journal. Every tick begins with `settle`, which discards the staged changes
+    of a failed tick.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Replicas:
         checkpoint_interval_ms: int = 5_000,
     ) -> None:
         self.root = root
-        self.checkpoints = Checkpoints(root, checkpoint_interval_ms)
+        self.checkpoints = CheckpointWriter(root, checkpoint_interval_ms)
         self._purgatory = purgatory
         self.root_index = root_index
         self._rules = rules
@@ -84,15 +84,15 @@ class Replicas:
         self._staged_epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
         self._appended: list[Batch] = []
         self._ends: dict[TopicIdPartition, int] = {}
-        # Replicas whose rows or histories in the journal are not what is known: they are written
-        # with the next commit.
+        # Replicas whose rows or histories in the journal differ from those in memory: they are
+        # written with the next commit.
         self._unwritten: set[TopicIdPartition] = set()
-        # Those whose rows in the journal tell of damage.
+        # Replicas whose rows in the journal report damage.
         self._told: set[TopicIdPartition] = set()
         self.news = 0
-        """How many commits have changed more than the times of reports."""
+        """The number of commits that have changed more than the times of reports."""
         self.damaged: dict[TopicIdPartition, Damage] = {}
-        """The damaged replicas: they are not followed, and lead only as the last in sync."""
+        """The damaged replicas: they do not follow, and lead only as the last in sync."""
         self.journal_damage: DamagedError | None = None
         """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
@@ -111,11 +111,11 @@ class Replicas:
         return self._replicas.keys() | self._staged.keys()
 
     def last_report_ms(self) -> int:
-        """Return when this root's replicas were last reported, on the broker's own clock."""
+        """Return the time of this root's newest report on the broker's own clock, 0 without one."""
         return max((one.reported_at_ms for one in self._replicas.values()), default=0)
 
     def log_end_offset(self, key: TopicIdPartition) -> int:
-        """Return the offset that the replica's next record gets."""
+        """Return the offset of the replica's next record."""
         staged = self._ends.get(key)
         if staged is not None:
             return staged
@@ -131,16 +131,16 @@ class Replicas:
     # --- staging --------------------------------------------------------------------------------
 
     def put(self, key: TopicIdPartition, topic: str, **changes: Any) -> None:
-        """Change what is kept of a replica; a replica is created on demand (rule 1.4)."""
+        """Stage changes of a replica's state; a replica is created on demand (rule 1.4)."""
         if key in self:
             replica = self[key]
         else:
             _log.info("replica created", topic=topic, partition=key.partition, high_watermark=0)
             replica = Replica(topic, "follower")
-        self._staged[key] = replace(replica, topic=topic, **changes)
+        self._staged[key] = replica._replace(topic=topic, **changes)
 
     def append(self, batches: Iterable[Batch]) -> None:
-        """Append batches, of each replica in order of their offsets."""
+        """Stage batches to append, those of each replica in order of their offsets."""
         for batch in batches:
             self._appended.append(batch)
             self._ends[batch.topic_id_partition] = batch.next_offset
@@ -183,16 +183,16 @@ class Replicas:
         added: Sequence[Batch] = (),
         removed: Sequence[Batch] = (),
         *,
-        answers: Sequence[Mapping[str, Any]] = (),
-        taken: Sequence[Taken] = (),
+        answers: Sequence[ProduceAnswer] = (),
+        inbox_positions: Sequence[InboxPosition] = (),
     ) -> bool:
-        """Commit what is staged, and batches added and removed, at once; say if there was anything.
+        """Commit the staged changes, and batches added and removed; return if there were any.
 
-        `answers`: to requests; `taken`: how far the requests are taken with this. Raises as
-        `RecordLog.commit` does; what was staged counts no more then (`settle`).
+        `answers`: to requests; `inbox_positions`: those up to which requests are taken with this
+        commit. Raises as `RecordLog.commit` does; the staged changes are then void (`settle`).
         """
         if self.journal_damage is not None:
-            if added or removed or self._appended or answers or taken:
+            if added or removed or self._appended or answers or inbox_positions:
                 raise self.journal_damage
             self._discard_staged()
             return False
@@ -214,9 +214,9 @@ class Replicas:
             if key in self and tuple(self.epochs(key)) != self._journal.epochs.get(key, ())
         }
         operations = self._purgatory.staged()
-        step = Step(list(rows.values()), histories, operations, answers, taken)
-        # A commit that was given up may still land, after later decisions: an empty commit takes
-        # its version (rule 10.6).
+        step = Step(list(rows.values()), histories, operations, answers, inbox_positions)
+        # A commit that was given up may still land after later decisions: an empty commit takes its
+        # version (rule 10.6).
         if not (added or removed or any(step) or self._journal.may_land_late):
             self._settle_staged()
             return False
@@ -251,7 +251,7 @@ class Replicas:
         shrinking = {batch.topic_id_partition for batch in removed}
         ends = {}
         for key in moved:
-            # What is added alone lies behind all that is there.
+            # Without removals, added batches come after all existing ones.
             batches = self._journal.batches(key) if key in shrinking else ()
             left = (one.next_offset for one in reversed(batches) if one.path not in gone)
             kept = next(left, 0)
@@ -260,7 +260,7 @@ class Replicas:
         return ends
 
     def _row(self, key: TopicIdPartition, ends: Mapping[TopicIdPartition, int]) -> dict[str, Any]:
-        """Return the row that the journal is to have of a replica."""
+        """Return the row of a replica for the journal."""
         replica, damage = self[key], self.damaged.get(key)
         end = ends.get(key)
         return {
@@ -281,7 +281,7 @@ class Replicas:
         }
 
     def _settle_staged(self) -> None:
-        """Take what is staged for committed."""
+        """Make the staged changes the committed state."""
         self._replicas |= self._staged
         self._epochs |= self._staged_epochs
         self._purgatory.committed()
@@ -297,7 +297,7 @@ class Replicas:
     def withdraw(self, keys: Iterable[TopicIdPartition], now_ms: int) -> None:
         """Withdraw the reports of followed replicas, durably, until they are reported again.
 
-        A leader counts no position of a withdrawn report (rule 1.3), so it cannot add the replica
+        A leader ignores the position in a withdrawn report (rule 1.3), so it cannot add the replica
         to the ISR by it. Called before `leave_isr`, which is called before a truncation.
         """
         for key in keys:
@@ -308,14 +308,14 @@ class Replicas:
     # --- damage ---------------------------------------------------------------------------------
 
     def note_damage(self, key: TopicIdPartition, damage: Damage) -> None:
-        """Note that a replica is damaged; the first fault counts."""
+        """Note that a replica is damaged; the fault with the lowest offset counts."""
         known = self.damaged.get(key)
         if known is None or damage.from_offset < known.from_offset:
             in_log = damage.in_log or (known is not None and known.in_log)
             self.damaged[key] = damage._replace(in_log=in_log)
 
     def check_batch(self, batch: Batch) -> bool:
-        """Verify the file of an own batch; return whether it is damaged, which is noted."""
+        """Verify the file of an own batch; note damage, and return whether there is any."""
         try:
             error = file_damage(self.root.log, batch)
         except OSError as failure:
@@ -327,7 +327,7 @@ class Replicas:
         return True
 
     def drop_restored(self) -> None:
-        """Forget the damage to batch files that were restored meanwhile."""
+        """Forget the damage to batch files that have been restored meanwhile."""
         for key, damage in list(self.damaged.items()):
             batch = self.root.log.batch_at(key, damage.from_offset)
             if not damage.in_log and batch is not None:
@@ -335,7 +335,7 @@ class Replicas:
                 self.check_batch(batch)
 
     def note_leader_fault(self, key: TopicIdPartition, offset: int | None) -> None:
-        """Report that the leader's batch at `offset` is damaged; `None`: that it is not (any more).
+        """Report that the leader's batch at `offset` is damaged; `None` withdraws the report.
 
         It is reported until the leader epoch changes.
         """
@@ -348,28 +348,27 @@ class Replicas:
         epoch, offset = self._leader_faults.get(key, (None, None))
         return offset if epoch == self[key].leader_epoch else None
 
-    # --- what the journal says ------------------------------------------------------------------
+    # --- state in the journal -------------------------------------------------------------------
 
     @property
     def is_written(self) -> bool:
-        """Whether the journal says all that is known of the replicas.
+        """Whether the journal has the whole state of the replicas.
 
-        It does not before the first commit, and while a commit that was found is looked at.
+        False before the first commit, and after `settle` has found a commit until the next one.
         """
         return not self._unwritten
 
     def settle(self) -> None:
-        """Discard what a tick that failed has staged, and take over what a lost answer has hidden.
+        """Discard the staged changes of a failed tick, and apply commits whose answers were lost.
 
-        A commit whose answer was lost is found in the journal later, with all of its effects
-        (rules 7.0, 10.6). Called before a tick decides anything; costs nothing where there is
-        nothing of this kind.
+        Such a commit is found in the journal later, with all of its effects (rules 7.0, 10.6).
+        Called before a tick decides anything; costs nothing if there is no such commit.
         """
         self._discard_staged()
         log = self._journal
         if log.is_uncertain:
             log.refresh()
-        keys = log.take_moved()
+        keys = log.pop_moved()
         if log.content_version != self._version:
             self._version = log.content_version
             self._purgatory.reload()
@@ -383,7 +382,7 @@ class Replicas:
         )
         for key in keys & log.rows.keys():
             self._replicas[key] = _replica(log.rows[key])
-        # What the log implies, where another tool has made the commit.
+        # The state that the log implies, if another tool has made the commit.
         known = {key: self._replicas[key] for key in keys if key in self._replicas}
         offsets = {key: (one.log_start_offset, one.high_watermark) for key, one in known.items()}
         self._epochs |= {key: log.epochs.get(key, ()) for key in keys}
@@ -397,8 +396,7 @@ class Replicas:
                 replica = Replica(batches[0].topic, "follower")
             else:
                 continue
-            self._replicas[key] = replace(
-                replica,
+            self._replicas[key] = replica._replace(
                 log_start_offset=row["log_start_offset"],
                 high_watermark=row["high_watermark"],
             )
@@ -407,9 +405,10 @@ class Replicas:
         self._unwritten |= keys & self._replicas.keys()
 
     def _entry_at_end(self, key: TopicIdPartition) -> list[EpochEntry]:
-        """Return the entry of the epoch that the replica leads in, while it has no record of it.
+        """Return the entry of the epoch in which the replica leads, while it has no record of it.
 
-        It is written before the first append of the epoch (rule 6.1), so no batch tells of it.
+        The entry is written before the first append of the epoch (rule 6.1), so no batch implies
+        it.
         """
         replica = self._replicas[key]
         if replica.role != "leader":
@@ -420,8 +419,8 @@ class Replicas:
 
     def _recover(self) -> None:
         log = self.root.log
-        # The replicas are derived from the whole log here.
-        log.take_moved()
+        # All replicas are derived from the log here, so the changed ones are of no interest.
+        log.pop_moved()
         rows = log.rows
         topics = {key: row["topic"] for key, row in rows.items()}
         topics |= {key: log.batches(key)[0].topic for key in log.partitions()}
@@ -436,7 +435,7 @@ class Replicas:
         for found in derived.replicas:
             key = TopicIdPartition(found["topic_id"], found["partition"])
             if key not in rows:
-                _log.warning("no checkpoint", topic=topics[key], partition=key.partition)
+                _log.warning("replica row missing", topic=topics[key], partition=key.partition)
             # The row's epoch is not taken over: this process has yet to agree with a leader.
             self._replicas[key] = Replica(
                 topics[key],
@@ -447,13 +446,13 @@ class Replicas:
                 parked_lags=rows.get(key, {}).get("parked_lags"),
             )
         self._epochs = derived.epochs
-        # Readers are to see that another process has taken the root over.
+        # All rows are written again: readers must see that another process has taken the root over.
         self._unwritten |= self._replicas.keys()
         self._told = {key for key, row in rows.items() if _tells_of_damage(row)}
         self._recover_damage(rows)
 
     def _recover_damage(self, rows: Mapping[TopicIdPartition, Mapping[str, Any]]) -> None:
-        """Find again which batch files were damaged when this was last reported."""
+        """Note damage of the log, and verify the batch files that were reported as damaged."""
         log = self.root.log
         for key, error in log.damaged.items():
             self.damaged[key] = Damage(log.log_end_offset(key), error, in_log=True)
@@ -468,7 +467,7 @@ class Replicas:
     ) -> tuple[int, int | None]:
         """Return the checkpointed log start offset and high watermark.
 
-        Without a checkpoint the log begins with its first batch.
+        Without a checkpoint the log begins with its first batch, and its high watermark is unknown.
         """
         if row is not None:
             return row["log_start_offset"], row["high_watermark"]
@@ -480,10 +479,10 @@ class Replicas:
         offsets: Mapping[TopicIdPartition, tuple[int, int | None]],
         entries: pa.Table | list[dict[str, Any]],
     ) -> _Derived:
-        """Let the rules derive positions and epoch histories from the log (rule 7.0).
+        """Derive positions and epoch histories from the log by the rules (rule 7.0).
 
-        Parameters: `keys`, the replicas; `offsets`, the log start offset and high watermark that
-        are known of them; `entries`, the epoch entries that are known.
+        Parameters: `keys`, the replicas; `offsets`, their known log start offsets and high
+        watermarks; `entries`, the known epoch entries.
         """
         log = self.root.log
         loaded = [
@@ -507,7 +506,7 @@ class Replicas:
 
 
 class _Derived(NamedTuple):
-    """The replicas as the rules derive them from a log: rows with positions, and histories."""
+    """The replicas that the rules derive from a log: rows with positions, and histories."""
 
     replicas: list[dict[str, Any]]
     epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]]

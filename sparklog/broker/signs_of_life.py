@@ -1,27 +1,26 @@
-"""The newest versions of the journals of all running brokers, by which they are seen to live."""
+"""The newest journal versions of all running brokers, which show that the brokers are alive."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
-from sparklog.broker.leader_roots import UNREADABLE
 from sparklog.broker.peers import Peer, Peers
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import RepeatedFailures, get_logger
+from sparklog.model import Row
+from sparklog.states import RUNNING_STATES
+from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.journal import Renewal
 from sparklog.storage.journal_watch import JournalWatch
 from sparklog.storage.location import Location
-from sparklog.storage.roots import BrokerRoot
-from sparklog.storage.side_by_side import side_by_side
+from sparklog.storage.parallel import map_in_parallel
 
 _log = get_logger(__name__)
 
 _RETRY_MS = 1_000
-"""How long a root that could not be read is left alone, in ms."""
-
-Row = Mapping[str, Any]
-"""A row of `brokers`."""
+"""Time in ms before a root that could not be read is tried again."""
 
 
 class Sign(NamedTuple):
@@ -32,14 +31,14 @@ class Sign(NamedTuple):
 
 
 NO_SIGN = Sign(-1, None)
-"""The sign of a journal that was not read so far."""
+"""The sign of a journal that has not been read yet."""
 
 
 class SignsOfLife:
     """Follows the journals of the brokers, as one of them.
 
-    A journal that is open for another role is read there; of the others only versions and leases
-    are followed. A root that cannot be read shows no sign of life.
+    A journal that is open for another role is read there. Of the other journals only versions and
+    leases are followed. A root that cannot be read shows no sign of life.
 
     Parameters: `broker_id`, the observer; `own`, its own roots by number; `locate`, returns the
     location of a URI.
@@ -65,10 +64,10 @@ class SignsOfLife:
         """Return the newest sign in each journal of the process that a row of `brokers` names."""
         return {of: self._seen.get(of, NO_SIGN) for of in _journals(row)}
 
-    def look_ahead(self) -> None:
-        """Ask object stores for the next commits of the journals that no other role reads."""
+    def poll_ahead(self) -> None:
+        """Poll object stores for the next commits of the journals that no other role reads."""
         for watch in self._watches.values():
-            watch.look_ahead()
+            watch.poll_ahead()
 
     def read(self, rows: Collection[Row], lease_holder: int | None, now_ms: int) -> None:
         """Read the journals of the brokers that are alive or stopping, and of `lease_holder`.
@@ -79,7 +78,7 @@ class SignsOfLife:
         running = {
             of: uri
             for row in rows
-            if row["state"] in ("alive", "stopping") or row["broker_id"] == lease_holder
+            if row["state"] in RUNNING_STATES or row["broker_id"] == lease_holder
             for of, uri in _journals(row).items()
         }
         self._seen = {of: sign for of, sign in self._seen.items() if of in of_rows}
@@ -106,14 +105,14 @@ class SignsOfLife:
                 self._note(of, watch.version, watch.renewal)
 
     def _read_open(self, of: Peer) -> bool:
-        """Read a journal that another role has opened; return whether there is one."""
+        """Read a journal that another role has opened; return whether that was possible."""
         rows = self._peers.opened(of)
         if rows is None:
             return False
         try:
             rows.refresh()
         except UNREADABLE:
-            # The role that needs its content reports it. The version may be readable all the same.
+            # The role that needs its content reports the error. The version may still be readable.
             return False
         self._note(of, rows.journal.version, rows.journal.renewal)
         return True
@@ -128,7 +127,7 @@ class SignsOfLife:
                 return error
 
         is_local = all(self._locate(uri).is_local for uri in uris.values())
-        found = side_by_side(opened, list(uris.values()), 0, is_local=is_local)
+        found = map_in_parallel(opened, list(uris.values()), 0, is_local=is_local)
         for of, watch in zip(uris, found, strict=True):
             if isinstance(watch, JournalWatch):
                 self._watches[of] = watch
@@ -148,41 +147,6 @@ class SignsOfLife:
         self._failures.warning(
             of, "journal not readable", broker=of.broker_id, root=of.root, error=str(error)
         )
-
-
-class SessionWatch:
-    """Watches for a sign of life of one broker from outside of the cluster.
-
-    Parameters: `row`, its row in `brokers`; `locate`, returns the location of a URI.
-    """
-
-    def __init__(self, row: Row, locate: Callable[[str], Location]) -> None:
-        self._watches = [*self._opened(_journals(row).values(), locate)]
-
-    def has_moved(self) -> bool:
-        """Return whether one of the broker's journals has gone on since the watch began."""
-        return any(self._has_moved(watch, since) for watch, since in self._watches)
-
-    @staticmethod
-    def _opened(
-        uris: Iterable[str], locate: Callable[[str], Location]
-    ) -> Iterable[tuple[JournalWatch, int]]:
-        for uri in uris:
-            try:
-                watch = JournalWatch(locate(uri))
-            except UNREADABLE as error:
-                # It shows no sign of life.
-                _log.warning("journal not readable", root=uri, error=str(error))
-                continue
-            yield watch, watch.version
-
-    @staticmethod
-    def _has_moved(watch: JournalWatch, since: int) -> bool:
-        try:
-            watch.refresh()
-        except UNREADABLE:
-            return False
-        return watch.version > since
 
 
 def _journals(row: Row) -> dict[Peer, str]:

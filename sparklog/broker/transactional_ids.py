@@ -1,4 +1,4 @@
-"""Expiry of transactional ids: what the active controller does with `producer_ids` (rule 3.8)."""
+"""Expiry of transactional ids in `producer_ids`, by the active controller (rule 3.8)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.broker.leader_roots import UNREADABLE
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCER_IDS
 from sparklog.protocol.rules import Rules
-from sparklog.storage.roots import ClusterRoot
+from sparklog.storage.errors import UNREADABLE
 
 _log = get_logger(__name__)
 
@@ -21,7 +21,7 @@ CHECK_INTERVAL_MS = 3_600_000
 
 
 class TransactionalIds:
-    """The transactional ids of a cluster, as its controller sees them."""
+    """The transactional ids of a cluster, for its controller."""
 
     def __init__(self, cluster: ClusterRoot, rules: Rules, settings: Settings) -> None:
         self._cluster = cluster
@@ -32,7 +32,7 @@ class TransactionalIds:
     def expire(self, now_ms: int) -> None:
         """Remove the ids that are expired at `now_ms`; checks every `CHECK_INTERVAL_MS`.
 
-        A table that cannot be read or written is logged and checked again an interval later.
+        If the table cannot be read or written, that is logged, and it is checked an interval later.
         """
         if now_ms < self._check_at_ms:
             return
@@ -46,12 +46,12 @@ class TransactionalIds:
             _log.info("transactional id expired", transactional_id=transactional_id)
 
     def _without(self, table: pa.Table, now_ms: int) -> tuple[pa.Table | None, list[str]]:
-        """Return the rows without expired ids, `None` where nothing changes, and those ids."""
+        """Return the rows without expired ids, `None` if nothing changes, and the expired ids."""
         rows: list[dict[str, Any]] = table.to_pylist()
         named = [row for row in rows if row["transactional_id"] is not None]
         undated = [row for row in named if row["used_at_ms"] is None]
         for row in undated:
-            # Of a version that did not note it: it counts from now.
+            # The row is of a version without this column: the id counts as used now.
             row["used_at_ms"] = now_ms
         expiration_ms = self._settings.transactional_id_expiration_ms
         columns = {"now_ms": now_ms, "transactional_id_expiration_ms": expiration_ms}

@@ -1,4 +1,4 @@
-"""`sparklog audit`: does everything in a cluster's tables agree?"""
+"""`sparklog audit`: checking a cluster's tables for consistency."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from sparklog.protocol.rules import Rules
 
 DISAGREES = 1
-"""The exit code where something disagrees."""
+"""The exit code if there are inconsistencies."""
 
 
 class Engine(str, Enum):
-    """What runs the rules."""
+    """The engine that runs the rules."""
 
     DUCKDB = "duckdb"
     SPARK = "spark"
@@ -26,21 +26,21 @@ class Engine(str, Enum):
 def audit(
     cluster: ClusterOption,
     engine: Annotated[
-        Engine, typer.Option(help="What runs the checks: this process, or Spark.")
+        Engine, typer.Option(help="The engine of the checks: this process, or Spark.")
     ] = Engine.DUCKDB,
     verify_files: Annotated[
         bool,
         typer.Option("--verify-files", help="Also read every batch file and compare its checksum."),
     ] = False,
 ) -> None:
-    """Check that everything in a cluster's tables agrees, and print what does not.
+    """Check a cluster's tables for consistency, and print the inconsistencies.
 
     High watermarks, log density, leader-epoch histories, checkpoints, leader
-    epochs and the agreement of the replicas are computed again from the logs. The
-    cluster may be running, or stopped; nothing is changed.
+    epochs and the agreement of the replicas are computed again from the logs.
+    The cluster may be running or stopped; nothing is changed.
 
-    Exits with 0 where nothing disagrees, 1 where something does, 2 where the
-    cluster cannot be read.
+    Exits with 0 if no inconsistencies are found, with 1 if there are some, and
+    with 2 if the cluster cannot be read.
     """
     from sparklog.maintenance import audit as auditing
 
@@ -53,7 +53,7 @@ def audit(
         typer.echo(" ".join(str(finding).split()))
     if findings:
         raise typer.Exit(DISAGREES)
-    typer.echo(f"Nothing disagrees: {partitions} partition{'' if partitions == 1 else 's'}.")
+    typer.echo(f"No inconsistencies found: {partitions} partition{'' if partitions == 1 else 's'}.")
 
 
 def _rules(engine: Engine) -> Rules:

@@ -1,4 +1,4 @@
-"""`sparklog brokers`: listing brokers, and ending one that does not come back."""
+"""`sparklog brokers`: listing brokers, and fencing and unregistering a broker that is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 
 if TYPE_CHECKING:
-    from sparklog.clients.admin import Admin
+    from sparklog.cluster.admin import Admin
 
 app = typer.Typer(no_args_is_help=True, help="List, fence and unregister brokers.")
 
@@ -55,10 +55,11 @@ def list_(
 
 @app.command()
 def fence(broker_id: _BrokerId, cluster: ClusterOption) -> None:
-    """Fence a broker that does not run, as after its session: others lead what it led.
+    """Fence a broker that is not running, as its session's end does: others lead its partitions.
 
-    Where its row says that it is alive this takes broker.session.timeout.ms, to be sure that it
-    does not run. A broker that is started again takes part again.
+    If its row says that it is alive, this takes broker.session.timeout.ms, to
+    be sure that it is not running. A fenced broker that is started again
+    rejoins the cluster.
     """
     with _admin(cluster) as admin:
         admin.fence_broker(broker_id)
@@ -71,12 +72,13 @@ def unregister(
     cluster: ClusterOption,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also where it has the only replica that is in sync."),
+        typer.Option("--force", help="Unregister it even if it has the only in-sync replica."),
     ] = False,
 ) -> None:
-    """Unregister a broker that does not run and does not come back.
+    """Unregister a broker that is not running and will not return.
 
-    No new topic is placed on it. Refused while it has a partition's only replica that is in sync.
+    New topics are no longer placed on it. Refused while it has the only in-sync
+    replica of a partition.
     """
     with _admin(cluster) as admin:
         replicas = admin.unregister_broker(broker_id, force=force)
@@ -88,7 +90,7 @@ def unregister(
 
 @contextmanager
 def _admin(text: str) -> Iterator[Admin]:
-    from sparklog.clients.admin import Admin
+    from sparklog.cluster.admin import Admin
 
     cluster = Cluster.of(text)
     with reaching(cluster.root):

@@ -19,7 +19,7 @@ _LogDir = Annotated[
     int | None,
     typer.Option(
         metavar="NUMBER",
-        help="Which of the broker's log.dirs, from 0 on; needed where it has several.",
+        help="The number of the log directory in log.dirs, from 0; required if there are several.",
     ),
 ]
 
@@ -31,7 +31,7 @@ def export(
     folder: Annotated[Path, typer.Option(help="A new or empty folder.")],
     log_dir: _LogDir = None,
 ) -> None:
-    """Write a broker's checkpoints into a folder, in the shape of a Kafka log directory."""
+    """Write a broker's checkpoints into a folder, in the format of a Kafka log directory."""
     from sparklog.maintenance.checkpoints import export_checkpoints
 
     named = Cluster.of(cluster)
@@ -49,8 +49,8 @@ def import_(
 ) -> None:
     """Replace a stopped broker's checkpoints by those in a folder, all of them or none.
 
-    What the folder does not name stays as it is. When the broker starts, its high watermarks are
-    cut at its log ends.
+    Replicas that the folder does not name are unchanged. When the broker
+    starts, its high watermarks are limited to its log ends.
     """
     from sparklog.maintenance.checkpoints import import_checkpoints
 

@@ -1,4 +1,4 @@
-"""The `--cluster` option: which cluster a command is about, and how to reach it."""
+"""The `--cluster` option: the cluster that a command acts on, and the connection to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from sparklog.errors import ConfigError, StorageError
+from sparklog.storage.location import Location, StorageOptions
 
 if TYPE_CHECKING:
-    from sparklog.clients.connection import Connection
+    from sparklog.cluster.connection import Connection
     from sparklog.config import Settings
-    from sparklog.storage.location import Location, StorageOptions
 
 ClusterOption = Annotated[
     str,
@@ -28,7 +28,7 @@ ClusterOption = Annotated[
 
 
 class Cluster(NamedTuple):
-    """A cluster as the command line names it: its root, and its settings where a file has them."""
+    """A cluster as the command line names it: its root, and a configuration file's settings."""
 
     root: str
     storage_options: StorageOptions
@@ -38,7 +38,7 @@ class Cluster(NamedTuple):
     def of(cls, text: str) -> Cluster:
         """Return the cluster whose root, or whose configuration file, is `text`.
 
-        Raises `ConfigError` where the file is missing or not usable.
+        Raises `ConfigError` if `text` is empty, or if the file is missing or not usable.
         """
         from sparklog.config import is_configuration_file, load_either
 
@@ -56,8 +56,8 @@ class Cluster(NamedTuple):
         return Location.of(uri or self.root, self.storage_options)
 
     def connect(self) -> Connection:
-        """Connect to the cluster; `StorageError` where there is none or it cannot be reached."""
-        from sparklog.clients.connection import Connection
+        """Connect to the cluster; raises `StorageError` if it is missing or unreachable."""
+        from sparklog.cluster.connection import Connection
 
         with reaching(self.root):
             return Connection(self.root, storage_options=self.storage_options)
@@ -65,16 +65,17 @@ class Cluster(NamedTuple):
 
 @contextmanager
 def reaching(uri: str) -> Iterator[None]:
-    """Say in one sentence why the store behind `uri` fails: `StorageError`."""
+    """Convert a failure of the store behind `uri` into a `StorageError` of one sentence."""
     import pyarrow as pa
-    from deltalake.exceptions import DeltaError
+
+    from sparklog.storage.errors import STORE_ERRORS
 
     try:
         yield
-    except (DeltaError, OSError, pa.ArrowException) as error:
+    except (*STORE_ERRORS, pa.ArrowException) as error:
         raise StorageError(f"{uri} cannot be reached: {_plain(error)}") from error
 
 
 def _plain(error: Exception) -> str:
-    """Return an error's text without the colours that delta-rs puts into it."""
+    """Return an error's text without delta-rs's colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", str(error))

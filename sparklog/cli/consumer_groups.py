@@ -1,4 +1,4 @@
-"""`sparklog consumer-groups`: listing, describing and deleting groups, setting their offsets."""
+"""`sparklog consumer-groups`: listing, describing, deleting groups, and resetting offsets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sparklog.cli.get_offsets import read_time_ms
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparklog.clients.connection import Connection
-    from sparklog.clients.group_admin import ResetTo
+    from sparklog.cluster.connection import Connection
+    from sparklog.groups.admin import ResetTo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,9 +27,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print a JSON array of objec
 
 @app.command("list")
 def list_(cluster: ClusterOption, as_json: _Json = False) -> None:
-    """Print all groups: their state, their generation, and how many members they have."""
+    """Print all groups with their state, generation and number of members."""
     from sparklog.cli import output
-    from sparklog.clients.group_admin import GroupAdmin
+    from sparklog.groups.admin import GroupAdmin
 
     with _connection(cluster) as connection:
         groups = GroupAdmin(connection).list_groups()
@@ -40,13 +40,13 @@ def list_(cluster: ClusterOption, as_json: _Json = False) -> None:
 
 @app.command()
 def describe(group: _Group, cluster: ClusterOption, as_json: _Json = False) -> None:
-    """Print how far a group has come in each partition that it reads or has committed.
+    """Print a group's position in each partition that it reads or has committed.
 
-    What Kafka's tool calls CURRENT-OFFSET is committed_offset here; its LOG-END-OFFSET is
-    high_watermark, and the lag is what lies between them.
+    committed_offset is CURRENT-OFFSET of Kafka's tool, high_watermark is its
+    LOG-END-OFFSET. The lag is the number of offsets between them.
     """
     from sparklog.cli import output
-    from sparklog.clients.committed_offsets import lag
+    from sparklog.groups.committed_offsets import lag
 
     with _connection(cluster) as connection:
         rows = lag(connection, group)
@@ -63,11 +63,12 @@ def describe(group: _Group, cluster: ClusterOption, as_json: _Json = False) -> N
 
 @app.command()
 def delete(group: _Group, cluster: ClusterOption) -> None:
-    """Delete a group that no member lives of, with its committed offsets.
+    """Delete a group without live members, with its committed offsets.
 
-    Where members are left that died, this takes their session.timeout.ms, to be sure of that.
+    If dead members are still registered, this takes their session.timeout.ms,
+    to be sure that they are dead.
     """
-    from sparklog.clients.group_admin import GroupAdmin
+    from sparklog.groups.admin import GroupAdmin
 
     with _connection(cluster) as connection:
         GroupAdmin(connection).delete(group)
@@ -86,23 +87,26 @@ def reset_offsets(
     to_offset: Annotated[int | None, typer.Option(metavar="N", help="To this offset.")] = None,
     shift_by: Annotated[
         int | None,
-        typer.Option(metavar="N", help="So many records on, or back where it is negative."),
+        typer.Option(metavar="N", help="By N offsets forward, or back if N is negative."),
     ] = None,
     to_datetime: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="To the first records that are not older; ISO 8601."),
+        typer.Option(
+            metavar="TIME", help="To the first records that are not older than this ISO 8601 time."
+        ),
     ] = None,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Do it; otherwise it is only shown.")
+        bool, typer.Option("--execute", help="Set the offsets; without it they are only shown.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Set the committed offsets of a group that no member lives of.
+    """Set the committed offsets of a group without live members.
 
-    Offsets outside of a log become its nearest end. A group that is not there is created.
+    An offset outside of a log becomes the nearest end of the log. A missing
+    group is created.
     """
     from sparklog.cli import output
-    from sparklog.clients.group_admin import GroupAdmin, ResetTo
+    from sparklog.groups.admin import GroupAdmin, ResetTo
 
     given = {
         "--to-earliest": ResetTo("earliest") if to_earliest else None,
@@ -127,13 +131,13 @@ def reset_offsets(
     }
     output.print_rows(resets, columns, as_json=as_json)
     if not execute and not as_json:
-        typer.echo("Nothing was changed: add --execute to do it.")
+        typer.echo("Nothing was changed: add --execute to set these offsets.")
 
 
 def _only(given: dict[str, ResetTo | None]) -> ResetTo:
     [*named] = (one for one in given.values() if one is not None)
     if len(named) != 1:
-        raise ConfigError(f"one of {', '.join(given)} is wanted: {len(named)} are given")
+        raise ConfigError(f"one of {', '.join(given)} is required: {len(named)} are given")
     return named[0]
 
 

@@ -26,12 +26,13 @@ def get_offsets(
 ) -> None:
     """Print an offset of each partition of a topic.
 
-    The latest is the high watermark; by time, the first committed record that is not older, NULL
-    where all are older.
+    The latest offset is the high watermark. The offset by time is that of the
+    first committed record that is not older than the time, or NULL if all
+    records are older.
     """
     from sparklog.cli import output
-    from sparklog.clients.committed_logs import CommittedLogs
-    from sparklog.clients.offsets import Offsets
+    from sparklog.cluster.committed_logs import CommittedLogs
+    from sparklog.cluster.offsets import Offsets
     from sparklog.model import TopicPartition
 
     time_ms = None if time in ("earliest", "latest") else read_time_ms(time, "--time")
@@ -54,18 +55,18 @@ def get_offsets(
 
 
 def read_time_ms(text: str, option: str) -> int:
-    """Return a time in ms since 1970; one without a time zone is UTC, as in Kafka's tools.
+    """Return a time in ms since 1970; a time without a time zone is UTC, as in Kafka's tools.
 
-    Raises `ConfigError` where `text` is none.
+    Raises `ConfigError` if `text` is not a time.
     """
     if re.fullmatch(r"\d{1,15}", text, re.ASCII):
         return int(text)
     try:
-        # Python 3.10 does not know the Z.
+        # Python 3.10 does not parse the suffix Z.
         found = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     except ValueError:
         raise ConfigError(
-            f"{option} {text!r} is no time: write it like 2026-01-31T12:00:00.000Z, or as ms "
+            f"{option} {text!r} is not a time: write it like 2026-01-31T12:00:00.000Z, or as ms "
             "since 1970"
         ) from None
     if found.tzinfo is None:

@@ -1,7 +1,7 @@
-"""The `sparklog` command: creating a cluster, its topics, and looking into its state.
+"""The `sparklog` command: creating a cluster and its topics, and inspecting its state.
 
-What a command needs is imported when it runs, so that help is there at once. Spark is needed only
-where it is asked for.
+The modules of a command are imported when it runs, so that help is printed at once. Spark is
+started only if an option requests it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparklog.errors import SparklogError, StorageError
 
 
 class Commands(TyperGroup):
-    """Commands whose errors, where they are foreseen, are one line and exit code 2."""
+    """Commands whose expected errors are printed as one line, with exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -51,9 +51,10 @@ app.command("get-offsets")(get_offsets)
 def format_(cluster: ClusterOption) -> None:
     """Create a cluster: the tables of its root, in a new or empty folder or prefix.
 
-    Brokers create their own roots when they start. A cluster that is there stays as it is.
+    Brokers create their own roots when they start. An existing cluster is not
+    changed.
     """
-    from sparklog.storage.roots import ClusterRoot
+    from sparklog.cluster.roots import ClusterRoot
 
     location = Cluster.of(cluster).location()
     with reaching(location.uri):
@@ -71,21 +72,23 @@ def query(
     statement: Annotated[str, typer.Argument(help="A SELECT statement, in DuckDB's SQL.")],
     cluster: ClusterOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of objects.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, NULL as nothing.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV; NULL is an empty field.")
+    ] = False,
 ) -> None:
-    """Ask a cluster's state a question in SQL.
+    """Run a SELECT statement over the cluster's tables, and print its rows.
 
-    The cluster's tables: brokers, controller, topics, partition_state,
+    Tables of the cluster root: brokers, controller, topics, partition_state,
     producer_ids, stream_writes, consumer_groups, consumer_group_heartbeats,
     consumer_offsets.
 
-    What each broker holds, with a broker_id column first:
-    high_watermark_checkpoint, leader_epoch_checkpoint, producer_state,
-    produce_requests, delayed_operations, and batches, the
-    record batches of its log. DESCRIBE shows a table's columns.
+    Tables of the broker roots, with broker_id as their first column:
+    high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
+    (the newest state, from the journals), producer_state, produce_requests, and
+    batches, one row per record batch. DESCRIBE shows a table's columns.
 
-    The records themselves are not offered, they need Spark: see the view
-    records of sparklog.clients.views.
+    A broker root that cannot be read is left out and named on stderr. Records
+    need Spark: see the view records of sparklog.cluster.views.
     """
     from sparklog.cli import output, sql
 

@@ -1,4 +1,4 @@
-"""Printing the rows of an answer: a table for people, JSON or CSV for programs."""
+"""Printing the rows of an answer: a table for terminals, JSON or CSV for programs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 100_000
-"""Columns of a terminal that is none: what goes to a file or another program is never folded."""
+"""The width in columns of output to a file or another program, so that lines are not folded."""
 
 
 def print_table(rows: pa.Table) -> None:
-    """Print `rows` as a table, numbers to the right, and how many there are."""
+    """Print `rows` as a table with right-aligned numbers, and the number of rows."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for field in rows.schema:
         is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         is_number = is_number or pa.types.is_decimal(field.type)
-        # Text objects, since a bracket in a value is no markup.
+        # Text objects, since brackets in a value are not markup.
         table.add_column(Text(field.name), justify="right" if is_number else "left")
     for row in _rows(rows):
         cells = (Text("NULL", "dim") if value is None else Text(_text(value)) for value in row)
@@ -41,7 +41,7 @@ def print_table(rows: pa.Table) -> None:
 
 
 def print_rows(rows: Iterable[Sequence[Any]], columns: Mapping[str, str], *, as_json: bool) -> None:
-    """Print rows as JSON or as a table; `columns` are their names and Arrow's names of types."""
+    """Print rows as JSON or as a table; `columns` maps their names to names of Arrow types."""
     lists = {"list<string>": pa.list_(pa.string())}
     schema = pa.schema([pa.field(name, lists.get(of, of)) for name, of in columns.items()])
     named = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -61,7 +61,7 @@ def print_csv(rows: pa.Table) -> None:
 
 
 def print_json(rows: pa.Table) -> None:
-    """Print `rows` as a JSON array of objects, one a line; a column's second namesake is `_1`."""
+    """Print `rows` as a JSON array, one object per line; a second column of a name gets `_1`."""
     names: list[str] = []
     for name in rows.column_names:
         candidates = (f"{name}_{number}" if number else name for number in itertools.count())
@@ -86,7 +86,7 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> Any:
-    """Return `value` as JSON has it: DuckDB's sums are decimals, and JSON knows no NaN."""
+    """Return `value` in JSON's types: DuckDB's sums are decimals, and JSON has no NaN."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Decimal):

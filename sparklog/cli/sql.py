@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.cluster import Cluster, reaching
-from sparklog.clients.views import BROKER_VIEWS
+from sparklog.cluster.views import BROKER_VIEWS
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
@@ -27,28 +26,29 @@ from sparklog.model import (
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog, index_table
 from sparklog.storage.request_files import read_requests
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-"""What may be asked; to DuckDB also DESCRIBE, SUMMARIZE, SHOW, FROM and WITH are selects."""
+"""The permitted statements; DuckDB types DESCRIBE, SUMMARIZE, SHOW, FROM and WITH as SELECT."""
 
 
-class Answer(NamedTuple):
-    """What a statement gave, and a line for each broker root that could not be read for it."""
+class QueryResult(NamedTuple):
+    """The rows of a statement, and a line for each broker root that could not be read for it."""
 
     rows: pa.Table
     left_out: list[str]
 
 
-def query(statement: str, cluster: Cluster) -> Answer:
-    """Run one SELECT statement over the tables of `cluster`; only those it names are read.
+def query(statement: str, cluster: Cluster) -> QueryResult:
+    """Run one SELECT statement over the tables of `cluster`; only tables that it names are read.
 
-    Raises `SparklogError` where the statement cannot be run, `StorageError` where the cluster
-    cannot be reached.
+    Raises `SparklogError` if the statement cannot be run, `StorageError` if the cluster cannot be
+    reached.
     """
     tables = _Tables(cluster)
-    # A name that is no table must be refused, not found among this program's own variables.
+    # An unknown table must be an error, and not be searched among this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
@@ -62,33 +62,33 @@ def query(statement: str, cluster: Cluster) -> Answer:
                 if table.failure is not None:
                     raise table.failure from None
             raise _refusal(error, list(tables.by_name)) from None
-    return Answer(rows, list(tables.left_out.values()))
+    return QueryResult(rows, list(tables.left_out.values()))
 
 
 def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
     unknown = re.search(r"Table with name (.+?) does not exist", str(error))
     if unknown is None:
-        # What follows is a picture of the statement, which one line cannot show.
+        # The rest of the message shows the statement on several lines.
         sentence = str(error).split("\n\nLINE ", maxsplit=1)[0]
         return SparklogError(f"the statement cannot be run: {sentence}")
     name = unknown[1].strip('"')
     if name.lower() in ("records", "log"):
         return SparklogError(
-            "records are read with Spark: see the view `records` of sparklog.clients.views, or "
+            "records are read with Spark: see the view `records` of sparklog.cluster.views, or "
             "query `batches`"
         )
     return SparklogError(f"there is no table {name!r}; the tables are: {', '.join(sorted(names))}")
 
 
 class _LazyTable:
-    """A table that is loaded when a statement reads it: DuckDB asks for Arrow's C stream then."""
+    """A table that is loaded when a statement reads it: DuckDB requests Arrow's C stream then."""
 
     def __init__(self, columns: pa.Schema, load: Callable[[], pa.Table]) -> None:
         self._columns = columns
         self._load = load
         self._rows: pa.Table | None = None
         self.failure: SparklogError | None = None
-        """Why it could not be loaded; DuckDB keeps only the text of an exception."""
+        """The error of loading the table; DuckDB keeps only the text of an exception."""
 
     def __arrow_c_schema__(self) -> Any:
         return self._columns.__arrow_c_schema__()
@@ -104,13 +104,13 @@ class _LazyTable:
 
 
 class _Tables:
-    """The tables of a cluster, by the names that statements know them by."""
+    """The tables of a cluster, by their names in statements."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._connection = cluster.connect()
         self.left_out: dict[str, str] = {}
-        """Why a broker root was left out, by its URI."""
+        """The reason why a broker root was left out, by its URI."""
         self.by_name: dict[str, _LazyTable] = {
             schema.name: _LazyTable(schema.columns, partial(self._cluster_table, schema))
             for schema in CLUSTER_TABLES
@@ -133,7 +133,7 @@ class _Tables:
             return _read_table(schema, location)
 
     def _broker_table(self, columns: pa.Schema, read: Callable[[Location], pa.Table]) -> pa.Table:
-        """Read one table of all broker roots, side by side, and put `broker_id` before it."""
+        """Read one table of all broker roots in parallel, and prepend the column `broker_id`."""
         with reaching(self._cluster.root):
             brokers = self._connection.metadata().brokers.values()
         roots = [
@@ -141,8 +141,10 @@ class _Tables:
             for one in brokers
             for uri in one.online_roots.values()
         ]
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            parts = pool.map(lambda root: self._part(columns, read, *root), roots)
+        # Whole tables are opened and read, which takes long on a local file system as well.
+        parts = map_in_parallel(
+            lambda root: self._part(columns, read, *root), roots, 0, is_local=False
+        )
         found = [part for part in parts if part is not None]
         return pa.concat_tables(found) if found else columns.empty_table()
 

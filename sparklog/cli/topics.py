@@ -13,7 +13,7 @@ from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
-    from sparklog.clients.admin import Admin, TopicDescription
+    from sparklog.cluster.admin import Admin, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and describe topics.")
 
@@ -41,7 +41,7 @@ def create(
         typer.Option(metavar="KEY=VALUE", help="One of Kafka's topic keys; may be repeated."),
     ] = None,
 ) -> None:
-    """Create a topic: its replicas are placed on the live brokers, its leaders elected."""
+    """Create a topic: place its replicas on the live brokers, and elect its leaders."""
     configs = _configs(config or [])
     assignment = None if replica_assignment is None else _assignment(replica_assignment)
     with _admin(cluster) as admin:
@@ -53,7 +53,7 @@ def create(
 
 @app.command("list")
 def list_(cluster: ClusterOption) -> None:
-    """Print the names of all topics, one a line."""
+    """Print the names of all topics, one per line."""
     with _admin(cluster) as admin:
         names = admin.list_topics()
     for name in names:
@@ -63,10 +63,10 @@ def list_(cluster: ClusterOption) -> None:
 @app.command()
 def describe(
     cluster: ClusterOption,
-    name: Annotated[str | None, typer.Argument(help="A topic; all where left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A topic; by default all topics.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of topics.")] = False,
 ) -> None:
-    """Describe a topic, or all of them, in the form of Kafka's own tool."""
+    """Describe a topic, or all topics, in the format of Kafka's tool."""
     with _admin(cluster) as admin:
         names = admin.list_topics() if name is None else [name]
         found = [admin.describe_topic(one) for one in names]
@@ -79,7 +79,7 @@ def describe(
 
 @contextmanager
 def _admin(text: str) -> Iterator[Admin]:
-    from sparklog.clients.admin import Admin
+    from sparklog.cluster.admin import Admin
 
     cluster = Cluster.of(text)
     with reaching(cluster.root):
@@ -92,7 +92,7 @@ def _configs(texts: Sequence[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ConfigError(
-                f"--config {text!r} is no key=value: write it as in --config min.insync.replicas=2"
+                f"--config {text!r} is not key=value: write it as in --config min.insync.replicas=2"
             )
         if key in configs:
             raise ConfigError(f"--config {key} is given twice: give it once")
@@ -101,7 +101,7 @@ def _configs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _assignment(text: str) -> dict[int, list[int]]:
-    """Read Kafka's form: partitions separated by commas, the replicas of each by colons."""
+    """Parse Kafka's format: partitions separated by commas, the replicas of each by colons."""
     try:
         return {
             partition: [int(broker_id) for broker_id in replicas.split(":")]

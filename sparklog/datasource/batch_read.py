@@ -1,51 +1,51 @@
-"""A batch query: from where to where each partition is read, decided once."""
+"""A batch query: the offset range of each partition, determined once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparklog.clients.connection import Visible
+from sparklog.cluster.connection import Visible
 from sparklog.datasource.data_loss import DataLoss
 from sparklog.datasource.kept_logs import with_logs
+from sparklog.datasource.offset_reader import OffsetReader, Seen
 from sparklog.datasource.options import AtOffsets, ReadOptions
 from sparklog.datasource.read_plan import plan_tasks
 from sparklog.datasource.read_task import OffsetRange, ReadTask
 from sparklog.datasource.starting_points import ending_offsets, starting_offsets
-from sparklog.datasource.subscription import Seen, Subscription
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
 
 def plan_batch(options: ReadOptions) -> list[ReadTask]:
-    """Return what each task of a batch query reads; raises as the two below do."""
-    return with_logs(options.cluster, lambda logs: _tasks(Subscription(options, logs)))
+    """Return the tasks of a batch query; raises as the two functions below do."""
+    return with_logs(options.cluster, lambda logs: _tasks(OffsetReader(options, logs)))
 
 
-def _tasks(subscription: Subscription) -> list[ReadTask]:
-    seen = seen_by_batch(subscription)
-    return plan_tasks(subscription, seen, batch_ranges(subscription, seen))
+def _tasks(offset_reader: OffsetReader) -> list[ReadTask]:
+    seen = seen_by_batch(offset_reader)
+    return plan_tasks(offset_reader, seen, batch_ranges(offset_reader, seen))
 
 
-def seen_by_batch(subscription: Subscription) -> Seen:
-    """Return what may be seen of the partitions that a batch query reads.
+def seen_by_batch(offset_reader: OffsetReader) -> Seen:
+    """Return the replicas and offsets that a batch query may read, by partition.
 
-    Raises UNKNOWN_TOPIC_OR_PARTITION, and what keeps a partition from being seen.
+    Raises UNKNOWN_TOPIC_OR_PARTITION, and the error that keeps a partition from being read.
     """
-    ending = subscription.options.ending
+    ending = offset_reader.options.ending
     positions = ending.positions if isinstance(ending, AtOffsets) else {}
     needed = {key: one.offset for key, one in positions.items()}
-    return subscription.visible(subscription.partitions(), needed)
+    return offset_reader.visible(offset_reader.partitions(), needed)
 
 
-def batch_ranges(subscription: Subscription, seen: Seen) -> list[OffsetRange]:
-    """Return from where to where each partition is read.
+def batch_ranges(offset_reader: OffsetReader, seen: Seen) -> list[OffsetRange]:
+    """Return the offset range of each partition.
 
-    Raises `ConfigError` where the options do not fit the partitions, `DataLossError` where they ask
-    for records that are not there, and what `starting_offsets` raises.
+    Raises `ConfigError` if the options do not fit the partitions, `DataLossError` if they request
+    records that do not exist, and as `starting_offsets` does.
     """
-    loss = DataLoss(subscription.options.fail_on_data_loss)
-    starts = starting_offsets(subscription, seen, loss)
-    ends = ending_offsets(subscription, seen, loss)
+    loss = DataLoss(offset_reader.options.fail_on_data_loss)
+    starts = starting_offsets(offset_reader, seen, loss)
+    ends = ending_offsets(offset_reader, seen, loss)
     return [_range(key, one, starts, ends, loss) for key, one in seen.items()]
 
 
@@ -64,7 +64,7 @@ def _range(
         )
     if end > seen.high_watermark:
         loss.report(
-            f"records up to {end - 1} of {key} are asked for, but its high watermark is "
+            f"records up to {end - 1} of {key} are requested, but its high watermark is "
             f"{seen.high_watermark}"
         )
     return OffsetRange(key, start, min(end, seen.high_watermark))

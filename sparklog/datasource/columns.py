@@ -1,4 +1,4 @@
-"""The columns of `format("sparklog")`: those of Spark's Kafka source, names, types and all."""
+"""The columns of `format("sparklog")`: names and types are those of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _HEADERS = (
 )
 
 CREATE_TIME = 0
-"""Kafka's number of the only type of timestamp that there is here: the producer's."""
+"""Kafka's number of the only timestamp type that is supported: the producer's time."""
 
 
 def ddl(*, include_headers: bool) -> str:
-    """Return the columns as Spark declares them."""
+    """Return the columns in Spark's DDL."""
     return ", ".join(f"{name} {type_}" for name, type_, _ in _columns(include_headers))
 
 
 def arrow_schema(*, include_headers: bool) -> pa.Schema:
-    """Return the columns as Arrow has them; Spark takes no others."""
+    """Return the columns as an Arrow schema; Spark accepts no other."""
     return pa.schema([(name, type_) for name, _, type_ in _columns(include_headers)])
 
 
 def check_schema(given: str, *, include_headers: bool) -> None:
-    """Refuse a schema of the user's own, as Spark's Kafka source does: `ConfigError`.
+    """Raise `ConfigError` for a schema of the user's own, as Spark's Kafka source does.
 
     `given` is Spark's `simpleString` of it.
     """
@@ -45,7 +45,7 @@ def check_schema(given: str, *, include_headers: bool) -> None:
     if given != f"struct<{','.join(members)}>":
         raise ConfigError(
             "format('sparklog') has a fixed schema: leave .schema(...) out, and cast or select "
-            "columns of what is read"
+            "columns of the DataFrame"
         )
 
 

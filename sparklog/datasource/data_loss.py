@@ -1,8 +1,7 @@
-"""Records that are gone before they were read: found by topic id and leader epoch, and reported.
+"""Records that were lost before they were read: detection by topic id and leader epoch, reports.
 
-A position carries the leader epoch of the record before it. Records that were read have been
-replaced since, by an unclean election, where the leader's history says that this epoch ended
-before the position, and where the leader's log never had this epoch (KIP-320).
+A position carries the leader epoch of the record before it. With it `divergences` finds records
+that were read and that an unclean election has replaced since (KIP-320).
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparklog.clients.connection import Connection, Visible
-from sparklog.datasource.offsets import NO_EPOCH, NO_OFFSET, Position
+from sparklog.cluster.connection import Connection, Visible
+from sparklog.datasource.offsets import Position
 from sparklog.errors import SparklogError
-from sparklog.model import EpochEntry, TopicIdPartition, TopicPartition
+from sparklog.model import TopicPartition
+from sparklog.protocol.consume.divergence import ReadPosition, divergences, epoch_before
 
 
 class DataLossError(SparklogError):
@@ -23,23 +23,17 @@ class DataLossError(SparklogError):
 
 @dataclass(frozen=True)
 class DataLoss:
-    """What is done about records that are gone."""
+    """The reaction to lost records."""
 
     is_fatal: bool
 
     def report(self, what: str) -> None:
-        """Say what was lost: raise `DataLossError`, or warn where the options want to go on."""
+        """Report a loss: raise `DataLossError`, or warn if `failOnDataLoss` is false."""
         if self.is_fatal:
             raise DataLossError(
-                f"{what}; to go on without what is lost, set option failOnDataLoss to false"
+                f"{what}; to continue without lost records, set option failOnDataLoss to false"
             )
-        warnings.warn(f"{what}; going on, since failOnDataLoss is false", stacklevel=2)
-
-
-def epoch_before(offset: int, epochs: tuple[EpochEntry, ...]) -> EpochEntry:
-    """Return the leader epoch of the record before `offset`, by a history (oldest first)."""
-    started = [entry for entry in epochs if entry.start_offset < offset]
-    return started[-1] if started else EpochEntry(NO_EPOCH, NO_OFFSET)
+        warnings.warn(f"{what}; continuing, since failOnDataLoss is false", stacklevel=2)
 
 
 def position_at(offset: int, seen: Visible) -> Position:
@@ -53,10 +47,10 @@ def sound_offsets(
     seen: Mapping[TopicPartition, Visible],
     loss: DataLoss,
 ) -> dict[TopicPartition, int]:
-    """Return from where on nothing was read, by partition, reporting what has been lost.
+    """Return the first offset to read of each partition, and report lost records.
 
-    That is the position itself while all is well; the point of divergence after a truncation; the
-    start of the log where the topic was made anew, or where the log begins later by now.
+    It is the position itself if nothing was lost, and the point of divergence after a truncation.
+    It is the log start offset if the topic was recreated, or if the log now begins later.
     """
     replaced = replaced_from(connection, positions, seen)
     offsets = {}
@@ -65,8 +59,8 @@ def sound_offsets(
         offset, start = position.offset, visible.log_start_offset
         if position.topic_id not in ("", visible.state.topic_id):
             loss.report(
-                f"topic {key.topic} was deleted and created again: what partition {key.partition} "
-                f"held of the old one from offset {offset} on is lost"
+                f"topic {key.topic} was deleted and created again: the old records of partition "
+                f"{key.partition} from offset {offset} on are lost"
             )
             offset = start
         elif key in replaced:
@@ -83,13 +77,13 @@ def sound_offsets(
 
 
 def replaced_sentence(key: TopicPartition, offset: int, replaced: int) -> str:
-    """Say that of the records below `offset` those from `replaced` on are others now."""
+    """Return the message that the records from `replaced` on, below `offset`, were replaced."""
     records = (
         f"records {replaced} to {offset - 1}" if replaced < offset else f"records below {offset}"
     )
     return (
-        f"the log of {key} was truncated: {records}, which were read, are replaced by others, "
-        "after an unclean election"
+        f"the log of {key} was truncated after an unclean election: {records}, which were read, "
+        "are replaced by others"
     )
 
 
@@ -100,54 +94,23 @@ def replaced_from(
 ) -> dict[TopicPartition, int]:
     """Return the first replaced offset of each partition in which records that were read changed.
 
-    It is the position itself where it is only known that records below it were replaced: the
-    leader's log never had the position's epoch, and the position does not say where that began.
+    It is the position itself if it is only known that records below it were replaced: the leader's
+    log never had the position's epoch, and the position does not have the start of that epoch.
     """
-    asked = {
-        seen[key].state.key: (key, position)
-        for key, position in positions.items()
-        if position.leader_epoch != NO_EPOCH and position.topic_id == seen[key].state.topic_id
-    }
-    # The history answers at once for a position whose epoch the log has at the same offset.
-    asked = {
-        of_id: (key, position)
-        for of_id, (key, position) in asked.items()
-        if epoch_before(position.offset, seen[key].epochs).epoch != position.leader_epoch
-    }
-    if not asked:
-        return {}
-    answers = connection.rules.run(
-        "end_offset_for_epoch",
-        asked=[
-            {
-                "topic_id": of_id.topic_id,
-                "partition": of_id.partition,
-                "asked_epoch": position.leader_epoch,
-                "log_end_offset": seen[key].high_watermark,
-            }
-            for of_id, (key, position) in asked.items()
-        ],
-        entries=[
-            {
-                "topic_id": of_id.topic_id,
-                "partition": of_id.partition,
-                "epoch": entry.epoch,
-                "start_offset": entry.start_offset,
-            }
-            for of_id, (key, _) in asked.items()
-            for entry in seen[key].epochs
-        ],
+    names = {seen[key].state.key: key for key in positions}
+    diverged = divergences(
+        connection.rules,
+        {
+            of_id: ReadPosition(
+                fetch_offset=positions[key].offset,
+                leader_epoch=positions[key].leader_epoch,
+                epoch_start_offset=positions[key].known_epoch_start,
+                # A position beyond the high watermark of the replica that is read is not diverged.
+                log_end_offset=None,
+                epochs=seen[key].epochs,
+            )
+            for of_id, key in names.items()
+            if positions[key].topic_id == of_id.topic_id
+        },
     )
-    replaced = {}
-    for row in answers:
-        key, position = asked[TopicIdPartition(row["topic_id"], row["partition"])]
-        # -1: the log has no epoch so old, so that nothing of what was read is known to be in it.
-        end = max(row["end_offset"], 0)
-        if row["epoch"] == position.leader_epoch:
-            if end < position.offset:
-                replaced[key] = end
-            continue
-        # The log has no record of the epoch: all that was read of it is replaced.
-        start = position.offset if position.epoch_start == NO_OFFSET else position.epoch_start
-        replaced[key] = min(end, start, position.offset)
-    return replaced
+    return {names[of_id]: one.replaced_offset for of_id, one in diverged.items()}

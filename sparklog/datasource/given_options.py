@@ -1,4 +1,4 @@
-"""Options as they were given: each is known by its name, or refused by it."""
+"""Given options: names are checked, and unsupported ones are refused by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Value = TypeVar("_Value")
 class GivenOptions:
     """The options that were given, by canonical name; names are case-insensitive, as in Spark.
 
-    Parameters: `known`, the options that are honoured, as they are written; `instead`, what to do
-    instead of one that is refused, by its name in lower case. Raises `ConfigError` for all others.
+    Parameters: `known`, the supported options in their spelling; `instead`, the alternatives to
+    unsupported options, by name in lower case. Raises `ConfigError` for options that are not known.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class GivenOptions:
         return name in self._values
 
     def text(self, name: str) -> str:
-        """Return an option's value; `ConfigError` where it is empty."""
+        """Return an option's value; `ConfigError` if it is empty."""
         value = self._values[name].strip()
         if not value:
             raise ConfigError(f"option {name} is empty: give it a value or leave it out")
         return value
 
     def get(self, name: str, read: Callable[[str, str], _Value], default: _Value) -> _Value:
-        """Return what `read` makes of an option's value and name, or `default`."""
+        """Return an option's value as converted by `read`, or `default` if it is not given."""
         return read(self.text(name), name) if name in self else default
 
     def cluster(self) -> str:
-        """Return which cluster is meant; `ConfigError` where the option is missing."""
+        """Return the value of option cluster; `ConfigError` if it is missing."""
         if "cluster" not in self:
             raise ConfigError(
                 "option cluster is missing: name the cluster's root (a path or URI) or its "
@@ -57,10 +57,12 @@ def _refusal(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str
         return f"option {name} is not supported: {instead[lower]}"
     if lower.startswith("kafka."):
         return (
-            f"option {name} is not supported, for no Kafka client is at work here: leave it out, "
-            "or see which option of format('sparklog') does the same"
+            f"option {name} is not supported, since no Kafka client is used: leave it out, or use "
+            "the option of format('sparklog') for the same purpose"
         )
     canonical = {one.lower(): one for one in known}
     close = difflib.get_close_matches(lower, list(canonical), n=1)
-    hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {', '.join(known)}"
+    hint = (
+        f"did you mean {canonical[close[0]]}?" if close else f"known options are {', '.join(known)}"
+    )
     return f"option {name} is unknown: {hint}"

@@ -1,32 +1,32 @@
-"""How far a stream has come, published as the committed offsets of a group.
+"""The progress of a stream, published as the committed offsets of a group.
 
-Nothing is read from them: a stream goes on from its checkpoint. They let others see its lag.
+The stream does not read them: it continues from its checkpoint. They show its lag to others.
 """
 
 from __future__ import annotations
 
 import warnings
 
-from sparklog.broker.leader_roots import UNREADABLE
-from sparklog.clients.committed_offsets import (
+from sparklog.cluster.connection import Connection
+from sparklog.datasource.offsets import StreamOffset
+from sparklog.datasource.options import ReadOptions
+from sparklog.errors import SparklogError
+from sparklog.groups.committed_offsets import (
     CommittedOffsets,
     OffsetAndMetadata,
     commit_as_no_member,
 )
-from sparklog.clients.connection import Connection
-from sparklog.clients.consumer_group import ConsumerGroups
-from sparklog.datasource.offsets import StreamOffset
-from sparklog.datasource.options import ReadOptions
-from sparklog.errors import SparklogError
+from sparklog.groups.group import ConsumerGroups
 from sparklog.model import TopicIdPartition, new_id
+from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.location import one_line
 
 
 class GroupProgress:
-    """The group of one stream, if its options want one.
+    """The group of one stream, if its options name one.
 
-    `kafka.group.id` names it; `groupIdPrefix` is followed by an id of the stream's own, which its
-    checkpoint keeps. As in Spark's Kafka connector the former wins.
+    `kafka.group.id` is its name; `groupIdPrefix` is followed by the stream's own id, which its
+    checkpoint keeps. As in Spark's Kafka connector the former takes precedence.
     """
 
     def __init__(self, options: ReadOptions, connection: Connection) -> None:
@@ -37,27 +37,27 @@ class GroupProgress:
         self._published: StreamOffset | None = None
 
     def stream_id(self, begun: StreamOffset | None = None) -> str:
-        """Return the id of the stream that has come to `begun`, a new one where it needs one."""
+        """Return the id of the stream at `begun`, or a new one; empty if it needs none."""
         if begun is not None and begun.stream_id:
             return begun.stream_id
         return new_id() if self._options.group_id_prefix is not None else ""
 
     def group_id(self, reached: StreamOffset) -> str | None:
-        """Return the group's name, or `None` where nothing is to be published."""
+        """Return the group's name, or `None` if nothing is to be published."""
         prefix = self._options.group_id_prefix
         if self._options.group_id is not None or prefix is None:
             return self._options.group_id
         return f"{prefix}-{reached.stream_id}" if reached.stream_id else None
 
     def note(self, reached: StreamOffset) -> None:
-        """Publish what was reached, once: what fails is left to the next micro-batch."""
+        """Publish a reached offset at most once; after a failure, a later offset is published."""
         if reached != self._tried:
             self.publish(reached)
 
     def publish(self, reached: StreamOffset) -> None:
-        """Commit what was reached as an application does that is no member of the group.
+        """Commit the reached offset, as an application that is no member of the group does.
 
-        Where a stream begins is nothing that was reached. What fails is a warning.
+        The offset at which a stream begins is not published. A failure is a warning.
         """
         self._tried = reached
         group_id = self.group_id(reached)

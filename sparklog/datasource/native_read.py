@@ -1,4 +1,4 @@
-"""`sparklog.read`: a batch read by Spark's own scan of the batch files, at Spark's own speed."""
+"""`sparklog.read`: a batch read by Spark's own Parquet scan of the batch files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from sparklog.clients.arguments import check_session
-from sparklog.clients.spark_consumer import RecordRange, scan_records
+from sparklog.cluster.arguments import check_session
+from sparklog.consumer.spark import RecordRange, scan_records
 from sparklog.datasource.batch_read import batch_ranges, seen_by_batch
 from sparklog.datasource.columns import ddl
 from sparklog.datasource.kept_logs import with_logs
+from sparklog.datasource.offset_reader import OffsetReader
 from sparklog.datasource.options import parse_read_options
-from sparklog.datasource.subscription import Subscription
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +22,42 @@ if TYPE_CHECKING:
 def read(spark: SparkSession, **options: object) -> DataFrame:
     """Return committed records with the columns of `spark.read.format("sparklog")`.
 
-    The options are those of the format, with the same meaning; JSON may be given as a dict. Where
-    to start and end is decided by this call. Filters and columns are pushed down by Spark, which
-    reaches object stores with its own settings. Raises `ConfigError` for an option that is wrong,
-    and whatever a batch read of the format raises.
+    The start and end offsets are determined by this call. Spark pushes filters and columns down,
+    and accesses object stores with its own settings.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session.
+    **options
+        The read options of a batch, see `pyspark_sparklog.DefaultSource`, except minPartitions and
+        maxRecordsPerPartition. JSON may be given as a dict, and lists of topics as a list.
+
+    Returns
+    -------
+    DataFrame
+        The columns are those of Spark's Kafka source: key, value, topic, partition, offset,
+        timestamp, timestampType and, with includeHeaders, headers.
+
+    Raises
+    ------
+    ConfigError
+        An option is unknown, missing or has an unusable value.
+    ProtocolError
+        UNKNOWN_TOPIC_OR_PARTITION; LEADER_NOT_AVAILABLE or OFFSET_NOT_AVAILABLE after
+        fetchOffset.numRetries retries.
+
+    Examples
+    --------
+    >>> from sparklog import read
+    >>> frame = read(
+    ...     spark,
+    ...     cluster="sparklog-data/cluster",
+    ...     subscribe="clicks",
+    ...     startingOffsets={"clicks": {"0": 1, "1": -2}},
+    ... )
+    >>> [bytes(row.value) for row in frame.orderBy("offset").collect()]
+    [b'second', b'third']
     """
     check_session(spark)
     if "cluster" in options and not isinstance(options["cluster"], str | os.PathLike):
@@ -40,21 +72,21 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
             "options minPartitions and maxRecordsPerPartition have no meaning for sparklog.read, "
             "where Spark splits files by itself: repartition the DataFrame"
         )
-    return with_logs(parsed.cluster, lambda logs: _frame(spark, Subscription(parsed, logs)))
+    return with_logs(parsed.cluster, lambda logs: _frame(spark, OffsetReader(parsed, logs)))
 
 
-def _frame(spark: SparkSession, subscription: Subscription) -> DataFrame:
-    """Return the records that a subscription's options ask for."""
-    seen = seen_by_batch(subscription)
+def _frame(spark: SparkSession, offset_reader: OffsetReader) -> DataFrame:
+    """Return the records that a reader's options select."""
+    seen = seen_by_batch(offset_reader)
     ranges = [
         RecordRange(seen[one.partition], one.start, one.end)
-        for one in batch_ranges(subscription, seen)
+        for one in batch_ranges(offset_reader, seen)
         if one.size > 0
     ]
-    include_headers = subscription.options.include_headers
+    include_headers = offset_reader.options.include_headers
     if not ranges:
         return spark.createDataFrame([], ddl(include_headers=include_headers))
-    return scan_records(spark, subscription.logs, ranges, include_headers=include_headers)
+    return scan_records(spark, offset_reader.logs, ranges, include_headers=include_headers)
 
 
 def _text(value: object) -> str:

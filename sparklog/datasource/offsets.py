@@ -1,9 +1,9 @@
-"""Offsets as JSON: what users write into options, and what Spark keeps in a checkpoint.
+"""Offsets as JSON: in options, and in Spark's checkpoints.
 
-Both are the familiar JSON of Spark's Kafka connector, `{"topic": {"0": 23, "1": -2}}`. Ours has
-one more member, `@sparklog`, whose name no topic can bear. It holds the topics' ids, the leader
-epoch of the record before each offset, and the offset at which that epoch began, by which a topic
-that was made anew and a truncation are found (KIP-320).
+Both are the JSON of Spark's Kafka connector, `{"topic": {"0": 23, "1": -2}}`, with one more member,
+`@sparklog`, which cannot be a topic's name. It holds the topics' ids, the leader epoch of the
+record before each offset, and the offset at which that epoch began. By these a recreated topic and
+a truncation are detected (KIP-320).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ EARLIEST = -2
 """In JSON: the log start offset."""
 
 IDENTITY = "@sparklog"
-"""The member of an offset's JSON that says more than the offsets."""
+"""The member of an offset's JSON with topic ids and leader epochs."""
 
 NO_EPOCH = -1
 """The leader epoch of a position that is not known to follow any record."""
 
 NO_OFFSET = -1
-"""The start offset of a leader epoch of which it is not known."""
+"""The start offset of a leader epoch whose start is not known."""
 
 
 class Position(NamedTuple):
-    """Where a reader stands in a partition: everything below `offset` was read.
+    """A reader's position in a partition: all records below `offset` were read.
 
-    `leader_epoch` is that of the record before it and `epoch_start` the first offset of that
-    epoch, -1 where it is not known; `topic_id` is empty where it is not known.
+    `leader_epoch` is that of the record before it and `epoch_start` the first offset of that epoch,
+    -1 if it is not known; `topic_id` is empty if it is not known.
     """
 
     offset: int
@@ -44,18 +44,23 @@ class Position(NamedTuple):
     leader_epoch: int = NO_EPOCH
     epoch_start: int = NO_OFFSET
 
+    @property
+    def known_epoch_start(self) -> int | None:
+        """`epoch_start`, or `None` if it is unknown."""
+        return None if self.epoch_start == NO_OFFSET else self.epoch_start
+
 
 Positions = Mapping[TopicPartition, Position]
 
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """Where a stream stands: what Spark writes to the checkpoint for each micro-batch.
+    """The position of a stream, which Spark writes to the checkpoint for each micro-batch.
 
-    `is_initial` marks the offset that a query begins at; the end of its first micro-batch bears it
-    as `started_at`, for Spark does not keep it and would ask for it again after a crash.
-    `stream_id` is what makes the name of the stream's group its own (groupIdPrefix); empty where
-    none was wanted yet.
+    `is_initial` marks the offset at which a query begins. The end of its first micro-batch carries
+    that offset as `started_at`: Spark does not keep it, and would ask for it again after a crash.
+    `stream_id` makes the name of the stream's group unique (groupIdPrefix); it is empty if it was
+    not needed yet.
     """
 
     positions: Positions
@@ -80,7 +85,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StreamOffset:
-        """Return the offset that `to_json` made `values` of; a plain Kafka one is taken, too."""
+        """Return the offset that `to_json` made `values` of; the Kafka connector's is valid."""
         identity = values.get(IDENTITY, {})
         started_at = identity.get("started_at")
         return cls(
@@ -92,8 +97,8 @@ class StreamOffset:
 
 
 def parse_assignment(text: str, option: str) -> dict[str, tuple[int, ...]]:
-    """Return the partitions by topic that `{"topic": [0, 1]}` names; `ConfigError` otherwise."""
-    wanted = f'option {option} must look like {{"topicA":[0,1],"topicB":[2,4]}}'
+    """Return the partitions by topic of `{"topic": [0, 1]}`; `ConfigError` for another form."""
+    wanted = f'option {option} must have the form {{"topicA":[0,1],"topicB":[2,4]}}'
     result = {}
     for topic, partitions in _object(text, wanted).items():
         if not isinstance(partitions, list) or not all(map(_is_offset, partitions)):
@@ -105,11 +110,13 @@ def parse_assignment(text: str, option: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_offsets(text: str, option: str) -> Positions:
-    """Return the positions that `{"topic": {"0": 23, "1": -1}}` names; `ConfigError` otherwise.
+    """Return the positions of `{"topic": {"0": 23, "1": -1}}`; `ConfigError` for another form.
 
-    An offset out of a query's progress or checkpoint is taken as it is.
+    An offset copied from a query's progress or checkpoint is valid.
     """
-    wanted = f'option {option} must look like {{"topicA":{{"0":23,"1":-1}},"topicB":{{"0":-2}}}}'
+    wanted = (
+        f'option {option} must have the form {{"topicA":{{"0":23,"1":-1}},"topicB":{{"0":-2}}}}'
+    )
     values = _object(text, wanted)
     _numbers({key: one for key, one in values.items() if key != IDENTITY}, wanted, lowest=EARLIEST)
     try:
@@ -119,11 +126,13 @@ def parse_offsets(text: str, option: str) -> Positions:
 
 
 def parse_timestamps(text: str, option: str) -> dict[TopicPartition, int]:
-    """Return the times, in ms since 1970, that `{"topic": {"0": 1000}}` names.
+    """Return the times, in ms since 1970, of `{"topic": {"0": 1000}}`.
 
-    Raises `ConfigError` otherwise.
+    Raises `ConfigError` for another form.
     """
-    wanted = f'option {option} must look like {{"topicA":{{"0":1000,"1":1000}}}}, in ms since 1970'
+    wanted = (
+        f'option {option} must have the form {{"topicA":{{"0":1000,"1":1000}}}}, in ms since 1970'
+    )
     return _numbers(_object(text, wanted), wanted, lowest=0)
 
 

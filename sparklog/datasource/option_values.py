@@ -1,6 +1,6 @@
-"""The values of options: each function takes the text and the option's name, for the error.
+"""Converters of option values: each takes the text, and the option's name for the error.
 
-All raise `ConfigError` where the text is none of what they read.
+All raise `ConfigError` if the text is not of their form.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ def text(value: str, _name: str) -> str:
 
 
 def boolean(text: str, name: str) -> bool:
-    """Return the truth that `text` names."""
+    """Return the boolean that `text` names."""
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"option {name} has the value {text!r}: use true or false")
     return text.lower() == "true"
 
 
 def number(text: str, name: str) -> int:
-    """Return a number from 0."""
+    """Return an integer of at least 0."""
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
-        raise ConfigError(f"option {name} has the value {text!r}: a number from 0 is wanted")
+        raise ConfigError(f"option {name} has the value {text!r}: use an integer of at least 0")
     return int(text)
 
 
 def positive(text: str, name: str) -> int:
-    """Return a number from 1."""
+    """Return an integer of at least 1."""
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) == 0:
-        raise ConfigError(f"option {name} has the value {text!r}: a number from 1 is wanted")
+        raise ConfigError(f"option {name} has the value {text!r}: use an integer of at least 1")
     return int(text)
 
 
 def duration_ms(text: str, name: str) -> int:
-    """Return a duration, written as Spark writes it, in ms."""
+    """Return a duration in ms; the text is written as in Spark."""
     match = re.fullmatch(r"(\d{1,12})\s*([a-z]*)", text.lower(), re.ASCII)
     if match is None or match[2] not in _MILLISECONDS:
         raise ConfigError(f"option {name} has the value {text!r}: write it like 30s, 15m or 1h")
@@ -49,7 +49,7 @@ def duration_ms(text: str, name: str) -> int:
 
 
 def replica(text: str, name: str) -> str:
-    """Return leader, nearest, or the id of a broker."""
+    """Return leader, nearest, or a broker id."""
     if text.lower() in ("leader", "nearest"):
         return text.lower()
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
@@ -60,7 +60,7 @@ def replica(text: str, name: str) -> str:
 
 
 def choice(*choices: str) -> Callable[[str, str], str]:
-    """Return a reader that takes one of `choices`."""
+    """Return a converter that accepts one of `choices`."""
 
     def read(text: str, name: str) -> str:
         if text.lower() not in choices:

@@ -1,7 +1,7 @@
 """The options of `format("sparklog")` for reading: those of Spark's Kafka connector, checked.
 
-What is unknown or cannot be honoured is refused by its name: nothing that a user asks for is
-ignored. Names are case-insensitive, as everywhere in Spark.
+Unknown and unsupported options are refused by name: no option is ignored. Names are
+case-insensitive, as everywhere in Spark.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ class Subscribe:
 
 @dataclass(frozen=True)
 class SubscribePattern:
-    """Read all partitions of the topics whose whole name matches, in Python's regular syntax."""
+    """Read all partitions of topics whose whole name matches a Python regular expression."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class Everywhere:
-    """The same place in every partition: EARLIEST or LATEST."""
+    """The same point in every partition: EARLIEST or LATEST."""
 
     offset: int
 
 
 @dataclass(frozen=True)
 class AtOffsets:
-    """A place for each partition; EARLIEST and LATEST stand for themselves."""
+    """An offset for each partition, EARLIEST and LATEST among them."""
 
     positions: Positions
 
 
 @dataclass(frozen=True)
 class AtTimestamps:
-    """The first record of each partition that is not older, in ms since 1970."""
+    """The first record of each partition at or after a time in ms since 1970."""
 
     timestamps: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class AtTimestamp:
-    """The first record of every partition that is not older, in ms since 1970."""
+    """The first record of every partition at or after one time in ms since 1970."""
 
     timestamp: int
 
@@ -83,7 +83,7 @@ OffsetLimit = Everywhere | AtOffsets | AtTimestamps | AtTimestamp
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a batch or a stream is told to read, and how."""
+    """The checked options of a batch or a stream."""
 
     cluster: str
     topics: Topics
@@ -128,12 +128,12 @@ KNOWN = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
-"""The options that are honoured, as they are written."""
+"""The supported options, as they are written."""
 
 _INSTEAD = {
     "path": "load() takes no path here, name topics in option subscribe",
-    "topic": "it is the sink's, a reader names topics in option subscribe",
-    "kafkaconsumer.polltimeoutms": "nothing is polled here, leave it out",
+    "topic": "it is an option of the sink, a reader names topics in option subscribe",
+    "kafkaconsumer.polltimeoutms": "no Kafka consumer polls, leave it out",
     "kafka.bootstrap.servers": "name the cluster's root, or its configuration file, in option "
     "cluster",
     "kafka.client.rack": "use option clientRack, with replica=nearest",
@@ -145,14 +145,14 @@ _INSTEAD = {
     "kafka.interceptor.classes": "transform the DataFrame",
     "kafka.max.poll.records": "use option maxOffsetsPerTrigger",
 }
-"""What to do instead of an option that is refused, by its name in lower case."""
+"""The alternatives to unsupported options, by name in lower case."""
 
 
 def parse_read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
     """Check the options of a reader.
 
-    `mode` says what will be read; where it is left out, only what holds for both is checked.
-    Raises `ConfigError` that names the option at fault.
+    `mode` is the kind of read; without it only the checks that hold for both are made. Raises
+    `ConfigError` that names the wrong option.
     """
     given = GivenOptions(options, KNOWN, _INSTEAD)
     cluster = given.cluster()
@@ -197,7 +197,7 @@ def _topics(given: GivenOptions) -> Topics:
     named = [name for name in _STRATEGIES if name in given]
     if len(named) != 1:
         what = "none is" if not named else f"{' and '.join(named)} are"
-        raise ConfigError(f"one of the options {', '.join(_STRATEGIES)} is wanted: {what} given")
+        raise ConfigError(f"one of the options {', '.join(_STRATEGIES)} is required: {what} given")
     if named == ["assign"]:
         return Assign(parse_assignment(given.text("assign"), "assign"))
     if named == ["subscribe"]:
@@ -210,14 +210,14 @@ def _topics(given: GivenOptions) -> Topics:
         re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"option subscribePattern has {pattern!r}, which is no regular expression of "
-            f"Python's ({error}): correct it"
+            f"option subscribePattern has {pattern!r}, which is not a Python regular expression "
+            f"({error}): correct it"
         ) from None
     return SubscribePattern(pattern)
 
 
 def _limit(given: GivenOptions, edge: str, default: int) -> OffsetLimit:
-    """Return where to start or end; as in Spark, a time wins over offsets."""
+    """Return the start or the end; as in Spark, a time takes precedence over offsets."""
     timestamp, by_timestamp = f"{edge}Timestamp", f"{edge}OffsetsByTimestamp"
     offsets = f"{edge}Offsets"
     if timestamp in given:
@@ -250,8 +250,8 @@ def _check_together(given: GivenOptions, options: ReadOptions) -> None:
         )
     if (options.replica == "nearest") != (options.client_rack is not None):
         raise ConfigError(
-            "options replica=nearest and clientRack belong together: nearest is what has the rack "
-            "that clientRack names"
+            "options replica=nearest and clientRack belong together: nearest is the replica in the "
+            "rack that clientRack names: give both or neither"
         )
 
 
@@ -274,7 +274,7 @@ def _refuse_everywhere(limit: OffsetLimit, refused: int, sentence: str) -> None:
     if isinstance(limit, AtOffsets):
         for key, position in limit.positions.items():
             if position.offset == refused:
-                raise ConfigError(f"option {sentence}, as it is ({refused}) for {key}: name one")
+                raise ConfigError(f"option {sentence}, but it is {refused} for {key}: give another")
 
 
 def _offsets(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:

@@ -1,13 +1,13 @@
-"""Which files and rows each Spark task reads."""
+"""The files and rows of each Spark task."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from sparklog.clients.sound_replicas import sound_replica
+from sparklog.cluster.sound_replicas import sound_replica
+from sparklog.datasource.offset_reader import OffsetReader, Seen
 from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask
-from sparklog.datasource.subscription import Seen, Subscription
 
 
 def split_ranges(
@@ -15,8 +15,8 @@ def split_ranges(
 ) -> list[OffsetRange]:
     """Split ranges into those of the tasks, as Spark's Kafka connector does.
 
-    `max_records` bounds what one task reads; `min_partitions` is a hint: large ranges are split in
-    proportion until there are about as many. Empty ranges are left out.
+    `max_records` limits the records of one task; `min_partitions` is a hint: large ranges are split
+    in proportion until there are about as many. Empty ranges are left out.
     """
     found = [one for one in ranges if one.size > 0]
     if max_records is not None:
@@ -37,7 +37,7 @@ def split_ranges(
 
 
 def _part_count(size: int, total: int, min_partitions: int) -> int:
-    # Java rounds a half up, Python to the even number.
+    # Java rounds half up, Python half to even.
     return max(math.floor(size / total * min_partitions + 0.5), 1)
 
 
@@ -51,16 +51,16 @@ def _divide(one: OffsetRange, parts: int) -> list[OffsetRange]:
 
 
 def plan_tasks(
-    subscription: Subscription, seen: Seen, ranges: Iterable[OffsetRange]
+    offset_reader: OffsetReader, seen: Seen, ranges: Iterable[OffsetRange]
 ) -> list[ReadTask]:
-    """Return the tasks that read `ranges`, each with no file but those that overlap its offsets."""
-    options = subscription.options
+    """Return the tasks that read `ranges`, each with only the files that overlap its offsets."""
+    options = offset_reader.options
     split = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-    connection = subscription.logs.connection
+    connection = offset_reader.logs.connection
     tasks = []
     for one in split:
-        replica = sound_replica(subscription.logs, seen[one.partition], one.start, one.end)
-        batches = subscription.logs.batches(replica, one.start)
+        replica = sound_replica(offset_reader.logs, seen[one.partition], one.start, one.end)
+        batches = offset_reader.logs.batches(replica, one.start)
         tasks.append(
             ReadTask(
                 one,

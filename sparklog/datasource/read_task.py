@@ -1,4 +1,4 @@
-"""What a Spark task does: read its files and give their records as Arrow batches."""
+"""The work of a Spark task: read its files and yield their records as Arrow batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.storage.location import Location, StorageOptions, one_line
 _log = get_logger(__name__)
 
 BATCH_ROWS = 20_000
-"""How many records an Arrow batch has: enough to be fast, few enough for large records."""
+"""Number of records in an Arrow batch: enough to be fast, few enough for large records."""
 
 _IN_ONE_REQUEST_BYTES = 8 << 20
 
@@ -35,7 +35,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets that are; compacted records count."""
+        """The number of offsets, including those of compacted records."""
         return self.end - self.start
 
 
@@ -57,10 +57,10 @@ class PlannedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one Spark task reads; it travels to the task pickled.
+    """The input of one Spark task, which is sent to it pickled.
 
-    `cluster` is the root of the cluster, and `storage_options` its stores' options: other replicas
-    of the topic with this id are found there where a file is damaged.
+    `cluster` is the root of the cluster, and `storage_options` its stores' options: if a file is
+    damaged, other replicas of the topic with this id are found there.
     """
 
     range: OffsetRange
@@ -75,9 +75,9 @@ class ReadTask:
 def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     """Yield a task's records in order of offset, with the columns that Spark expects.
 
-    A file that is gone, damaged or not readable is replaced by the same offsets of any in-sync
-    replica; nothing of a file is yielded before its checksum was verified. Raises `StorageError`
-    where no replica has them.
+    A file that is missing, damaged or unreadable is replaced by the same offsets of any in-sync
+    replica. No record of a file is yielded before its checksum was verified; for large objects of a
+    store see `_open`. Raises `StorageError` if no replica has the offsets.
     """
     for file in task.files:
         try:
@@ -88,7 +88,7 @@ def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
 
 
 class _UnreadableFileError(StorageError):
-    """A file of which nothing was yielded cannot be read."""
+    """A file cannot be read, and no record of it was yielded."""
 
 
 def _read_elsewhere(
@@ -98,11 +98,11 @@ def _read_elsewhere(
 
     Other replicas may have them in other batches. All files are opened before a record is yielded.
     """
-    # Loaded only here: a task that reads its own files starts without metadata and rules.
-    from sparklog.broker.leader_roots import UNREADABLE
-    from sparklog.clients.committed_logs import CommittedLogs
-    from sparklog.clients.connection import Connection
-    from sparklog.clients.sound_replicas import SoundReplicas
+    # Imported only here: a task that reads its own files starts without metadata and rules.
+    from sparklog.cluster.committed_logs import CommittedLogs
+    from sparklog.cluster.connection import Connection
+    from sparklog.cluster.sound_replicas import SoundReplicas
+    from sparklog.storage.errors import UNREADABLE
 
     start, end = max(task.range.start, file.base_offset), min(task.range.end, file.next_offset)
     key = TopicIdPartition(task.topic_id, task.range.partition.partition)
@@ -151,7 +151,7 @@ def _read_opened(
 
 
 def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
-    """Open a file whose bytes have their checksum; `_UnreadableFileError` otherwise.
+    """Open a file whose bytes match its checksum; `_UnreadableFileError` otherwise.
 
     A large object of a store is read in parts, and not verified: stores verify their objects.
     """
@@ -186,7 +186,7 @@ def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
 
 
 def _row_groups(metadata: pq.FileMetaData, first: int, end: int) -> list[int]:
-    """Return the row groups that may hold first <= offset_delta < end."""
+    """Return the row groups that may have rows with first <= offset_delta < end."""
     [column] = [
         number
         for number in range(metadata.num_columns)

@@ -1,4 +1,4 @@
-"""The state of a broker root's replicas, exact as of the moment at which Spark asks for it."""
+"""The state of a broker root's replicas, exact as of the moment of Spark's read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from sparklog.clients.views import STATE_OF_ROOT, STATE_STORE, STATE_TABLE
+from sparklog.cluster.views import STATE_OF_ROOT, STATE_STORE, STATE_TABLE
 from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
@@ -23,14 +23,14 @@ _TYPES = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
 
 
 def asks_for_state(options: Mapping[str, str]) -> bool:
-    """Return whether the options of a read are those of a view over replicas' state."""
+    """Return whether the options are those of a view over replica state."""
     return STATE_TABLE in options
 
 
 def read_state(options: Mapping[str, str]) -> pa.Table:
-    """Return the rows of the table that the options name, as the root's journal has them.
+    """Return the rows of the table that the options name, from the root's journal.
 
-    Raises `StorageError` where the root cannot be read.
+    Raises `StorageError` if the root cannot be read.
     """
     root = Location.of(options[STATE_OF_ROOT], json.loads(options[STATE_STORE]))
     if options[STATE_TABLE] == PRODUCE_REQUESTS.name:
@@ -45,7 +45,7 @@ def read_state(options: Mapping[str, str]) -> pa.Table:
 
 
 def state_ddl(options: Mapping[str, str]) -> str:
-    """Return the columns of the table that the options name, in Spark's words."""
+    """Return the columns of the table that the options name, in Spark's DDL."""
     found = {schema.name: schema.columns for schema in CHECKPOINTS}
     columns = (found | {PRODUCE_REQUESTS.name: REQUEST_INDEX})[options[STATE_TABLE]]
     return ", ".join(f"{column.name} {_TYPES[column.type]}" for column in columns)

@@ -1,31 +1,31 @@
-"""Which replica is read: the leader, the nearest, or a certain broker's (KIP-392)."""
+"""The choice of the replica to read: the leader, the nearest, or a certain broker's (KIP-392)."""
 
 from __future__ import annotations
 
-from sparklog.clients.connection import Connection, Visible
-from sparklog.clients.replica_selection import RackAwareReplicaSelector
+from sparklog.cluster.connection import Connection, Visible
+from sparklog.cluster.metadata import Metadata
+from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.datasource.options import ReadOptions
 from sparklog.errors import ProtocolError
-from sparklog.storage.metadata import Metadata
 
 
 class ReplicaChoice:
-    """Takes the `replica` option at its word."""
+    """Selects replicas by the option `replica`."""
 
     def __init__(self, connection: Connection, options: ReadOptions) -> None:
         self._wanted = options.replica
         self._selector = RackAwareReplicaSelector(connection, options.client_rack or "")
 
     def replica(self, leader: Visible, metadata: Metadata, needed: int = 0) -> Visible:
-        """Return what may be seen of a partition in the replica that is wanted.
+        """Return the selected replica of a partition, with the offsets that may be read there.
 
-        `leader` is what its leader shows. Another replica shows what is below its own high
-        watermark, and only while its broker lives and it bears the leader's epoch (rule 2.7); one
-        that has not reached offset `needed` is left out. Where no replica in sync is near, the
-        leader is read. Raises REPLICA_NOT_AVAILABLE where a certain broker's is wanted and cannot
-        be read.
+        `leader` is the leader's replica. Of another replica the offsets below its own high
+        watermark may be read, and only while its broker is alive and its row has the leader's epoch
+        (rule 2.7). One that has not reached offset `needed` is not selected. If no in-sync replica
+        is near, the leader is read. Raises REPLICA_NOT_AVAILABLE if a certain broker's is requested
+        and cannot be read.
         """
-        # What not even the leader shows is lost, and no matter of replicas.
+        # Records that not even the leader has are lost; the choice of the replica does not matter.
         if self._wanted == "leader" or leader.high_watermark < needed:
             return leader
         if self._wanted == "nearest":

@@ -1,14 +1,14 @@
-"""The commit of a sink: the files of all tasks are named to the leaders, the answers awaited."""
+"""The commit of a sink: produce requests for the files of all tasks, and their answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparklog.clients.connection import connect
-from sparklog.clients.file_sends import FileSender
-from sparklog.clients.stream_writes import Files, MicroBatch
+from sparklog.cluster.connection import connect
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.datasource.write_task import WrittenFile
+from sparklog.producer.delivery import FileSender
+from sparklog.producer.stream_writes import Files, MicroBatch
 from sparklog.storage.copying import ProcessCopier
 
 
@@ -18,8 +18,8 @@ def commit_write(
     """Send the files that the tasks wrote, in the order of the tasks, and wait for the answers.
 
     As micro-batch `once` of a stream they are stored once, however often the micro-batch is run:
-    the files that an earlier run noted, of all topics, are sent instead of these. Only rows of
-    noted files that were lost before a leader had them are sent out of these. Raises as
+    the files that an earlier run noted, of all topics, are sent instead of these. Of `written`,
+    only rows are sent whose noted files were lost before a leader had them. Raises as
     `PendingSend.result` does.
     """
     files: Files = {}

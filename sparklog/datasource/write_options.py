@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from sparklog.clients.partitioner import DefaultPartitioner, Partitioner
-from sparklog.clients.produce import Acks
 from sparklog.config import ProducerConfig
 from sparklog.datasource import option_values as values
 from sparklog.datasource.given_options import GivenOptions
 from sparklog.errors import ConfigError
+from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
+from sparklog.producer.produce_requests import Acks
 
 _DEFAULTS = ProducerConfig()
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where a batch or a stream is written, and how."""
+    """The checked options of a sink."""
 
     cluster: str
     topic: str | None = None
@@ -42,18 +42,18 @@ KNOWN = (
     "checkpointLocation",
     "queryName",
 )
-"""The options that are honoured, as they are written."""
+"""The supported options, as they are written."""
 
 _WHOLE_FILES = "a task writes whole files, leave it out"
 _INSTEAD = {
     "path": "save() and start() take no path here, name the topic in option topic",
-    "subscribe": "it is a reader's, a sink names its topic in option topic",
+    "subscribe": "it is an option of a reader, a sink names its topic in option topic",
     "kafka.bootstrap.servers": "name the cluster's root, or its configuration file, in option "
     "cluster",
     "kafka.key.serializer": "key is a string or binary column, cast it",
     "kafka.value.serializer": "value is a string or binary column, cast it",
     "kafka.partitioner.class": "use option partitioner, a Python class",
-    "kafka.enable.idempotence": "what a stream writes is written once in any case, leave it out",
+    "kafka.enable.idempotence": "a stream's records are written once in any case, leave it out",
     "kafka.transactional.id": "there are no transactions; a stream's writes are stored once",
     "kafka.linger.ms": _WHOLE_FILES,
     "kafka.batch.size": _WHOLE_FILES,
@@ -63,14 +63,14 @@ _INSTEAD = {
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Check the options of a sink; `ConfigError` that names the option at fault."""
+    """Check the options of a sink; `ConfigError` names the wrong option."""
     given = GivenOptions(options, KNOWN, _INSTEAD)
     if "acks" in given and "kafka.acks" in given:
         raise ConfigError("options acks and kafka.acks are the same: give one of them")
     if not given.get("includeHeaders", values.boolean, default=True):
         raise ConfigError(
-            "option includeHeaders is false, but a sink writes the column headers where there is "
-            "one: drop the column, and leave the option out"
+            "option includeHeaders is false, but a sink writes the column headers if there is one: "
+            "drop the column, and leave the option out"
         )
     parsed = WriteOptions(
         cluster=given.cluster(),
@@ -90,7 +90,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def make_partitioner(options: WriteOptions, partition_count: int) -> Partitioner:
-    """Return the partitioner of a topic of so many partitions; `ConfigError` for no such class."""
+    """Return the partitioner for this number of partitions; `ConfigError` if it cannot be made."""
     if options.partitioner is None:
         return DefaultPartitioner(partition_count)
     module, _, name = options.partitioner.partition(":")

@@ -1,4 +1,4 @@
-"""The columns that a sink takes: those of Spark's Kafka sink; others are left alone, as there."""
+"""The columns that a sink takes: those of Spark's Kafka sink. Others are ignored, as there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_write_schema(types: Mapping[str, str], options: WriteOptions) -> None:
-    """Refuse rows that are no records: `ConfigError` that names the column.
+    """Raise `ConfigError` for rows that are not records; it names the column.
 
     `types`: Spark's `simpleString` of every column's type, by name.
     """
     if "value" not in types:
-        raise ConfigError("the required column value is missing: select what a record holds as it")
+        raise ConfigError(
+            "the required column value is missing: select the content of records as it"
+        )
     if options.topic is None and "topic" not in types:
-        raise ConfigError("there is no column topic: give option topic, or a column of that name")
+        raise ConfigError(
+            "the column topic is missing: give option topic, or a column of that name"
+        )
     for name, accepted in _TYPES.items():
         if name in types and types[name] not in accepted:
             raise ConfigError(

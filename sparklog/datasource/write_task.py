@@ -1,4 +1,4 @@
-"""What a task of a sink does: its rows become batch files in the inboxes of the leaders."""
+"""The work of a sink's task: write its rows as batch files to the inboxes of the leaders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.clients.connection import Connection, connect
-from sparklog.clients.encoder import EncodedFile, Encoder
-from sparklog.clients.stream_writes import SentFile
+from sparklog.cluster.connection import Connection, connect
 from sparklog.datasource.write_options import WriteOptions, make_partitioner
 from sparklog.errors import SparklogError
 from sparklog.model import TopicIdPartition
+from sparklog.producer.encoder import EncodedFile, Encoder
+from sparklog.producer.stream_writes import SentFile
 from sparklog.storage.location import Location
 
 _RECORD = {"key": pa.binary(), "value": pa.binary(), "partition": pa.int32()}
@@ -40,7 +40,7 @@ def write_task(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> list
 
 
 class _Topics:
-    """The topics that a task writes to; the cluster is asked when the first row has come."""
+    """The topics that a task writes to; the cluster is opened with the first row."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -78,7 +78,7 @@ class _Topics:
 
 
 def _by_topic(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each topic as records; as in Kafka's sink, the option wins."""
+    """Yield the rows of each topic as records; as in Kafka's sink, the option takes precedence."""
     if not batch.num_rows:
         return
     records = _records(batch)
@@ -95,7 +95,7 @@ def _by_topic(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[st
 
 
 def _records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of a record; whatever else a row has is left out, as in Kafka's sink."""
+    """Return the columns of a record; other columns are left out, as in Kafka's sink."""
     columns: dict[str, Any] = {}
     for name, kind in _RECORD.items():
         if name in batch.schema.names:

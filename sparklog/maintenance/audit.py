@@ -1,16 +1,15 @@
-"""The audit: what the protocol promises, computed again from the tables (section 9).
+"""The audit: the guarantees of the protocol, computed again from the tables (section 9).
 
-It believes no checkpoint and no process: high watermarks come from the logs, the density and the
-epochs of a log from its batches, agreement from checksums, or from the records where replicas are
-batched differently. The cluster may be running, or stopped.
+It relies on no checkpoint and no process. High watermarks are computed from the logs; the density
+and the epochs of a log from its batches. Replicas are compared by checksums, or by records if their
+batches differ. The cluster may be running or stopped.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.maintenance.audit_checks import Finding, check
 from sparklog.maintenance.audit_reading import Reading, read_cluster
 from sparklog.model import Batch
@@ -18,23 +17,26 @@ from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_checksum
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 
 __all__ = ["Finding", "audit"]
 
 _READ_AGAIN = 2
 _PAUSE_SECONDS = 0.2
-"""How often, and after what pause, a cluster in which something disagrees is read again."""
+"""The number of repeated readings of an inconsistent cluster, and the seconds between them."""
 
 
 def audit(
     connection: Connection, rules: Rules | None = None, verify_files: bool = False
 ) -> list[Finding]:
-    """Check everything in the tables of a cluster against everything else.
+    """Check the tables of a cluster for consistency; return the inconsistencies.
 
-    Parameters: `rules`, what runs the rules (DuckDB in this process unless given; Spark where the
-    state is large); `verify_files`, also read every batch file and compare its checksum. Returns
-    what disagrees, sorted by topic, partition and broker; a cluster that is running is read again
-    before it is accused, so that what was just moving is not reported.
+    Parameters: `rules`, the engine that runs the rules (by default DuckDB in this process; use
+    Spark for a large state); `verify_files`, whether every batch file is read and its checksum
+    compared.
+
+    Returns the findings, sorted by topic, partition and broker. Before an inconsistency is
+    reported, the cluster is read again, so that changes during a reading are not reported.
     """
     rules = rules or DriverRules()
     reading = read_cluster(connection)
@@ -61,10 +63,15 @@ def _subject(finding: Finding) -> tuple[object, ...]:
 
 
 def _damaged_files(reading: Reading) -> list[Finding]:
-    """Read every batch file and compare its checksum with the one in the log (rule 3.7)."""
+    """Read each batch file and compare its checksum with the one in the log (rule 3.7)."""
     work = [(one, batch) for one in reading.replicas for batch in one.batches]
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        faults = list(pool.map(lambda item: _fault(item[1], item[0].log.location), work))
+    faults = map_in_parallel(
+        lambda item: _fault(item[1], item[0].log.location),
+        work,
+        sum(batch.size_bytes for _, batch in work),
+        # A folder may be mounted from a network.
+        is_local=False,
+    )
     findings = []
     for (one, batch), fault in zip(work, faults, strict=True):
         if fault is None:
@@ -78,7 +85,7 @@ def _damaged_files(reading: Reading) -> list[Finding]:
 
 
 def _fault(batch: Batch, log: Location) -> tuple[str, str] | None:
-    """Say what a batch's file is, and what the log says of it, where they differ."""
+    """Return the state of a batch's file and the log's checksum if they differ, or `None`."""
     expected = f"the log has {batch.checksum}"
     try:
         checksum = file_checksum(log, batch.path)

@@ -1,4 +1,4 @@
-"""The checks of an audit: each is a rule, and a sentence for every row that it gives."""
+"""The checks of an audit: each runs a rule and makes a finding of each of its rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.errors import StorageError
-from sparklog.maintenance.audit_reading import Reading, Replica
+from sparklog.maintenance.audit_reading import AuditedReplica, Reading
 from sparklog.maintenance.record_comparison import Slice, first_difference
 from sparklog.model import BATCH_INDEX, TopicIdPartition
+from sparklog.protocol.invariants import Invariant, checks
 from sparklog.protocol.rules import Rules
 from sparklog.storage.record_log import index_table
 
 
 class Finding(NamedTuple):
-    """Something that disagrees: one value as it is found, and one as it must be.
+    """An inconsistency: a value that was found, and the expected one.
 
-    `rule` is the number of the broken rule; `topic` and `partition` are `None` where a whole root
-    or a control table cannot be read, `broker_id` where that is of the cluster root.
+    `rule` is the number of the violated rule. `topic` and `partition` are `None` if a whole root or
+    a control table cannot be read. `broker_id` is `None` if that is in the cluster root.
     """
 
     rule: str
@@ -36,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def check(reading: Reading, rules: Rules) -> list[Finding]:
-    """Return what disagrees in one reading of a cluster."""
+    """Return the inconsistencies in one reading of a cluster."""
     checks = _Checks(reading, rules)
     return [
         *checks.unreadable_roots(),
@@ -74,6 +75,7 @@ class _Checks:
                 found = f"{error.path} is damaged: {error.fault}"
                 yield Finding("1.5", None, None, broker_id, found, error.remedy)
 
+    @checks(Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS)
     def high_watermarks(self) -> Iterator[Finding]:
         rows = [
             {
@@ -88,7 +90,7 @@ class _Checks:
         for row in self._rules.run("audit_high_watermarks", replicas=rows):
             if row["is_wrong"]:
                 yield self._finding(
-                    "9.7",
+                    Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS.number,
                     row,
                     f"high watermark {row['high_watermark']}",
                     f"the least log end offset in sync is {row['recomputed']}, of broker "
@@ -117,22 +119,27 @@ class _Checks:
                 f"the {upper} is {row['upper_offset']}",
             )
 
+    @checks(Invariant.OFFSETS_ARE_DENSE)
     def log_density(self) -> Iterator[Finding]:
         for row in self._rules.run("audit_log_density", batches=self._batches):
             yield self._finding(
-                "9.5",
+                Invariant.OFFSETS_ARE_DENSE.number,
                 row,
                 f"batch {row['path']} begins at {row['base_offset']}",
                 f"the log goes on at {row['expected_offset']}",
             )
 
+    @checks(Invariant.OFFSETS_ARE_DENSE)
     def damage(self) -> Iterator[Finding]:
-        """Return damaged headers, and the damage that brokers report of their replicas."""
+        """Yield damaged headers, and the damage that brokers report of their replicas."""
         for replica in self._replicas.values():
             error = replica.log.damaged.get(replica.key)
             if error is not None and "header_checksum" in error.fault:
                 yield self._finding(
-                    "9.5", _identity(replica), error.fault, "the headers of a log are sound"
+                    Invariant.OFFSETS_ARE_DENSE.number,
+                    _identity(replica),
+                    error.fault,
+                    "the headers of a log are sound",
                 )
             reported = replica.row["damage"] if replica.row else None
             if reported is not None:
@@ -140,6 +147,7 @@ class _Checks:
                     "10.8", _identity(replica), f"it reports: {reported}", "replicas are sound"
                 )
 
+    @checks(Invariant.EPOCH_HISTORIES_INCREASE)
     def epochs(self) -> Iterator[Finding]:
         entries = [
             {**_identity(one), **entry._asdict()}
@@ -148,7 +156,7 @@ class _Checks:
         ]
         for row in self._rules.run("audit_epoch_histories", entries=entries):
             yield self._finding(
-                "9.6",
+                Invariant.EPOCH_HISTORIES_INCREASE.number,
                 row,
                 f"leader epoch {row['epoch']} starts at {row['start_offset']}",
                 f"epoch {row['previous_epoch']} before it starts at {row['previous_start_offset']}",
@@ -157,12 +165,13 @@ class _Checks:
         for row in disagreeing:
             epoch = "none" if row["history_epoch"] is None else row["history_epoch"]
             yield self._finding(
-                "9.6",
+                Invariant.EPOCH_HISTORIES_INCREASE.number,
                 row,
                 f"the batch at offset {row['base_offset']} has leader epoch {row['leader_epoch']}",
                 f"the leader-epoch history has {epoch} there",
             )
 
+    @checks(Invariant.ONE_LEADER_PER_EPOCH)
     def leaders(self) -> Iterator[Finding]:
         claims = [
             {**_identity(one), "leader_epoch": one.first_row["leader_epoch"]}
@@ -173,7 +182,7 @@ class _Checks:
         for row in self._rules.run("audit_leaders", claims=claims, published=published):
             other = row["other_broker_id"]
             yield self._finding(
-                "9.4",
+                Invariant.ONE_LEADER_PER_EPOCH.number,
                 row,
                 f"it claims leader epoch {row['leader_epoch']}",
                 f"the latest that was given is {row['published_epoch']}, and not to it"
@@ -181,6 +190,7 @@ class _Checks:
                 else f"broker {other} claims the same",
             )
 
+    @checks(Invariant.IN_SYNC_REPLICAS_AGREE)
     def agreement(self) -> Iterator[Finding]:
         compared = list(self._compared())
         bounds = {(row["broker_id"], row["topic_id"], row["partition"]): row for row in compared}
@@ -196,18 +206,23 @@ class _Checks:
             try:
                 difference = first_difference(own, leaders, first, below)
             except StorageError as error:
-                yield self._finding("9.2", row, f"its records from {first} on", str(error))
+                yield self._finding(
+                    Invariant.IN_SYNC_REPLICAS_AGREE.number,
+                    row,
+                    f"its records from {first} on",
+                    str(error),
+                )
                 continue
             if difference is not None:
                 yield self._finding(
-                    "9.2",
+                    Invariant.IN_SYNC_REPLICAS_AGREE.number,
                     row,
                     f"records from offset {difference.offset} on have digest {difference.digest}",
                     f"those of broker {row['leader']} have {difference.other_digest}",
                 )
 
     def _compared(self) -> Iterator[dict[str, Any]]:
-        """Yield the in-sync replicas, and what of them is committed, by any of their rows."""
+        """Yield the in-sync replicas, each with the committed range of offsets to compare."""
         for state in self._partitions.values():
             ids = [broker_id for broker_id in state.isr if (broker_id, state.key) in self._replicas]
             in_sync = [self._replicas[broker_id, state.key] for broker_id in ids]
@@ -219,7 +234,7 @@ class _Checks:
                     **_identity(one),
                     "leader": state.leader if state.leader in ids else ids[0],
                     "compared_from": max(one.log_start_offset for one in in_sync),
-                    # What a log lacks is another rule's business.
+                    # Missing records are reported by another rule.
                     "compared_below": min(committed, *(one.log_end_offset for one in in_sync)),
                 }
                 for one in in_sync
@@ -230,11 +245,11 @@ class _Checks:
         return Finding(rule, state.topic, state.partition, row["broker_id"], found, expected)
 
 
-def _identity(replica: Replica) -> dict[str, Any]:
+def _identity(replica: AuditedReplica) -> dict[str, Any]:
     return {**replica.key._asdict(), "broker_id": replica.broker_id}
 
 
-def _slice(replica: Replica, from_offset: int, below_offset: int) -> Slice:
+def _slice(replica: AuditedReplica, from_offset: int, below_offset: int) -> Slice:
     batches = [
         batch
         for batch in replica.batches
@@ -243,8 +258,8 @@ def _slice(replica: Replica, from_offset: int, below_offset: int) -> Slice:
     return Slice(replica.log.location, batches)
 
 
-def _batches(replicas: list[Replica]) -> pa.Table:
-    """Return the batches of all replicas, with what the rules want to know beside them."""
+def _batches(replicas: list[AuditedReplica]) -> pa.Table:
+    """Return the batches of all replicas, with the additional columns that the rules read."""
     columns = {
         "broker_id": pa.int32(),
         "log_start_offset": pa.int64(),

@@ -1,9 +1,9 @@
-"""What an audit reads of a cluster, in an order in which it can be compared while ticks go on.
+"""The reading of a cluster for an audit, in an order that allows comparison during ticks.
 
-Log end offsets and reports only grow, and an in-sync replica has all that any high watermark has
-ever covered. So high watermarks are read first, then who is in sync, then the reports, then the
-logs, then the epoch histories: whatever moves meanwhile makes the later reading larger. Only a
-truncation makes one smaller, and it is over soon: what seems to disagree is read again.
+Log end offsets and reports only increase, and an in-sync replica has all records below any high
+watermark so far. The order is therefore: high watermarks, in-sync replicas, reports, logs, epoch
+histories. A change during the reading makes a later value larger. Only a truncation makes a value
+smaller, and it is short: apparent inconsistencies are read again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-
-from sparklog.clients.connection import Connection
-from sparklog.errors import DamagedError, SparklogError
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.metadata import PartitionState
+from sparklog.errors import DamagedError
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
@@ -24,27 +22,24 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
     Batch,
     EpochEntry,
+    Row,
     TableSchema,
     TopicIdPartition,
 )
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Row
+from sparklog.storage.errors import UNREADABLE_CONTENT
 from sparklog.storage.location import Location, one_line
-from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
-
-UNREADABLE = (SparklogError, DeltaError, OSError, pa.ArrowException)
-"""What reading a root, or a file in it, may raise."""
 
 _Row = dict[str, Any]
 _Rows = Mapping[TopicIdPartition, Row]
 _Read = TypeVar("_Read")
 
 
-class Replica(NamedTuple):
-    """One assigned replica: its rows at both readings, its log and its epoch history.
+class AuditedReplica(NamedTuple):
+    """One assigned replica: its rows in both readings, its log and its epoch history.
 
-    A row is `None` where the broker has not written one yet.
+    A row is `None` if the broker has not written one yet.
     """
 
     state: PartitionState
@@ -67,32 +62,35 @@ class Replica(NamedTuple):
 
     @property
     def log_end_offset(self) -> int:
-        """The end of what is in the log, whatever the row says."""
+        """The end offset of the live batches, computed from the log and not from the row."""
         offered = self.log.log_end_offset(self.key, self.log_start_offset)
         unsound = (batch.next_offset for batch in self.log.unsound_batches(self.key))
         return max(offered, *unsound, offered)
 
     @property
     def checkpointed_high_watermark(self) -> int:
-        """The high watermark of the first reading."""
+        """The high watermark in the first row."""
         return int(self.first_row["high_watermark"]) if self.first_row else 0
 
     @property
     def reported_log_end_offset(self) -> int | None:
-        """The log end offset that was reported in the current leader epoch."""
+        """The log end offset that the row reports for the current leader epoch, or `None`."""
         if self.row is None or self.row["leader_epoch"] != self.state.leader_epoch:
             return None
         return int(self.row["log_end_offset"])
 
     @property
     def batches(self) -> list[Batch]:
-        """The replica's live batches in order of offset, those of a damaged replica included."""
+        """The replica's live batches by ascending offset, including those that are not sound."""
         batches = [*self.log.batches(self.key, -1), *self.log.unsound_batches(self.key)]
         return sorted(batches, key=lambda batch: batch.base_offset)
 
     @property
     def is_led(self) -> bool:
-        """Whether the first row is that of the leader, in its epoch."""
+        """Whether the broker is the published leader, and leads by its first row.
+
+        The row must have the partition's current leader epoch.
+        """
         row = self.first_row
         return (
             row is not None
@@ -103,7 +101,7 @@ class Replica(NamedTuple):
 
 
 class UnreadableRoot(NamedTuple):
-    """A root of a broker that could not be read, and why."""
+    """A root of a broker that could not be read, and the reason."""
 
     broker_id: int
     uri: str
@@ -111,23 +109,23 @@ class UnreadableRoot(NamedTuple):
 
 
 class DamagedTable(NamedTuple):
-    """A damaged control table: the broker whose root it is in, `None` for the cluster root."""
+    """A damaged control table: the broker whose root contains it, `None` for the cluster root."""
 
     broker_id: int | None
     error: DamagedError
 
 
 class Reading(NamedTuple):
-    """One look at a cluster."""
+    """One reading of a cluster."""
 
     partitions: Mapping[TopicIdPartition, PartitionState]
-    replicas: list[Replica]
+    replicas: list[AuditedReplica]
     unreadable: list[UnreadableRoot]
     damaged: list[DamagedTable]
 
 
 def read_cluster(connection: Connection) -> Reading:
-    """Read every assigned replica; the logs are opened anew, so that nothing is believed."""
+    """Read each assigned replica; the logs are opened again, without cached state."""
     roots = _Roots(connection)
     first_rows = roots.each(connection.metadata().partitions.values(), roots.rows)
     states = connection.metadata().partitions
@@ -140,7 +138,7 @@ def read_cluster(connection: Connection) -> Reading:
             location = roots.location(state, one.broker_id)
             if location is None or not (location in rows and location in logs):
                 continue
-            replica = Replica(
+            replica = AuditedReplica(
                 state,
                 one.broker_id,
                 one.in_isr,
@@ -154,10 +152,10 @@ def read_cluster(connection: Connection) -> Reading:
 
 
 def _damaged(connection: Connection) -> list[DamagedTable]:
-    """Read every control table of the cluster root and of the brokers' roots."""
+    """Read each control table of the cluster root and of the brokers' roots."""
     cluster = connection.root.location
-    # Older roots may lack tables that a later release has added.
-    listed = {FORMAT.name, *connection.root.tables}
+    # Roots of earlier releases may lack tables that a later release has added.
+    listed = {FORMAT.name, *connection.root.format.tables}
     tables: list[tuple[int | None, Location, TableSchema]] = [
         (None, cluster, schema) for schema in (FORMAT, *CLUSTER_TABLES) if schema.name in listed
     ]
@@ -171,25 +169,25 @@ def _damaged(connection: Connection) -> list[DamagedTable]:
             _verify(root, schema)
         except DamagedError as error:
             found.append(DamagedTable(broker_id, error))
-        except UNREADABLE:
-            # A root that cannot be reached is reported as such.
+        except UNREADABLE_CONTENT:
+            # An unreachable root is reported as an unreadable root.
             continue
     return found
 
 
 def _verify(root: Location, schema: TableSchema) -> None:
     if schema is LOG:
-        # A log's files are those of its batches.
+        # The files of a log are batches, which other checks read.
         return
     if schema is PRODUCE_REQUESTS:
-        # The files of requests are anything that clients have written.
+        # The files of requests have any content that clients have written.
         ControlTable(root, schema)
         return
     ControlTable(root, schema).verify()
 
 
 class _Roots:
-    """Reads the roots of a cluster; one that has failed once is left out from then on."""
+    """Reads the roots of a cluster; a root that has failed once is not read again."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -198,7 +196,7 @@ class _Roots:
     def each(
         self, states: Iterable[PartitionState], read: Callable[[Location], _Read]
     ) -> dict[Location, _Read]:
-        """Read something of every root that has a replica of one of `states`."""
+        """Return `read(root)` by root, for each root that has a replica of one of `states`."""
         found: dict[Location, _Read] = {}
         for state in states:
             for one in state.replicas:
@@ -207,14 +205,14 @@ class _Roots:
                     continue
                 try:
                     found[location] = read(location)
-                except UNREADABLE as error:
+                except UNREADABLE_CONTENT as error:
                     self._note(one.broker_id, location.uri, error)
         return found
 
     def location(self, state: PartitionState, broker_id: int) -> Location | None:
         try:
             location = self._connection.replica_location(state, broker_id)
-        except UNREADABLE as error:
+        except UNREADABLE_CONTENT as error:
             self._note(broker_id, "", error)
             return None
         return None if (broker_id, location.uri) in self.unreadable else location

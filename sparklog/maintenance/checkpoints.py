@@ -1,8 +1,8 @@
 """Exporting and importing the checkpoints of a broker root as a Kafka log directory (rule 1.5).
 
-The folder holds Kafka's files under Kafka's names: `replication-offset-checkpoint`,
-`log-start-offset-checkpoint` and `recovery-point-offset-checkpoint` in itself, and
-`leader-epoch-checkpoint` in `<topic>-<partition>`.
+The folder has Kafka's files under Kafka's names. `replication-offset-checkpoint`,
+`log-start-offset-checkpoint` and `recovery-point-offset-checkpoint` are in the folder itself,
+`leader-epoch-checkpoint` is in `<topic>-<partition>`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.errors import CommitConflictError, FencedError, StorageError
-from sparklog.maintenance.replica_locations import replicas_in_root
-from sparklog.model import BROKERS, EpochEntry, TopicIdPartition
-from sparklog.storage.checkpoint_files import (
+from sparklog.maintenance.checkpoint_files import (
     HIGH_WATERMARKS,
     LEADER_EPOCHS,
     LOG_START_OFFSETS,
@@ -29,21 +27,25 @@ from sparklog.storage.checkpoint_files import (
     read_epochs,
     read_offsets,
 )
-from sparklog.storage.control_table import Fence
-from sparklog.storage.delta_log import BROKER_EPOCH
-from sparklog.storage.journal import Histories, Journal, Row, Step
+from sparklog.maintenance.replica_locations import replicas_in_root
+from sparklog.model import BROKERS, EpochEntry, Row, TopicIdPartition
+from sparklog.states import RUNNING_STATES, broker_state_after
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.fence import Fence
+from sparklog.storage.journal import Histories, Journal, Step
 
 _TopicPartition = tuple[str, int]
 
 _PARTITION_FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,9})")
 _OF_KAFKA_ITSELF = "__cluster_metadata"
-"""KRaft keeps its own log among the others; it is no topic's."""
+"""KRaft's own log, which it stores among the topics' logs."""
 
 
 class Checkpoints(NamedTuple):
-    """What a folder says, by topic and partition: checked by itself, not yet against a broker.
+    """The content of a folder, by topic and partition: valid, but not yet compared with a broker.
 
-    Recovery points are left out: what is committed to a log table is durable, so its end says it.
+    Recovery points are omitted: all commits of a log table are durable, so its end is the recovery
+    point.
     """
 
     high_watermarks: dict[_TopicPartition, int]
@@ -54,11 +56,13 @@ class Checkpoints(NamedTuple):
 def export_checkpoints(
     connection: Connection, broker_id: int, folder: Path, log_dir: int | None = None
 ) -> int:
-    """Write the checkpoints of one root of a broker into `folder`; return how many replicas.
+    """Write the checkpoints of one root of a broker into `folder`; return the number of replicas.
 
-    The broker may be running. `folder` must be new or empty; it is filled in one piece. `log_dir`
-    is the root's number in log.dirs, needed where there are several. Raises `SparklogError` where
-    the broker, the root or the folder cannot be used; nothing is written then.
+    Parameters: `folder`, which must be new or empty and is filled atomically; `log_dir`, the root's
+    number in log.dirs, required if there are several. The broker may be running.
+
+    Raises `SparklogError` if the broker, the root or the folder cannot be used; nothing is written
+    in that case.
     """
     location, held = replicas_in_root(connection, broker_id, log_dir)
     _check_new(folder)
@@ -75,7 +79,7 @@ def export_checkpoints(
         high_watermarks[name] = rows[key]["high_watermark"] if key in rows else 0
         ends[name] = log.log_end_offset(key, start)
         if start:
-            # Kafka, too, lists only what does not begin where its log begins by itself.
+            # As in Kafka, only log start offsets that differ from the default are listed.
             starts[name] = start
     files = {
         HIGH_WATERMARKS: format_offsets(high_watermarks),
@@ -90,10 +94,10 @@ def export_checkpoints(
 
 
 def read_folder(folder: Path) -> Checkpoints:
-    """Read a folder of the shape above, a real log directory of Kafka's or an exported one.
+    """Read a folder in the format above: a log directory of Kafka or an exported one.
 
-    Folders of logs that Kafka is deleting or moving are passed over, as Kafka does. Raises
-    `StorageError` with the line where a file is malformed, or where the folder is no log directory.
+    Folders of logs that Kafka is deleting or moving are skipped, as Kafka does. Raises
+    `StorageError` with the line if a file is malformed, or if the folder is not a log directory.
     """
     if not (folder / HIGH_WATERMARKS).is_file():
         raise StorageError(
@@ -119,16 +123,17 @@ def read_folder(folder: Path) -> Checkpoints:
 def import_checkpoints(
     connection: Connection, broker_id: int, folder: Path, log_dir: int | None = None
 ) -> int:
-    """Take the checkpoints of one root of a stopped broker from `folder`; return how many replicas.
+    """Import the checkpoints of a stopped broker's root; return the number of replicas.
 
-    What the folder does not name stays as it is. Everything is checked before the first write. The
-    import then registers as the broker would, under a new broker epoch, so that no process of it
-    that was only asleep can write over it; the broker is `stopped` after that, and when it is
-    started takes its state by rules 1.4 and 7.0: high watermarks are cut at the log ends, and
-    epochs follow the batches where there are any.
+    Values that the folder does not name are unchanged. Everything is checked before the first
+    write. The import then registers as the broker would, under a new broker epoch, so that no
+    suspended process of the broker can overwrite it. Afterwards the broker is `stopped`. When it is
+    started, it loads its state by rules 1.4 and 7.0: high watermarks are limited to the log ends,
+    and epochs follow the batches if there are any.
 
-    Raises `SparklogError` where the broker is alive by its row, or the folder names a replica that
-    the broker does not have there, or an offset that cannot be its.
+    Parameters: `folder` and `log_dir` as in `export_checkpoints`. Raises `SparklogError` if the
+    broker's row says that it is alive. Raises it also if the folder names a replica that the broker
+    does not have in this root, or an offset that is impossible for it.
     """
     location, held = replicas_in_root(connection, broker_id, log_dir)
     _check_stopped(connection.metadata().brokers[broker_id].state, broker_id)
@@ -143,7 +148,7 @@ def import_checkpoints(
     _imported_rows(Journal(location), by_name, found, folder)
     fence = Fence(BROKER_EPOCH, _register(connection, broker_id))
     try:
-        # Nobody else writes once the fence is taken; until then another process may have.
+        # After the fence no other process can write; before it, another process may have written.
         journal = Journal(location, fence)
         rows = _imported_rows(journal, by_name, found, folder)
         for row in rows:
@@ -167,7 +172,7 @@ def _imported_rows(
     found: Checkpoints,
     folder: Path,
 ) -> list[dict[str, Any]]:
-    """Return the rows that change; `StorageError` where an offset cannot be the replica's."""
+    """Return the rows that change; raises `StorageError` if an offset is impossible."""
     rows: list[dict[str, Any]] = []
     for name in sorted(found.high_watermarks.keys() | found.log_start_offsets.keys()):
         key = replicas[name]
@@ -192,7 +197,8 @@ def _imported_rows(
                 "watermark"
             )
         changes = {
-            # It has yet to agree with a leader, and leads nothing by what was imported (6.3).
+            # The replica has not yet agreed with a leader, and may not lead with imported values
+            # (6.3).
             "leader_epoch": -1,
             "role": "follower",
             "log_start_offset": start,
@@ -212,15 +218,16 @@ def _register(connection: Connection, broker_id: int) -> int:
         for row in rows:
             if row["broker_id"] == broker_id:
                 _check_stopped(row["state"], broker_id)
-                row |= {"broker_epoch": epoch, "state": "stopped"}
+                state = broker_state_after("replace_checkpoints", row["state"])
+                row |= {"broker_epoch": epoch, "state": state}
         return BROKERS.rows(rows), epoch
 
     return connection.root.brokers.update(change)
 
 
 def _check_stopped(state: str, broker_id: int) -> None:
-    # A parked broker counts as alive for elections, but no process of it runs.
-    if state in ("alive", "stopping"):
+    # A parked broker counts as alive for elections, but none of its processes is running.
+    if state in RUNNING_STATES:
         raise StorageError(
             f"broker {broker_id} is {state}: stop it, and where its process has died wait until "
             "the controller has fenced it, before its checkpoints are replaced"
@@ -231,13 +238,15 @@ def _check_new(folder: Path) -> None:
     try:
         is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     except OSError as error:
-        raise StorageError(f"{folder} cannot be used ({error.strerror})") from error
+        raise StorageError(
+            f"{folder} cannot be used ({error.strerror}): name a folder that this process may write"
+        ) from error
     if not is_new:
         raise StorageError(f"{folder} is there already: name a new or an empty folder")
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files`, by their paths, into `folder`, which gets all of them or is not there."""
+    """Write `files`, by path, into `folder` atomically: after a failure it does not exist."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -245,11 +254,14 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
             for name, text in files.items():
                 (unfinished / name).parent.mkdir(exist_ok=True)
                 (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
-            # A temporary folder is its owner's alone.
+            # mkdtemp makes the folder readable only by its owner.
             unfinished.chmod(0o755)
             unfinished.replace(folder)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
     except OSError as error:
-        raise StorageError(f"{folder} cannot be written ({error.strerror})") from error
+        raise StorageError(
+            f"{folder} cannot be written ({error.strerror}): "
+            "name a folder that this process may write"
+        ) from error

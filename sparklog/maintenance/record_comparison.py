@@ -1,4 +1,4 @@
-"""Comparing two replicas record by record, where their batches are cut differently (rule 9.2)."""
+"""Comparing two replicas record by record if their batches have different bounds (rule 9.2)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OFFSET = "offset"
 
 
 class Slice(NamedTuple):
-    """Some of the batches of one replica, in order of offset, and the log in which they lie."""
+    """Some of the batches of one replica, by ascending offset, and their log."""
 
     log: Location
     batches: Sequence[Batch]
 
 
 class Difference(NamedTuple):
-    """The first offset at which two replicas differ, and the digests of the records around it."""
+    """The first offset at which two replicas differ, and digests of the records around it."""
 
     offset: int
     digest: str
@@ -38,10 +38,11 @@ class Difference(NamedTuple):
 def first_difference(
     one: Slice, other: Slice, from_offset: int, below_offset: int
 ) -> Difference | None:
-    """Say where two replicas first differ in from_offset <= offset < below_offset, or `None`.
+    """Return the first difference with from_offset <= offset < below_offset, or `None`.
 
-    Compared are offsets, leader epochs, timestamps, keys, values and headers, whatever batches they
-    lie in; batches that both have are not read. Raises `StorageError` where a file cannot be read.
+    Compares offsets, leader epochs, timestamps, keys, values and headers, regardless of the batches
+    that contain them. Batches that both replicas have are not read. Raises `StorageError` if a file
+    cannot be read.
     """
     for own, others in _stretches(one.batches, other.batches):
         if len(own) == len(others) == 1 and _identity(own[0]) == _identity(others[0]):
@@ -64,7 +65,7 @@ def _identity(batch: Batch) -> tuple[object, ...]:
 def _stretches(
     one: Sequence[Batch], other: Sequence[Batch]
 ) -> Iterator[tuple[list[Batch], list[Batch]]]:
-    """Yield the shortest runs of batches after which both replicas have a batch end."""
+    """Yield the shortest runs of batches that end at the same offset in both replicas."""
     left, right = deque(one), deque(other)
     while left or right:
         own: list[Batch] = []
@@ -102,7 +103,7 @@ def _records(log: Location, batches: Sequence[Batch], first: int, below: int) ->
 
 
 def _digest(records: pa.Table) -> str:
-    """Return a digest over records and offsets, the same however they are cut into batches."""
+    """Return a digest of records and offsets that does not depend on their batches."""
     digest = xxhash.xxh3_64()
     for row in records.to_pylist():
         digest.update(repr(tuple(row.values())).encode())

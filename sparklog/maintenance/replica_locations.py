@@ -1,30 +1,31 @@
-"""Where replicas lie, whoever leads: what maintenance reads, and consumers do not."""
+"""The locations of replicas in a broker's root, regardless of leadership, for maintenance."""
 
 from __future__ import annotations
 
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.metadata import PartitionState
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import TopicIdPartition
 from sparklog.storage.location import Location
-from sparklog.storage.metadata import PartitionState
 
 
 def replicas_in_root(
     connection: Connection, broker_id: int, log_dir: int | None
 ) -> tuple[Location, dict[TopicIdPartition, PartitionState]]:
-    """Return where one root of a broker lies, and the partitions that have a replica in it.
+    """Return the location of one root of a broker, and the partitions with a replica in it.
 
-    `log_dir` is the root's number in the broker's log.dirs; it may be `None` where there is only
-    one. Raises BROKER_ID_NOT_REGISTERED, and `SparklogError` where there is no such root or no
-    replica is assigned to it.
+    Parameters: `log_dir`, the root's number in the broker's log.dirs; `None` is allowed if there is
+    only one. Raises `ProtocolError` BROKER_ID_NOT_REGISTERED, and `SparklogError` if the root does
+    not exist or has no replica assigned to it.
     """
     metadata = connection.metadata()
     broker = metadata.brokers.get(broker_id)
     if broker is None:
-        known = ", ".join(map(str, sorted(metadata.brokers))) or "none yet"
+        known = ", ".join(map(str, sorted(metadata.brokers)))
+        hint = f"name one of the registered brokers {known}" if known else "register one first"
         raise ProtocolError(
             "BROKER_ID_NOT_REGISTERED",
-            f"there is no broker {broker_id}; registered are: {known}",
+            f"there is no broker {broker_id}: {hint}",
         )
     if log_dir is None and len(broker.roots) > 1:
         raise SparklogError(

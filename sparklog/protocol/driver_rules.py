@@ -12,7 +12,7 @@ from sparklog.protocol.sqlite_rules import SQLiteRules
 _log = get_logger(__name__)
 
 FEW_ROWS = 60
-"""The most rows that the inputs of a run on SQLite have together."""
+"""Maximum number of rows in all inputs of a run on SQLite."""
 
 
 class DriverRules:

@@ -1,7 +1,7 @@
-"""Kafka's placement of replicas: the one rule that is no query (rule 7.4).
+"""Kafka's placement of replicas: the one rule that is not a query (rule 7.4).
 
-Replicas are spread evenly over the brokers, leaders too; where all brokers name their rack,
-every rack gets a replica before any gets a second one.
+Replicas and leaders are spread evenly over the brokers. If all brokers name their rack, every rack
+gets a replica before any rack gets a second one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from sparklog.errors import ProtocolError
 
 MOST_PARTITIONS = 100_000
-"""Partitions that a topic may be created with; a cluster with more is not tested."""
+"""Maximum number of partitions of a new topic; clusters with more are not tested."""
 
 
 def place_replicas(
@@ -25,14 +25,14 @@ def place_replicas(
 ) -> dict[int, list[int]]:
     """Assign replicas to brokers.
 
-    Parameters: `racks`, the live brokers and their racks; `start_index`, where among the brokers
-    the first partition's first replica goes; `shift`, by how much its second one follows; both
-    random where they are left out. Returns the brokers of each partition, the preferred leader
-    first. Raises INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR.
+    Parameters: `racks`, the live brokers and their racks; `start_index`, the index of the broker
+    that gets the first partition's first replica; `shift`, the distance to its second replica. Both
+    are random by default. Returns the brokers of each partition, the preferred leader first. Raises
+    INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR.
     """
     if partitions < 1:
         raise ProtocolError(
-            "INVALID_PARTITIONS", f"a topic needs 1 partition or more, not {partitions}"
+            "INVALID_PARTITIONS", f"a topic needs 1 partition or more, not {partitions}: raise it"
         )
     if partitions > MOST_PARTITIONS:
         raise ProtocolError(
@@ -72,7 +72,7 @@ def _follower_index(first: int, shift: int, position: int, brokers: int) -> int:
 
 
 def _rack_alternated(racks: Mapping[int, str | None]) -> list[int]:
-    """Return the brokers so that neighbours are of different racks, as far as there are any."""
+    """Return the brokers so that neighbours are in different racks as far as possible."""
     members: dict[str, list[int]] = defaultdict(list)
     for broker, rack in sorted(racks.items()):
         members[str(rack)].append(broker)
@@ -97,7 +97,7 @@ def _across_racks(
     used_racks = {racks[brokers[first]]}
     position = 0
     while len(replicas) < replication_factor:
-        # The first step goes to another rack at once, which is what the rack count is for.
+        # The factor rack_count makes the first step lead to another rack.
         index = _follower_index(first, shift * rack_count, position, len(brokers))
         broker = brokers[index]
         is_rack_free = racks[broker] not in used_racks or len(used_racks) == rack_count

@@ -1,7 +1,7 @@
-"""The SQL functions that rules use and SQLite lacks, as DuckDB and Spark have them.
+"""SQL functions that rules use and SQLite lacks, with the results of DuckDB and Spark.
 
-Nothing else is here: a database keeps its functions, and by them all that their module names, for
-as long as the process lives.
+The module has nothing else: a database keeps its functions, and through them all names of their
+module, for as long as the process lives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A batch as the Delta log has it: an add action whose partition values are the batch's header.
+"""A batch in the Delta log: an add action whose partition values are the batch's header.
 
-The header carries a checksum of itself. An action that does not match it is damaged: it is read
-as well as possible, and marked.
+The header carries a checksum of itself. An action whose checksum does not match is damaged: its
+values are read as far as possible, and it is marked as not sound.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -18,21 +19,21 @@ import xxhash
 from deltalake import DeltaTable
 
 from sparklog.model import HEADER_COLUMNS, Batch
-from sparklog.storage.delta_log import AddedFile, Commit, RemovedFile
+from sparklog.storage.commits import AddedFile, Commit, RemovedFile
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 MIN_TIMESTAMP_MS = -62_135_596_800_000
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The times that Delta's statistics can name, in ms since 1970: the years 1 to 9999."""
+"""The range of times that Delta's statistics can represent, in ms since 1970: years 1 to 9999."""
 
 
 class ReadBatch(NamedTuple):
     """A batch as an add action describes it.
 
-    `modified_at_ms` is the time that the writer gave it, in ms since 1970; `header_checksum`, the
-    checksum that the header carries. A header that does not match it may have any value wrong, and
-    a number that cannot be read is `UNREADABLE_NUMBER`.
+    `modified_at_ms` is the add action's modification time, in ms since 1970. `header_checksum` is
+    the checksum that the header carries. If `is_sound` is False, the checksum does not match and
+    any value may be wrong; a number that cannot be parsed is `UNREADABLE_NUMBER`.
     """
 
     batch: Batch
@@ -42,20 +43,23 @@ class ReadBatch(NamedTuple):
 
 
 UNREADABLE_NUMBER = -2
-"""Stands for a number that cannot be read; no header has it."""
+"""Placeholder for a number that cannot be parsed; no valid header contains it."""
+
+
+_HEADER_TEXT = "\n".join(["%s"] * len(Batch._fields))
 
 
 def header_checksum(batch: Batch) -> str:
-    """Return the checksum of a batch's header: its values, its file's size and statistics.
+    """Return the checksum of a batch's header: its values, and its file's size and statistics.
 
-    A copy of the batch has the same one: of the path it covers the batch id only.
+    Of the path it covers only the batch id, so copies of a batch have the same header checksum.
     """
-    text = "\n".join(map(str, (batch.batch_id, *batch[1:])))
+    text = _HEADER_TEXT % (batch.batch_id, *batch[1:])
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
-    """Yield the batches that a version of the table consists of, in no order."""
+    """Yield the batches of a version of the table, in no particular order."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return
@@ -83,7 +87,7 @@ def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
 
 
 def batch_of(file: AddedFile) -> ReadBatch:
-    """Return the batch that a commit added."""
+    """Return the batch of an add action."""
     values = file.partition_values
     lowest, highest = (_map(file.statistics.get(name)) for name in ("minValues", "maxValues"))
     batch = Batch(
@@ -108,7 +112,7 @@ def batch_of(file: AddedFile) -> ReadBatch:
 
 
 def added_batches(commit: Commit) -> Sequence[ReadBatch]:
-    """Return the batches that a commit adds."""
+    """Return the batches of a commit's add actions; they are computed once for all readers."""
     return commit.derived(_batches_of)
 
 
@@ -122,7 +126,7 @@ def has_damaged_header(commit: Commit) -> bool:
 
 
 def added_file(batch: Batch, now_ms: int) -> AddedFile:
-    """Return what adds `batch` to a log; `OverflowError` for a time that Delta cannot name."""
+    """Return the add action of `batch`; raises `OverflowError` for a time outside Delta's range."""
     times_ms = batch.min_timestamp_ms, batch.max_timestamp_ms
     statistics = file_statistics(batch.record_count, batch.last_offset_delta, *times_ms)
     return AddedFile(batch.path, batch.size_bytes, now_ms, _header(batch), statistics)
@@ -131,13 +135,13 @@ def added_file(batch: Batch, now_ms: int) -> AddedFile:
 def file_statistics(
     record_count: int, last_offset_delta: int, min_timestamp_ms: int, max_timestamp_ms: int
 ) -> dict[str, Any]:
-    """Return what an add action says of the records in a file; raises as `added_file` does."""
+    """Return the statistics of an add action; raises as `added_file` does."""
     return {
         "numRecords": record_count,
         "minValues": {"offset_delta": 0, "timestamp": _text(min_timestamp_ms, 0)},
         "maxValues": {
             "offset_delta": last_offset_delta,
-            # Engines skip files by this, so it must not be below any record's time.
+            # Engines skip files by this value. Invariant: it is at least each record's timestamp.
             "timestamp": _text(max_timestamp_ms, 999),
         },
         "nullCount": {"offset_delta": 0, "timestamp": 0},
@@ -145,20 +149,22 @@ def file_statistics(
 
 
 def removed_file(batch: Batch, now_ms: int) -> RemovedFile:
-    """Return what removes `batch` from a log."""
+    """Return the remove action of `batch`."""
     return RemovedFile(batch.path, now_ms, batch.size_bytes, _header(batch))
 
 
 _HEADER = tuple(name for name in HEADER_COLUMNS.names if name != "header_checksum")
+_header_values = attrgetter(*_HEADER)
 
 
 def _header(batch: Batch) -> dict[str, str]:
-    header = {name: str(getattr(batch, name)) for name in _HEADER}
-    return header | {"header_checksum": header_checksum(batch)}
+    header = dict(zip(_HEADER, map(str, _header_values(batch)), strict=True))
+    header["header_checksum"] = header_checksum(batch)
+    return header
 
 
 def _readable(batch: Batch) -> Batch:
-    """Return a damaged batch with a value of the right type in the place of each null."""
+    """Return a damaged batch, with each null replaced by a placeholder of the right type."""
     texts = ("path", "topic_id", "topic", "checksum")
     filled = (
         (str(value) if name in texts else UNREADABLE_NUMBER) if value is None else value
@@ -180,22 +186,28 @@ def _int(value: Any) -> int:
 
 @lru_cache(maxsize=1024)
 def _text(time_ms: int, microseconds: int) -> str:
-    """Return a time as statistics name it; many batches of a commit have the same ones."""
+    """Return a time in the format of statistics; cached, since a commit's batches share times."""
     moment = _EPOCH + timedelta(milliseconds=time_ms, microseconds=microseconds)
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def milliseconds_of(text: Any) -> int:
-    """Return a time of an action's statistics in ms since 1970."""
+    """Return a time from an action's statistics, in ms since 1970."""
+    return _parsed_ms(text) if isinstance(text, str) else UNREADABLE_NUMBER
+
+
+@lru_cache(maxsize=1024)
+def _parsed_ms(text: str) -> int:
+    """Parse a time as `milliseconds_of` does; cached, since a commit's batches share times."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (moment - _EPOCH) // timedelta(milliseconds=1)
-    except (AttributeError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return UNREADABLE_NUMBER
 
 
 def milliseconds(times: pa.ChunkedArray) -> list[int | None]:
-    """Return the times of a snapshot's actions in ms since 1970."""
+    """Return the times of a snapshot's actions, in ms since 1970."""
     microseconds = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     if microseconds.null_count:
         return [one if one is None else one // 1000 for one in microseconds.to_pylist()]

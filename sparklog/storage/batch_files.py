@@ -1,7 +1,7 @@
 """Batch files: writing, checking and reading the Parquet files that hold records.
 
-A file is written once, under a name that was never used, and its checksum is that of its bytes;
-so copies are compared without being read as records.
+A file is written once, under a name that was never used, and its checksum covers its bytes. Copies
+can therefore be compared without decoding their records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,43 +24,45 @@ from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_bat
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file, new_file
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ForeignParquet, ParquetContent
-from sparklog.storage.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from sparklog.storage.record_log import RecordLog
 
-# Keys and values seldom repeat, so dictionaries and value statistics cost and do not pay.
+# Keys and values seldom repeat, so dictionaries and value statistics cost more than they save.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": False,
     "write_statistics": ["offset_delta", "timestamp"],
-    # Parquet's types say all that a quarter of a small file would repeat as Arrow's.
+    # Arrow's schema would be a quarter of a small file and only repeat Parquet's types.
     "store_schema": False,
 }
 
 _UNCOMPRESSED = _PARQUET | {"compression": "none", "compression_level": None}
 
 _UNCOMPRESSED_BYTES = 4 << 10
-"""The most bytes of records that are not compressed: a file takes a disk block of 4 KiB anyway, and
-decompressing its pages takes as long as all else of reading it.
+"""The largest size of records, in bytes, that are stored uncompressed.
+
+A file takes a disk block of 4 KiB anyway, and decompressing its pages takes as long as the rest of
+reading it.
 """
 
 
 def _parquet_options(records_bytes: int) -> dict[str, Any]:
-    """Return pyarrow's options for a file with records of so many bytes."""
+    """Return pyarrow's options for a file with `records_bytes` bytes of records."""
     return _PARQUET if records_bytes > _UNCOMPRESSED_BYTES else _UNCOMPRESSED
 
 
 class PassingFault(str):
-    """A fault of a file that may be over soon: the file is on its way, or its store away."""
+    """A fault of a file that may be temporary: the file or its store is not available yet."""
 
     __slots__ = ()
 
 
 class BatchFile(NamedTuple):
-    """What is known of a batch's file before it gets a header; times are ms since 1970."""
+    """Properties of a batch's file before the batch has a header; times are in ms since 1970."""
 
     path: str
     size_bytes: int
@@ -71,7 +73,7 @@ class BatchFile(NamedTuple):
 
 
 class _HashingFile(io.RawIOBase):
-    """A file that is written front to back and hashed on the way."""
+    """A file that is written sequentially and hashed while it is written."""
 
     def __init__(self, target: IO[bytes], chunk_bytes: int) -> None:
         self._target = target
@@ -101,7 +103,7 @@ class _HashingFile(io.RawIOBase):
 class BatchFileWriter:
     """Writes one batch file, piece by piece.
 
-    Parameters: `log`, where the log table lies; `path`, relative to it, from `new_batch_path`.
+    Parameters: `log`, the location of the log table; `path`, relative to it, from `new_batch_path`.
     """
 
     def __init__(self, log: Location, path: str) -> None:
@@ -113,18 +115,19 @@ class BatchFileWriter:
         self._target = log.create(path)
         self._file = _HashingFile(self._target, log.chunk_bytes)
         self._parquet: pq.ParquetWriter | None = None
-        # The first records, until it is known whether the file has more.
+        # The first records, held until it is known whether more follow (small files stay
+        # uncompressed).
         self._held: pa.Table | None = None
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the file has so far; few records are written when it is finished."""
+        """The number of bytes written so far; `finish` writes the last ones."""
         return self._file.size_bytes
 
     def write(self, records: pa.Table) -> None:
-        """Write `records`, which has the columns of `RECORD_COLUMNS` but for offset_delta.
+        """Write `records`, which has the columns of `RECORD_COLUMNS` except offset_delta.
 
-        Raises `StorageError` where a record has no usable timestamp; nothing is written then.
+        Raises `StorageError` if a record has no usable timestamp; nothing is written in that case.
         """
         count = records.num_rows
         if not count:
@@ -151,7 +154,7 @@ class BatchFileWriter:
             raise
 
     def _begun(self, options: dict[str, Any]) -> pq.ParquetWriter:
-        """Return the Parquet file, which begins with the records that are held."""
+        """Return the Parquet writer; create it, and write the held records, on the first call."""
         if self._parquet is None:
             self._parquet = pq.ParquetWriter(self._file, RECORD_COLUMNS, **options)
             if self._held is not None:
@@ -160,25 +163,25 @@ class BatchFileWriter:
         return self._parquet
 
     def close(self) -> BatchFile:
-        """Finish the file and return what is known of it."""
+        """Finish and store the file, and return its properties."""
         file = self.finish()
         self.upload()
         return file
 
     def upload(self) -> None:
-        """Store the file, which is finished; on an object store that is a request."""
+        """Store the finished file; on an object store this is one request."""
         try:
             self._target.close()
             self._is_stored = True
         except FileExistsError:
-            # On an object store it is another's file, which is found when this one is put.
+            # On an object store the existing file belongs to another writer: keep it.
             raise
         except BaseException:
             self.discard()
             raise
 
     def finish(self) -> BatchFile:
-        """Return what is known of the file, which is not there before `upload`."""
+        """Finish the content and return its properties; the file exists only after `upload`."""
         try:
             self._begun(_UNCOMPRESSED).close()
         except BaseException:
@@ -194,12 +197,12 @@ class BatchFileWriter:
         )
 
     def discard_unless_stored(self) -> None:
-        """Remove what is there of the file before `upload`; on an object store nothing is."""
+        """Remove the unfinished local file; on an object store no file exists before `upload`."""
         if self._log.is_local and not self._is_stored:
             self.discard()
 
     def discard(self) -> None:
-        """Remove the file, which is not to be finished; so does a failure to write it."""
+        """Abandon the unfinished file and remove it; a failure to write the file does so, too."""
         for part in (self._parquet, self._target):
             with suppress(OSError, pa.ArrowException):
                 if part is not None:
@@ -212,7 +215,7 @@ def records_table(
     keys: Sequence[bytes | None] | None,
     timestamp_ms: int,
 ) -> pa.Table:
-    """Return plain keys and values as a table that `BatchFileWriter.write` takes."""
+    """Return plain keys and values as a table for `BatchFileWriter.write`."""
     count = len(values)
     times = pa.array(np.full(count, timestamp_ms * 1000, dtype=np.int64))
     return pa.table(
@@ -235,9 +238,9 @@ def file_checksum(log: Location, path: str) -> str:
 
 
 def file_damage(log: RecordLog, batch: Batch) -> DamagedError | None:
-    """Return the damage to the file of a live batch, or `None` where it has its checksum.
+    """Return the damage to the file of a live batch, or `None` if its checksum matches.
 
-    Raises `OSError` where it cannot be read for another reason, or the whole log is not there.
+    Raises `OSError` if the file cannot be read for another reason, or if the whole log is missing.
     """
     location = log.location
     try:
@@ -264,10 +267,10 @@ def file_damage(log: RecordLog, batch: Batch) -> DamagedError | None:
 
 
 def file_fault(log: Location, file: BatchFile) -> str | None:
-    """Say in a few words what is wrong with a file that a request names, or `None` (3.5, 3.7).
+    """Return the fault of a file that a request names, in a few words, or `None` (3.5, 3.7).
 
-    Everything that the request claims is checked against the bytes that are there; nothing that
-    a producer sends makes this raise.
+    Each claim of the request is checked against the stored bytes. A fault is returned and never
+    raised, whatever a producer has sent.
     """
     if not is_batch_path(file.path):
         return "its path is not one of the inbox"
@@ -276,7 +279,7 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
             return "its path is a link or something else that is no file"
         stream, size_bytes = log.open_with_size(file.path)
         with stream:
-            # Before it is loaded: it may be anything, and of any size.
+            # Checked before the content is loaded: a producer may name a file of any kind and size.
             if size_bytes != file.size_bytes:
                 return f"it has {size_bytes} bytes, not {file.size_bytes}"
             content = stream.read(size_bytes)
@@ -303,9 +306,9 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
     for records in parquet.pieces():
         if not records.num_rows:
             continue
-        # Text that is none, among others: whoever reads the log would stumble over it.
+        # Rejects invalid values, such as text that is not UTF-8, which would break later readers.
         records.validate(full=True)
-        # Its footer may be wrong about how many there are.
+        # The row count in the file's footer may be wrong.
         if count + records.num_rows > file.record_count:
             return f"it holds more than {file.record_count} records"
         if not _are_numbered(records["offset_delta"], count):
@@ -324,14 +327,25 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
 
 
 def _are_numbered(deltas: pa.Array[Any], first: int) -> bool:
-    """Return whether the offset deltas count on from `first`."""
-    if deltas.null_count:
-        return False
-    return bool((deltas.to_numpy() == np.arange(first, first + len(deltas))).all())
+    """Return whether the offset deltas are consecutive from `first` on."""
+    past = first + len(deltas)
+    if past <= _FEW_NUMBERS:
+        return bool(deltas.equals(_few_numbers().slice(first, len(deltas))))
+    is_valid = not deltas.null_count
+    return is_valid and bool((deltas.to_numpy() == np.arange(first, past)).all())
+
+
+_FEW_NUMBERS = 1 << 10
+
+
+@cache
+def _few_numbers() -> pa.Array[Any]:
+    """Return the offset deltas of a small batch: 0, 1, 2 and so on."""
+    return pa.array(range(_FEW_NUMBERS), pa.int32())
 
 
 def _usable_extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int] | str:
-    """Return the first and the last timestamp, in ms, or why they cannot be used."""
+    """Return the earliest and latest timestamp in ms, or the reason why they cannot be used."""
     if timestamps.null_count:
         return "it has records without a timestamp"
     first, last = _extent_ms(timestamps)
@@ -346,9 +360,9 @@ def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:
 
 
 def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
-    """Check many files at once; see `file_fault`."""
+    """Check files in parallel; return the fault of each, or `None` (see `file_fault`)."""
     size_bytes = sum(file.size_bytes for file in files)
-    return side_by_side(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
+    return map_in_parallel(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
 
 
 def rewrite_slice(
@@ -356,8 +370,8 @@ def rewrite_slice(
 ) -> Batch:
     """Write the records of `batch` with from_offset <= offset < below_offset as a new batch.
 
-    The new file goes to the inbox of the log at `target`; the header keeps what identifies the
-    batch and begins at the slice (rules 6.3, 6.5: a batch that straddles a point).
+    The new file is stored in the inbox of the log at `target`. The header keeps the batch's
+    identity and starts at the slice (rules 6.3, 6.5: a batch that straddles an offset).
     """
     first = max(from_offset, batch.base_offset)
     records = read_batch(source, batch)
@@ -373,7 +387,7 @@ def rewrite_slice(
     path = new_batch_path(batch.batch_id)
     with new_file(target, path) as file:
         file.write(content)
-    # Compaction may have left no record in the slice, which is still a range of offsets.
+    # Compaction may have removed all records of the slice, which is still a range of offsets.
     times = (batch.min_timestamp_ms, batch.max_timestamp_ms)
     first_ms, last_ms = _extent_ms(kept["timestamp"]) if kept.num_rows else times
     return batch._replace(
@@ -390,14 +404,14 @@ def rewrite_slice(
 
 
 def _sequence_after(base_sequence: int, count: int) -> int:
-    """Count on from a producer's sequence number, which begins again at 0 after 2^31 - 1."""
+    """Advance a producer's sequence number by `count`; it wraps to 0 after 2^31 - 1."""
     return (base_sequence + count) % (1 << 31) if base_sequence >= 0 else base_sequence
 
 
 def read_batch(log: Location, batch: Batch) -> pa.Table:
     """Return the records of a batch with the columns of `RECORD_COLUMNS`.
 
-    Raises `StorageError` where the file is missing, damaged or not readable.
+    Raises `StorageError` if the file is missing, damaged or unreadable.
     """
     content = verified_bytes(log, batch)
     try:
@@ -421,7 +435,11 @@ def verified_bytes(log: Location, batch: Batch) -> bytes:
 def read_records(
     log: Location, batches: Iterable[Batch], from_offset: int, below_offset: int
 ) -> Iterator[Record]:
-    """Yield the records with from_offset <= offset < below_offset, in order of offset."""
+    """Yield the records with from_offset <= offset < below_offset, in the order of `batches`.
+
+    Parameters: `batches`, by ascending offset. Raises as `read_batch` does, when the iterator
+    reaches the batch.
+    """
     for batch in batches:
         if batch.base_offset >= below_offset or batch.next_offset <= from_offset:
             continue

@@ -1,4 +1,4 @@
-"""Merging batch files: the records of many in one (rule 8.4)."""
+"""Merging batch files: the records of several batches in one file (rule 8.4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparklog.storage.new_file import discard_file
 from sparklog.storage.parquet import ForeignParquet
 
 _ROW_GROUP_BYTES = 16 << 20
-"""Bytes of decoded records that are held at once, and make a row group."""
+"""Bytes of decoded records that are held in memory at once; they become one row group."""
 
 
 class Merge(NamedTuple):
@@ -30,15 +30,15 @@ class Merge(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the batches have."""
+        """The sum of the batches' file sizes, in bytes."""
         return sum(batch.size_bytes for batch in self.batches)
 
 
 def merge_batches(merge: Merge) -> Batch | str:
-    """Write the records of adjacent batches as one batch; return it, or what went wrong.
+    """Write the records of adjacent batches as one batch; return it, or the failure as text.
 
-    Checksums are verified before anything is written. The header is the first batch's, but for
-    the producer: several may have written it (rule 8.4).
+    Checksums are verified before anything is written. The header is the first batch's, without
+    its producer fields: the batches may have several producers (rule 8.4).
     """
     try:
         contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
@@ -72,7 +72,7 @@ def merge_batches(merge: Merge) -> Batch | str:
 
 
 def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the records of many files in tables of some MiB, so that many become a row group."""
+    """Yield the records of many files as tables of up to `_ROW_GROUP_BYTES`, one per row group."""
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for piece in pieces:
@@ -86,13 +86,13 @@ def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _decoded(pieces: list[pa.RecordBatch]) -> pa.Table:
-    """Return pieces as one table; some of them may be dictionary-encoded, and others plain."""
+    """Return pieces as one table; some may be dictionary-encoded and others plain."""
     alike = (list(run) for _, run in groupby(pieces, key=attrgetter("schema")))
     return pa.concat_tables(pa.Table.from_batches(run).cast(RECORD_COLUMNS) for run in alike)
 
 
 def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut dictionary-encoded records into pieces that fit in memory without the dictionary."""
+    """Halve dictionary-encoded records until each piece fits in memory when it is decoded."""
     if _decoded_bytes(records) <= _ROW_GROUP_BYTES or records.num_rows < 2:
         yield records
         return
@@ -102,10 +102,10 @@ def _decodable(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _decoded_bytes(records: pa.RecordBatch) -> int:
-    """Return how many bytes records have at most where no dictionary stands for them."""
+    """Return an upper bound of the bytes that records have without dictionary encoding."""
     at_most: int = records.nbytes * records.num_rows
     if at_most < _ROW_GROUP_BYTES // 256:
-        # Small batches are many.
+        # The cheap bound is enough for small batches, which are the most frequent.
         return at_most
     lengths = (
         pc.binary_length(column.dictionary).take(column.indices)

@@ -1,4 +1,4 @@
-"""Values that were parsed from bytes, shared by all readers of these bytes in this process."""
+"""A cache of values parsed from bytes, shared by all readers of the same bytes in this process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _Value = TypeVar("_Value")
 
 
 class ContentCache(Generic[_Value]):
-    """Keeps the values that were used last, by version and content.
+    """Keeps the most recently used values, by version and content.
 
-    A reader still reads the bytes itself and is only spared parsing them again, so a cached value
-    is never older than what the reader has read. Values are shared between threads: nobody may
-    change them. Invariant: the contents kept have at most `most_bytes` together.
+    Each reader still reads the bytes itself and saves only the parsing. A cached value is therefore
+    never older than the bytes that the reader has read. Values are shared between threads and must
+    not be changed. Invariant: the cached contents have at most `most_bytes` in total.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -24,7 +24,7 @@ class ContentCache(Generic[_Value]):
         self._lock = threading.Lock()
 
     def get(self, version: int, content: bytes) -> _Value | None:
-        """Return the value of a content at a version, or `None` where it is not kept."""
+        """Return the value of a content at a version, or `None` if it is not cached."""
         key = version, content
         with self._lock:
             value = self._values.get(key)
@@ -33,7 +33,7 @@ class ContentCache(Generic[_Value]):
             return value
 
     def put(self, version: int, content: bytes, value: _Value) -> None:
-        """Keep a value in the place of those that were not used for longest."""
+        """Cache a value, and evict the least recently used values if necessary."""
         if len(content) > self._most_bytes:
             return
         with self._lock:

@@ -1,7 +1,7 @@
-"""Control tables: small Delta tables that are overwritten whole.
+"""Control tables: small Delta tables whose rows are replaced as a whole.
 
-Every overwrite is a compare-and-set: it lands as the version after the one that was loaded, or
-it raises `CommitConflictError`.
+Each overwrite is a compare-and-set: it is committed as the version after the loaded one, or it
+raises `CommitConflictError`.
 """
 
 from __future__ import annotations
@@ -12,138 +12,94 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tenacity
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from sparklog.errors import (
-    CommitConflictError,
-    DamagedError,
-    FencedError,
-    StorageError,
-    TableReplacedError,
-)
+from sparklog.errors import CommitConflictError, DamagedError, StorageError, TableReplacedError
 from sparklog.model import TableSchema
-from sparklog.storage.damage import (
+from sparklog.storage.commit_retries import moved, retrying
+from sparklog.storage.commits import AddedFile, Commit, RemovedFile, check_commits, read_commit
+from sparklog.storage.control_table_damage import (
     content_fault,
     damaged_file,
     find_damage,
     remedy,
     set_aside,
 )
-from sparklog.storage.delta_log import (
-    AddedFile,
-    Commit,
-    DeltaLog,
-    RemovedFile,
-    check_commits,
-    has_commit,
-    open_delta_table,
-    read_commit,
-)
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import commit_path, has_commit
+from sparklog.storage.delta_snapshots import open_table
+from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.fence import Fence, check_fence, take_fence
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file, new_file
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.unknown_columns import with_unknown_columns
 
+AHEAD_AFTER_LOSS = 4
+"""The number of commits requested in parallel from an object store after a lost race."""
+
 _Result = TypeVar("_Result")
 
 
-class Fence(NamedTuple):
-    """The epoch under which one writes: `transaction` is one of the two names above."""
-
-    transaction: str
-    epoch: int
-
-
 def create_table(root: Location, schema: TableSchema) -> None:
-    """Create a table, empty, with its final schema; one that is there already stays as it is.
+    """Create an empty table with its final schema; an existing table stays as it is.
 
-    Raises `StorageError` where that is not possible.
+    Raises `StorageError` if the table cannot be created.
     """
     table = root.child(schema.name)
     try:
-        DeltaTable.create(
-            table.uri,
-            schema=Schema.from_arrow(schema.columns),
-            mode="ignore",
-            partition_by=list(schema.partition_by) or None,
-            configuration=dict(schema.properties),
-            storage_options=table.store_options,
-            # Else the second of two would commit its schema again, over the first one's rows.
-            commit_properties=CommitProperties(max_commit_retries=0),
-        )
-    except CommitFailedError:
-        # Another process was faster, which is as good.
+        if table.is_local:
+            _create(table.uri, schema)
+        else:
+            _create_object(table, schema)
+    except (CommitFailedError, FileExistsError):
+        # Another process has created the table first.
         return
-    except (DeltaError, OSError) as error:
+    except STORE_ERRORS as error:
         raise StorageError(f"no table can be created at {table.uri}: {one_line(error)}") from error
 
 
-def check_fence(log: DeltaLog, fence: Fence | None) -> None:
-    """Raise `FencedError` unless the loaded version of a table bears `fence`'s epoch.
+def _create(folder: str, schema: TableSchema) -> None:
+    DeltaTable.create(
+        folder,
+        schema=Schema.from_arrow(schema.columns),
+        mode="ignore",
+        partition_by=list(schema.partition_by) or None,
+        configuration=dict(schema.properties),
+        # With retries, the second of two creators would commit its schema over the first one's
+        # rows.
+        commit_properties=CommitProperties(max_commit_retries=0),
+    )
 
-    Together with the compare-and-set on the next version no zombie can ever write.
+
+def _create_object(table: Location, schema: TableSchema) -> None:
+    """Create a table on an object store: delta-rs writes its first commit to a temporary folder.
+
+    On the store that takes one listing and one conditional PUT. delta-rs makes nine requests in
+    sequence.
     """
-    if fence is not None:
-        check_held(log.location, fence, log.transactions.get(fence.transaction))
-
-
-def check_held(table: Location, fence: Fence, held: int | None) -> None:
-    """Raise `FencedError` unless `held`, the epoch that a table bears, is the one of `fence`."""
-    if held != fence.epoch:
-        raise FencedError(
-            f"{table.uri} is held by {fence.transaction} {held}, this process has "
-            f"{fence.epoch}: a newer process plays this role, so this one must stop"
-        )
-
-
-def take_fence(
-    table: Location, fence: Fence, load: Callable[[], DeltaLog], *, may_hold: bool = True
-) -> bool:
-    """Write `fence`'s epoch to `table`, so that no writer of an older one can commit again.
-
-    Parameters: `load` brings the table's log up to date and returns it; `may_hold`, whether the
-    table may carry the epoch already, as it does where a parked broker resumes. An epoch that was
-    just taken is nobody else's (protocol rule 10.7).
-
-    Returns whether the epoch was written. Raises `FencedError` where the table carries a newer
-    epoch, or this one and `may_hold` is false.
-    """
-
-    def attempt() -> bool:
-        log = load()
-        held = log.transactions.get(fence.transaction)
-        if held is not None and held > fence.epoch:
-            raise FencedError(
-                f"{log.location.uri} is held by {fence.transaction} {held}, newer than "
-                f"{fence.epoch}: another process has taken this role over"
-            )
-        if held == fence.epoch:
-            if not may_hold:
-                raise FencedError(
-                    f"{log.location.uri} is held by {fence.transaction} {held}, which another "
-                    "process has taken: this one must stop"
-                )
-            return False
-        if not log.commit("FENCE", transactions={fence.transaction: fence.epoch}):
-            raise moved(log)
-        return True
-
-    return until_it_lands(table, attempt)
+    if table.names("_delta_log"):
+        return
+    with TemporaryDirectory(prefix="sparklog-") as folder:
+        _create(folder, schema)
+        commit = Path(folder, commit_path(0)).read_bytes()
+    table.put_new(commit_path(0), commit)
 
 
 class ControlTable:
     """One control table, with its rows cached at the version that was last loaded.
 
-    Threads may share one. Parameter `reopens`: whether a table that has lost commits, as a restored
-    one has, is loaded again, as clients want it. Otherwise it raises `StorageError`, as brokers
-    want it: their memory is ahead of the table.
+    Threads may share an instance. Parameter `reopens`: whether a table that has lost commits, such
+    as a restored one, is reloaded. Clients use True. Brokers use False and get a `StorageError`,
+    because their state in memory is ahead of the table.
     """
 
     def __init__(self, root: Location, schema: TableSchema, *, reopens: bool = False) -> None:
@@ -153,7 +109,7 @@ class ControlTable:
         self._reopened = 0
         self.location = root.child(schema.name)
         self.commits = 0
-        """How many commits this handle has made."""
+        """The number of commits made through this instance."""
         self._log = self._open_log()
         self._files = dict.fromkeys(_live_files(self._log.snapshot))
         self._rows: tuple[int, pa.Table] | None = None
@@ -164,12 +120,12 @@ class ControlTable:
 
     @property
     def version(self) -> int:
-        """The version that is loaded."""
+        """The loaded version."""
         return self._log.version
 
     @property
     def state(self) -> tuple[int, int]:
-        """The number of reopenings and the loaded version; other rows have another state."""
+        """The number of reopenings and the loaded version. Equal states have equal rows."""
         return self._reopened, self._log.version
 
     @property
@@ -178,27 +134,28 @@ class ControlTable:
         return self._log.table_id
 
     def held_by(self, transaction: str) -> int | None:
-        """Return the epoch of a fence that the loaded version bears, or `None`."""
+        """Return the epoch of a fence that the loaded version carries, or `None`."""
         return self._log.transactions.get(transaction)
 
     def transaction(self, name: str) -> int | None:
-        """Return the version of an app transaction in the table as it was opened."""
-        return self._log.snapshot.transaction_version(name)
+        """Return the version of an app transaction, as loaded, or `None` without one."""
+        followed = self._log.transactions.get(name)
+        return self._log.opened_transaction(name) if followed is None else followed
 
     def refresh(self) -> bool:
-        """Load the newest version; say whether it is another than before."""
+        """Load the newest version; return whether it differs from the one before."""
         with self._lock:
             before = self.state
             self._load()
             return self.state != before
 
-    def look_ahead(self, *, to_end: bool = False) -> None:
-        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+    def poll_ahead(self, *, to_end: bool = False) -> None:
+        """Request the next commits from an object store without waiting; `refresh` applies them."""
         with self._lock:
-            self._log.look_ahead(to_end=to_end)
+            self._log.poll_ahead(to_end=to_end)
 
     def has_news(self) -> bool:
-        """Say whether there is certainly a newer version; only told of tables in a folder."""
+        """Return True if a newer version exists. Always False on object stores (a request)."""
         return self._log.has_news()
 
     def _load(self, to_version: int | None = None) -> DeltaLog:
@@ -217,7 +174,7 @@ class ControlTable:
         self._stamp = stamp
         for commit in self._log.follow(to_version):
             if any(path not in self._files for path in commit.removed):
-                # It follows another commit than the one that was loaded, which was lost.
+                # The commit follows another one than the loaded one, so the loaded one was lost.
                 self._reopen(is_other_log=True)
                 break
             for path in commit.removed:
@@ -227,7 +184,7 @@ class ControlTable:
             self._stamp = self._log.stamp()
 
     def _open_log(self) -> DeltaLog:
-        """Open the table's log; `DamagedError` names the file that does not let it be opened."""
+        """Open the table's log; raises `DamagedError` with the file that prevents opening it."""
         try:
             return DeltaLog(self.location)
         except (StorageError, DeltaError) as error:
@@ -246,16 +203,16 @@ class ControlTable:
             raise damage from error
 
     def recreate(self, fence: Fence) -> None:
-        """Start the table again, empty: replace its rows, or the table where its log is damaged.
+        """Recreate the table, empty: remove its rows, or replace it if its log is damaged.
 
-        A table whose log is damaged is set aside. Only the broker that owns the table calls this.
+        A table with a damaged log is set aside. Only the broker that owns the table may call this.
         """
         with self._lock:
             self.mend_log(fence)
             self.compare_and_set(self.schema.columns.empty_table(), fence)
 
     def mend_log(self, fence: Fence) -> None:
-        """Recreate the table, empty, where its log is damaged; the caller writes its rows then."""
+        """Recreate the table, empty, if its log is damaged; the caller then writes its rows."""
         with self._lock:
             try:
                 opened = self._open_log()
@@ -275,7 +232,7 @@ class ControlTable:
             self._read(self._files)
 
     def verify_log(self) -> None:
-        """Read the commits again of which the log consists; `DamagedError` where one is damaged."""
+        """Read the commits of the log again; raises `DamagedError` if one is damaged."""
         if not has_commit(self.location, self._log.version):
             self._open_log()
         try:
@@ -284,9 +241,9 @@ class ControlTable:
             self._raise_damage(error)
 
     def _reopen(self, *, is_other_log: bool = False) -> None:
-        """Open the table again where the loaded version is no longer part of its log.
+        """Open the table again after the loaded version has disappeared from its log.
 
-        Clean-up has taken it, or it was lost (`is_other_log`: and another one is in its place).
+        Clean-up has removed it, or it was lost. With `is_other_log`, another commit has its place.
         """
         opened = self._open_log()
         is_later = opened.version >= self._log.version and not is_other_log
@@ -324,19 +281,19 @@ class ControlTable:
             return self._rows
 
     def rows_at(self, version: int) -> pa.Table:
-        """Return all rows of `version`; `StorageError` where there is no such version."""
+        """Return all rows of `version`; raises `StorageError` if this version does not exist."""
         if version == self._log.version:
             return self.rows()
-        return self._read(_live_files(open_delta_table(self.location, version)))
+        return self._read(_live_files(open_table(self.location, version).snapshot))
 
     def _read(self, paths: Iterable[str]) -> pa.Table:
-        # File by file, and not as a dataset through delta-rs's file system: its threads may
-        # outlive a short process and abort it at the end, and it takes twice as long.
+        # One file at a time rather than as a dataset through delta-rs's file system. That takes
+        # twice as long, and its threads may outlive a short process and abort it at exit.
         files = [self.read_file(path) for path in paths]
         return pa.concat_tables(files) if files else self.schema.columns.empty_table()
 
     def take_fence(self, fence: Fence, *, may_hold: bool = True) -> None:
-        """Fence the table: see the function of this name."""
+        """Fence the table; see the function `take_fence`."""
         with self._lock:
             if take_fence(self.location, fence, self._load, may_hold=may_hold):
                 self.commits += 1
@@ -349,14 +306,14 @@ class ControlTable:
     ) -> None:
         """Replace all rows by `rows`, as the version after the loaded one.
 
-        `transactions`: the versions of app transactions to be set along with it. Raises
-        `CommitConflictError` where the table has moved, `FencedError` where `fence` is given and is
-        no longer the one that holds the table.
+        `transactions` are the versions of app transactions to be set in the same commit. Raises
+        `CommitConflictError` if another writer has committed, and `FencedError` if the table no
+        longer carries the epoch of `fence`.
         """
         self._replace(rows, self.version, fence, transactions)
 
     def set_transactions(self, transactions: Mapping[str, int], fence: Fence) -> None:
-        """Set the versions of app transactions, and no rows; raises as `compare_and_set` does."""
+        """Set the versions of app transactions only; raises as `compare_and_set` does."""
         with self._lock:
             check_fence(self._log, fence)
             if not self._log.commit("SET TRANSACTIONS", transactions=transactions):
@@ -382,18 +339,18 @@ class ControlTable:
             self._rows = self.version, rows
 
     def _with_unknown_columns(self, rows: pa.Table) -> pa.Table:
-        """Return `rows` with the columns of the table that a later release has added to it."""
+        """Return `rows` with the columns that a later release has added to the table."""
         if not self._has_unknown_columns:
             return rows
         return self._with_unknown_columns_of(self._files, rows)
 
     def _with_unknown_columns_of(self, paths: Iterable[str], rows: pa.Table) -> pa.Table:
-        declared = {field.name for field in open_delta_table(self.location).schema().fields}
+        declared = {field.name for field in open_table(self.location).snapshot.schema().fields}
         files = [ParquetContent(self.location.read_bytes(path)).read() for path in paths]
         return with_unknown_columns(rows, files, declared, self.schema)
 
     def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None = None) -> None:
-        """Commit `rows` in place of all rows, as the next version."""
+        """Commit `rows` in the place of all rows, as the next version."""
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
         with self._discarding(file):
@@ -404,7 +361,7 @@ class ControlTable:
 
     @contextmanager
     def _discarding(self, *files: AddedFile) -> Iterator[None]:
-        """Remove files whose commit fails within the block, unless it has landed all the same."""
+        """Remove files whose commit fails within the block, unless the commit exists."""
         version = self._log.version + 1
         try:
             yield
@@ -412,7 +369,7 @@ class ControlTable:
             self._discard(files)
             raise
         except (OSError, StorageError, DeltaError) as error:
-            # A commit that is there may be this one: its answer was lost.
+            # An existing commit may be this one, if only its response was lost: keep its files.
             if self.location.is_local and not has_commit(self.location, version):
                 self._discard(files)
             self._raise_damage(error)
@@ -423,11 +380,11 @@ class ControlTable:
             discard_file(self.location, file.path)
 
     def _write(self, rows: pa.Table, name: str = "part") -> AddedFile:
-        """Write `rows` as a file that is no part of the table yet; `name` begins its path."""
-        # By name, too, files come in the order in which a process wrote them.
+        """Write `rows` as a file that is not yet part of the table; its path starts with `name`."""
+        # The time in the name sorts the files of a process in the order of writing.
         path = f"{name}-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
         content = io.BytesIO()
-        # Without statistics, which no reader of whole files needs and no checksum covers.
+        # Readers of whole files need no statistics, and no page checksum covers them.
         options = {"store_schema": False, "write_page_checksum": True, "write_statistics": False}
         pq.write_table(rows, content, **options)
         with new_file(self.location, path) as target:
@@ -436,7 +393,7 @@ class ControlTable:
         return AddedFile(path, content.tell(), now_ms, {}, {"numRecords": rows.num_rows})
 
     def _add_columns(self) -> None:
-        """Give a table that an older version made the columns of today."""
+        """Add the current schema's missing columns to a table that an older release created."""
         if self._is_current:
             return
         names = {field.name for field in self._log.snapshot.schema().fields}
@@ -456,19 +413,26 @@ class ControlTable:
         change: Callable[[pa.Table], tuple[pa.Table | None, _Result]],
         fence: Fence | None = None,
     ) -> _Result:
-        """Load, change and compare-and-set until it lands.
+        """Load, change and compare-and-set until the commit succeeds.
 
-        `change` takes the newest rows and returns the new rows (`None`: leave the table alone)
-        and a result, which is returned. It is called again, after a jittered wait, when another
-        writer was faster, and must decide anew each time.
+        `change` takes the newest rows and returns the new rows (`None`: leave the table unchanged)
+        and a result, which is returned. After a conflict it is called again with the then newest
+        rows, after a jittered wait, and must decide on them alone.
         """
+        attempts = 0
 
         def attempt() -> _Result:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1:
+                with self._lock:
+                    self._log.poll_ahead(to_end=True, least=AHEAD_AFTER_LOSS, counts=False)
             self.refresh()
             loaded, rows = self._loaded()
             new, result = change(rows)
             if new is not None:
-                # Whoever loads the table within `change` must not make it pass for decided upon.
+                # The version from before `change`: if `change` loads a newer one, this commit must
+                # fail.
                 self._replace(new, loaded, fence)
             return result
 
@@ -480,7 +444,7 @@ class ControlTable:
     def read_file(self, path: str) -> pa.Table:
         """Return the rows of one file of the table.
 
-        Raises `DamagedError` where the file is missing, or is not what was written.
+        Raises `DamagedError` if the file is missing or differs from what was written.
         """
         try:
             content = self.location.read_bytes(path)
@@ -493,7 +457,7 @@ class ControlTable:
             names = set(self.schema.columns.names)
             self._has_unknown_columns |= not set(rows.column_names) <= names
             for column in self.schema.columns:
-                # Delta lets a writer leave a column out; it counts as null.
+                # Delta allows a writer to omit a column; its values are null.
                 if column.name not in rows.column_names:
                     rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
             return rows.select(self.schema.columns.names).cast(self.schema.columns)
@@ -505,31 +469,3 @@ def _live_files(table: DeltaTable) -> list[str]:
     """Return the paths of a control table's files."""
     actions = pa.table(table.get_add_actions(flatten=True))
     return [unquote(path) for path in actions["path"].to_pylist()]
-
-
-def moved(log: DeltaLog, loaded: int | None = None) -> CommitConflictError:
-    """Return the error of a writer whose version was taken by another's commit."""
-    version = log.version if loaded is None else loaded
-    return CommitConflictError(
-        f"{log.location.uri} moved past version {version}: reload and try again"
-    )
-
-
-def until_it_lands(table: Location, commit: Callable[[], _Result]) -> _Result:
-    """Repeat a commit while others are faster; `CommitConflictError` after 50 attempts."""
-    try:
-        return retrying(CommitConflictError)(commit)
-    except CommitConflictError as error:
-        raise CommitConflictError(
-            f"{table.uri} moves too fast: others write to it without a pause"
-        ) from error
-
-
-def retrying(lost: type[Exception]) -> tenacity.Retrying:
-    """Try again, with jitter, after another writer was faster."""
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(lost),
-        wait=tenacity.wait_random_exponential(multiplier=0.001, max=0.2),
-        stop=tenacity.stop_after_attempt(50),
-        reraise=True,
-    )

@@ -1,24 +1,24 @@
-"""A broker's journal: the commits of its `log` table, which say what every step has changed.
+"""A broker's journal: the commits of its `log` table, which record all effects of each step.
 
-A commit carries, beside the batches that it adds and removes, what else the step has changed, as
-JSON in `userMetadata`: rows of replicas, leader-epoch histories, delayed operations, answers to
-requests, and how far the requests are taken. A step has happened with all of its effects, or not
-at all. The state is what the checkpoint tables say, and the commits after the version of the log
-that each of them describes (rule 7.0).
+A commit adds and removes batches. As JSON in `userMetadata` it carries the step's other changes:
+rows of replicas, leader-epoch histories, delayed operations, answers to requests, and the position
+up to which requests are taken. Invariant: a step happens with all of its effects or not at all.
 
-Whoever reads the state follows the journal; the tables are for recovery, for people and for SQL.
+The state is the content of the checkpoint tables, plus the commits after the version of the log
+that each of them describes (rule 7.0). Readers of the state follow the journal. The tables serve
+recovery, operators and SQL.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparklog.errors import DamagedError, StorageError
+from sparklog.errors import ERROR_CODES, DamagedError, StorageError, error_code
 from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
@@ -26,51 +26,52 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
     Batch,
     EpochEntry,
+    Row,
     TopicIdPartition,
 )
 from sparklog.storage.batch_actions import has_damaged_header
-from sparklog.storage.control_table import ControlTable, Fence
-from sparklog.storage.delta_log import LOG_VERSION, Commit, DeltaLog, read_commits
+from sparklog.storage.commits import LOG_VERSION, Commit, read_commits
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.fence import Fence
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 _FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
 _REQUESTS, _ANSWERS = "requests", "answers"
 _CONTROLLER = "controller"
-"""The member with the controller epoch whose lease the commit renews."""
+"""The member of a commit that names the controller epoch whose lease the commit renews."""
 
 _OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER})
 """The members of a commit that changes nothing."""
 
 _FORMAT_VERSION = 1
-"""The version of what commits carry; it stands first, so that other writers' text is known by it.
+"""The version of the format of commits. Its member comes first, which distinguishes it from other
+writers' text.
 """
 
 _VERSIONS = frozenset({"log_version", "epochs_version"})
-"""The columns of a row of the table that no row of the journal has."""
+"""The columns of a table's row that the journal's rows do not have."""
 
 CHECKPOINTS = HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, DELAYED_OPERATIONS
-"""The tables that describe the state as of a version of the journal."""
+"""The tables that describe the state at a version of the journal."""
 
 _NO_OPERATION = dict.fromkeys(DELAYED_OPERATIONS.columns.names)
 
 _NULLS = dict.fromkeys(("damaged_offset", "damage", "leader_damaged_offset", "parked_lags"))
-"""The columns of a row that commits leave out where they are null."""
+"""The columns of a row that commits omit if they are null."""
 
 _ATTEMPTS = 3
-"""How often a reader reads the checkpoints again after clean-up has taken the commits after them.
-"""
-
-Row = Mapping[str, Any]
-"""A row of a checkpoint table; of high_watermark_checkpoint without the columns of versions."""
+"""The number of attempts to read the checkpoints while clean-up removes the commits after them."""
 
 
-class Taken(NamedTuple):
-    """How far the requests are taken, of the request table with this id.
+class InboxPosition(NamedTuple):
+    """The position up to which requests of the request table with this id are taken.
 
-    All that were added up to `version` are, and of later ones those in `beyond`: each a version of
-    the table and a place in its commit.
+    All requests added up to `version` are taken. Of later ones those in `beyond` are: pairs of the
+    table's version and the position in its commit.
     """
 
     table_id: str
@@ -78,30 +79,84 @@ class Taken(NamedTuple):
     beyond: tuple[tuple[int, int], ...] = ()
 
 
-class Step(NamedTuple):
-    """What a step of a broker changes beside the batches.
+class ProduceAnswer(NamedTuple):
+    """The answer for one partition of a produce request.
 
-    `rows`, the new rows of replicas; `histories`, new leader-epoch histories; `operations`, delayed
-    operations that begin to wait, by their ids, and `None` for those that wait no more; `answers`,
-    to requests; `taken`, how far the requests of some tables are taken now.
+    `error` is Kafka's name, NONE for success. The offsets are those of the first and the last
+    record of its batches in the log, -1 if they were not appended.
+    """
+
+    request_id: str
+    topic_id: str
+    partition: int
+    error: str
+    base_offset: int = -1
+    last_offset: int = -1
+
+    def to_row(self) -> Row:
+        """Return the answer in the journal's form, with Kafka's number of the error."""
+        return {
+            "request_id": self.request_id,
+            "topic_id": self.topic_id,
+            "partition": self.partition,
+            "error_code": ERROR_CODES[self.error].number,
+            "base_offset": self.base_offset,
+            "last_offset": self.last_offset,
+        }
+
+    @classmethod
+    def from_row(cls, row: Row) -> ProduceAnswer:
+        """Return the answer in a row of the journal; `ValueError` if a value is not valid.
+
+        An error of a later release is UNKNOWN_SERVER_ERROR. Other members are ignored.
+        """
+        values: tuple[Any, ...] = tuple(map(row.get, _ANSWER_TYPES))
+        if tuple(map(type, values)) != tuple(_ANSWER_TYPES.values()):
+            raise ValueError(f"a member of an answer is missing or has another type: {row}")
+        request_id, topic_id, partition, number, base_offset, last_offset = values
+        if not -1 <= base_offset <= last_offset:
+            raise ValueError(f"the offsets of an answer are not those of a batch: {row}")
+        return cls(
+            request_id, topic_id, partition, error_code(number).name, base_offset, last_offset
+        )
+
+
+_ANSWER_TYPES: Mapping[str, type] = {
+    "request_id": str,
+    "topic_id": str,
+    "partition": int,
+    "error_code": int,
+    "base_offset": int,
+    "last_offset": int,
+}
+"""The members of an answer in the journal."""
+
+
+class Step(NamedTuple):
+    """The changes of a broker's step other than batches.
+
+    `rows`, new rows of replicas; `histories`, new leader-epoch histories; `operations`, rows of new
+    delayed operations by id, and `None` for those that are no longer delayed; `answers`, to
+    requests;
+    `inbox_positions`, the new positions of the request tables.
     """
 
     rows: Sequence[Row] = ()
     histories: Mapping[TopicIdPartition, Histories] = {}
     operations: Mapping[str, Row | None] = {}
-    answers: Sequence[Row] = ()
-    taken: Sequence[Taken] = ()
+    answers: Sequence[ProduceAnswer] = ()
+    inbox_positions: Sequence[InboxPosition] = ()
 
 
 class Histories(NamedTuple):
-    """A change of leader-epoch histories: of each replica its topic and all entries, in order."""
+    """A change of a replica's leader-epoch history: its topic and all entries, oldest first."""
 
     topic: str
     entries: tuple[EpochEntry, ...]
 
 
 class Renewal(NamedTuple):
-    """The newest commit of a journal that renews the controller's lease, and for which epoch."""
+    """A renewal of the controller's lease: its controller epoch and its version of the journal."""
 
     controller_epoch: int
     version: int
@@ -110,19 +165,19 @@ class Renewal(NamedTuple):
 class Journal(RecordLog):
     """The log of one broker root, with the state of its replicas.
 
-    Parameters: `checkpoints`, the tables of `CHECKPOINTS`, in their order, where the owner has
-    opened them; `damaged`, the names of those that count as empty; `with_operations`, whether the
-    delayed operations are loaded, too.
+    Parameters: `checkpoints`, the tables of `CHECKPOINTS` in their order, if the owner has opened
+    them; `damaged`, the names of tables that count as empty and may be missing; `with_operations`,
+    whether the delayed operations are loaded, too.
 
-    Raises `DamagedError` where a checkpoint is damaged, or a commit is missing or damaged that
-    follows the version that it describes.
+    Raises `DamagedError` if a checkpoint is damaged. Raises it also if a commit is missing or
+    damaged that follows the version described by a checkpoint.
     """
 
     def __init__(
         self,
         root: Location,
         fence: Fence | None = None,
-        checkpoints: Sequence[ControlTable] | None = None,
+        checkpoints: Sequence[ControlTable | None] | None = None,
         damaged: Collection[str] = (),
         *,
         with_operations: bool = False,
@@ -131,46 +186,50 @@ class Journal(RecordLog):
         self._schemas = CHECKPOINTS if with_operations or checkpoints else CHECKPOINTS[:2]
         self.operations: dict[str, Row] = {}
         """The delayed operations, by their ids."""
-        self.taken: dict[str, Taken] = {}
-        """How far the requests are taken, by the ids of their tables.
+        self.inbox_positions: dict[str, InboxPosition] = {}
+        """The positions up to which requests are taken, by request table id.
 
-        As far as commits after the checkpoints say it.
+        Contains only tables that are named by commits after the checkpoints.
         """
         self.renewal: Renewal | None = None
-        """The newest renewal of the controller's lease, as far as commits that were read say it."""
+        """The newest renewal of the controller's lease in the commits that were read."""
         self._checkpoints = checkpoints
         self._damaged = damaged
         self._topics: dict[TopicIdPartition, str] = {}
         self.rows: dict[TopicIdPartition, Row] = {}
-        """The rows of the replicas, as of the loaded version."""
+        """The rows of the replicas at the loaded version."""
         self.epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
         """The leader-epoch histories of the replicas, oldest entry first."""
         self.described_version = 0
         """The newest version of the log that a checkpoint described when the log was opened."""
         super().__init__(root, fence)
-        # The owner writes them before it opens the log again, which reads them then.
+
+    def take_over(self, fence: Fence, checkpoints: Sequence[ControlTable]) -> None:
+        """Become the owner's journal, with its checkpoints; damaged ones have been recreated."""
+        self._checkpoints = checkpoints
         self._damaged = ()
+        self.take_fence(fence)
 
     def has_news(self) -> bool:
-        """Say whether there is certainly a newer version; only told of logs in a folder."""
+        """Return True if a newer version exists. Always False on object stores (a request)."""
         return self._log.has_news()
 
     def commit_step(
         self, added: Sequence[Batch], removed: Sequence[Batch], step: Step, now_ms: int
     ) -> None:
-        """Commit a step: batches and what else it changes, all or nothing.
+        """Commit a step, batches and other changes, all or nothing.
 
-        Raises as `commit` does; the state is as before then.
+        Raises as `commit` does; the state is unchanged in that case.
         """
         entry = _entry_of(step)
         self.commit(added, removed, now_ms, json_bytes(entry).decode())
-        self._take(_changes_of(entry), (-1, -1, -1), self.version)
+        self._apply_changes(_changes_of(entry), (-1, -1, -1), self.version)
 
     def heartbeat(self, controller_epoch: int | None = None) -> bool:
-        """Make an empty commit, which shows that the broker lives; return whether it was made.
+        """Make an empty commit, which shows that the broker is alive; return whether it was made.
 
-        `controller_epoch`: the epoch of the controller's lease that the broker holds and renews.
-        Raises as `commit_empty` does.
+        Parameters: `controller_epoch`, the epoch of the controller's lease that the broker holds
+        and renews. Raises as `commit_empty` does.
         """
         entry = {_FORMAT: _FORMAT_VERSION}
         if controller_epoch is not None:
@@ -184,9 +243,9 @@ class Journal(RecordLog):
     def row_table(self, version: int | None = None) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
 
-        `version` is the one that the rows name, the loaded one by default: empty commits may
-        follow. `epochs_version` is null: only a checkpoint has a version of the histories beside
-        it.
+        Parameters: `version`, the value of `log_version`, by default the loaded version; it may be
+        older if only empty commits follow it. `epochs_version` is null: only a stored checkpoint is
+        paired with a version of the histories.
         """
         rows = [self.rows[key] for key in sorted(self.rows)]
         columns: dict[str, list[Any]] = {
@@ -214,13 +273,14 @@ class Journal(RecordLog):
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether Delta's checkpoint is due, after which commits are cleaned up."""
+        """Whether Delta's checkpoint is due; writing it cleans up commits."""
         return self._log.is_checkpoint_due
 
     def write_due_checkpoint(self) -> None:
-        """Have Delta's checkpoint written where that is due, after which commits are cleaned up.
+        """Start writing Delta's checkpoint if it is due; this cleans up commits.
 
-        Called when all checkpoint tables describe the loaded version, or empty commits follow.
+        Call it only if all checkpoint tables describe the loaded version, or only empty commits
+        follow the version that they describe.
         """
         with self._lock:
             self._log.write_due_checkpoint()
@@ -228,11 +288,12 @@ class Journal(RecordLog):
     # --- loading --------------------------------------------------------------------------------
 
     def _opened(self, version: int | None) -> DeltaLog:
-        """Open the log, after the checkpoints: what they describe is part of the log then."""
+        """Open the log after reading the checkpoints, so that it has the described versions."""
         attempt = 1
         while True:
             described = self._described()
-            # Its owner lets commits be cleaned up when the checkpoints describe them.
+            # Commits are cleaned up only after the checkpoints describe them; the owner triggers
+            # that.
             opened = DeltaLog(self.location, version, has_damaged_header, cleans_up=False)
             before = self.rows.keys() | self.epochs.keys()
             try:
@@ -246,22 +307,22 @@ class Journal(RecordLog):
             return opened
 
     def _described(self) -> list[_Described]:
-        described = []
-        for number, schema in enumerate(self._schemas):
+        def describe(number: int) -> _Described:
+            schema = self._schemas[number]
             if schema.name in self._damaged:
-                described.append(_Described(schema.columns.empty_table(), None))
-                continue
-            if self._checkpoints is not None:
-                table = self._checkpoints[number]
-                table.refresh()
-            else:
+                return _Described(schema.columns.empty_table(), None)
+            table = self._checkpoints[number] if self._checkpoints is not None else None
+            if table is None:
                 table = ControlTable(self._root, schema)
-            described.append(_Described(table.rows(), table.held_by(LOG_VERSION)))
-        return described
+            else:
+                table.refresh()
+            return _Described(table.rows(), table.held_by(LOG_VERSION))
+
+        return map_in_parallel(describe, range(len(self._schemas)), 0, is_local=self._root.is_local)
 
     def _load_state(self, described: list[_Described], version: int) -> None:
         self.rows, self.epochs, self._topics, self.operations = {}, {}, {}, {}
-        self.taken = {}
+        self.inbox_positions = {}
         rows, epochs, *operations = described
         self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
         for row in rows.table.to_pylist():
@@ -274,13 +335,13 @@ class Journal(RecordLog):
         self.epochs = {key: tuple(sorted(entries)) for key, entries in histories.items()}
         for of in operations:
             self.operations = {row["operation_id"]: row for row in of.table.to_pylist()}
-        # The tables of an earlier release name no version: they were written with each step.
+        # Checkpoints of an earlier release carry no version: they were written with each step.
         versions = [version if one.log_version is None else one.log_version for one in described]
         for commit in read_commits(self.location, min(versions) + 1, version):
-            self._take(commit.derived(_changes_in), versions, commit.version)
+            self._apply_changes(commit.derived(_changes_in), versions, commit.version)
 
     def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:
-        return self._take(commit.derived(_changes_in), (-1, -1, -1), commit.version)
+        return self._apply_changes(commit.derived(_changes_in), (-1, -1, -1), commit.version)
 
     def _is_empty(self, commit: Commit) -> bool:
         entry = _entry(commit)
@@ -290,10 +351,10 @@ class Journal(RecordLog):
             and not (commit.added or commit.removed or commit.transactions)
         )
 
-    def _take(
+    def _apply_changes(
         self, changes: _Changes, described: Sequence[int], version: int
     ) -> AbstractSet[TopicIdPartition]:
-        """Take over what a commit says that the checkpoints did not describe."""
+        """Apply a commit's changes that the checkpoints do not include; return the replicas."""
         named: set[TopicIdPartition] = set()
         if version > described[0]:
             self.rows |= changes.rows
@@ -309,19 +370,19 @@ class Journal(RecordLog):
                     self.operations.pop(operation_id, None)
                 else:
                     self.operations[operation_id] = operation
-        self.taken |= changes.taken
+        self.inbox_positions |= changes.inbox_positions
         if changes.controller_epoch is not None:
             self.renewal = Renewal(changes.controller_epoch, version)
         return named
 
 
 class _Changes(NamedTuple):
-    """The changes that a commit carries beside its batches, as readers take them over."""
+    """The changes of a commit other than batches, in the form that readers apply."""
 
     rows: Mapping[TopicIdPartition, Row]
     histories: Mapping[TopicIdPartition, Histories]
     operations: Mapping[str, Row | None]
-    taken: Mapping[str, Taken]
+    inbox_positions: Mapping[str, InboxPosition]
     controller_epoch: int | None
 
 
@@ -341,7 +402,7 @@ def _changes_of(entry: Mapping[str, Any]) -> _Changes:
             for operation_id, operation in entry.get(_OPERATIONS, {}).items()
         },
         {
-            table_id: Taken(table_id, version, tuple((at, place) for at, place in beyond))
+            table_id: InboxPosition(table_id, version, tuple((at, place) for at, place in beyond))
             for table_id, version, beyond in entry.get(_REQUESTS, ())
         },
         entry.get(_CONTROLLER),
@@ -349,14 +410,14 @@ def _changes_of(entry: Mapping[str, Any]) -> _Changes:
 
 
 class _Described(NamedTuple):
-    """The rows of a checkpoint table, and which version of the log they describe."""
+    """The rows of a checkpoint table, and the version of the log that they describe."""
 
     table: pa.Table
     log_version: int | None
 
 
 def _entry_of(step: Step) -> dict[str, Any]:
-    """Return what a commit is to say of a step."""
+    """Return the JSON members of the commit of a step."""
     entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
     if step.rows:
         entry[_ROWS] = [_without_nulls(row) for row in step.rows]
@@ -371,31 +432,46 @@ def _entry_of(step: Step) -> dict[str, Any]:
             for operation_id, operation in step.operations.items()
         }
     if step.answers:
-        entry[_ANSWERS] = list(step.answers)
-    if step.taken:
-        entry[_REQUESTS] = list(step.taken)
+        entry[_ANSWERS] = [answer.to_row() for answer in step.answers]
+    if step.inbox_positions:
+        entry[_REQUESTS] = list(step.inbox_positions)
     return entry
 
 
-def taken_transaction(table_id: str) -> str:
-    """Return the app transaction of a checkpoint that says how far the requests are taken."""
+def inbox_transaction(table_id: str) -> str:
+    """Return the app transaction of a checkpoint that holds a request table's taken position."""
     return f"{PRODUCE_REQUESTS.name}/{table_id}"
 
 
-def answers_in(commit: Commit) -> Sequence[Row]:
-    """Return the answers to requests that a commit of a journal carries."""
-    answers: Sequence[Row] = _entry(commit).get(_ANSWERS, ())
+def answers_in(
+    commit: Commit, on_invalid: Callable[[ValueError], None] | None = None
+) -> list[ProduceAnswer]:
+    """Return the valid answers to requests in a commit of a journal.
+
+    `on_invalid` is called with the fault of each answer that is not valid; without it, such an
+    answer is a `DamagedError`.
+    """
+    answers = []
+    for row in _entry(commit).get(_ANSWERS, ()):
+        try:
+            answers.append(ProduceAnswer.from_row(row))
+        except ValueError as error:
+            if on_invalid is None:
+                path = f"commit {commit.version} of a log"
+                remedy = "clients send such a request again"
+                raise DamagedError(path, str(error), remedy) from error
+            on_invalid(error)
     return answers
 
 
 def renewal_in(commit: Commit) -> Renewal | None:
-    """Return the renewal of the controller's lease that a commit of a journal carries."""
+    """Return the renewal of the controller's lease in a commit of a journal, or `None`."""
     epoch = _entry(commit).get(_CONTROLLER)
     return None if epoch is None else Renewal(epoch, commit.version)
 
 
 def _row_of(row: Row) -> Row:
-    """Return a row of the table as the journal has it."""
+    """Return a row of the table in the journal's form."""
     return {name: value for name, value in row.items() if name not in _VERSIONS}
 
 
@@ -404,7 +480,7 @@ def _without_nulls(row: Row) -> Row:
 
 
 def _entry(commit: Commit) -> Mapping[str, Any]:
-    """Return what a commit says of replicas; nothing where another tool has made it."""
+    """Return the JSON members of a commit; empty if another tool has made it."""
     return commit.derived(_parsed_entry)
 
 

@@ -1,6 +1,6 @@
-"""The newest version of a journal, followed without its content.
+"""The newest version of a journal, followed without its state.
 
-A journal that goes on shows that its broker lives, and some of its commits renew the controller's
+New commits of a journal show that its broker is alive, and some of them renew the controller's
 lease. Opening a whole journal reads the log and its checkpoints; a watch reads neither.
 """
 
@@ -8,53 +8,47 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from sparklog.clock import clocks, is_ago
 from sparklog.errors import StorageError
 from sparklog.model import LOG
-from sparklog.storage.delta_log import (
-    FRESH_S,
-    LONG_AGO_S,
-    MOST_AHEAD,
-    clocks,
-    commit_content,
-    has_commit,
-    is_ago,
-    newest_version,
-    parse_commit,
-    request_commits,
-)
+from sparklog.storage.commits import commit_content, parse_commit, request_commits
+from sparklog.storage.commits_ahead import FRESH_S
+from sparklog.storage.delta_log import LONG_AGO_S
+from sparklog.storage.delta_log_files import has_commit, newest_version
 from sparklog.storage.journal import Renewal, renewal_in
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import MOST_AHEAD
 
 
 class JournalWatch:
-    """Follows the journal of one broker root, a GET for each new commit and one for the end.
+    """Follows the journal of one broker root by one GET per new commit and one for the end.
 
-    Raises `StorageError` where there is no journal, `OSError` or `DeltaError` where the store
-    cannot be read, as `refresh` does.
+    Raises `StorageError` if the journal does not exist, and `OSError` or `DeltaError` if the store
+    cannot be read; so does `refresh`.
     """
 
     def __init__(self, root: Location) -> None:
         self._log = root.child(LOG.name)
         self.version = newest_version(self._log)
-        """The newest version that was seen; it never decreases."""
+        """The newest version that was seen. Invariant: it never decreases."""
         self.renewal: Renewal | None = None
-        """The newest renewal of the controller's lease among the commits that were read."""
+        """The newest renewal of the controller's lease in the commits that were read."""
         self._ahead: dict[int, Future[bytes | None]] = {}
         self._reach = 1
         self._seen_at: tuple[float, float] | None = None
         self._moved_at = clocks()
 
-    def look_ahead(self) -> None:
-        """Ask an object store for the next commits; `refresh` takes them.
+    def poll_ahead(self) -> None:
+        """Request the next commits from an object store without waiting; `refresh` applies them.
 
-        They count as the newest for a second at most. Does nothing for a local folder.
+        They count as the newest for `FRESH_S` at most. Does nothing for a local folder.
         """
         if not self._log.is_local:
             self._seen_at = None
             self._ahead = request_commits(self._log, self.version + 1, self._reach)
 
     def refresh(self) -> None:
-        """Go on to the newest version, or to the last that was asked for ahead."""
+        """Advance to the newest version, or to the last one that `poll_ahead` has requested."""
         ahead, self._ahead = self._ahead, {}
         if not ahead and self._seen_at is not None and not is_ago(self._seen_at, FRESH_S):
             return
@@ -62,7 +56,7 @@ class JournalWatch:
         while True:
             following = self.version + 1
             if ahead and following not in ahead:
-                # There may be more: the next look asks for more at once.
+                # There may be more commits: the next `poll_ahead` requests more in parallel.
                 self._reach = min(2 * self._reach, MOST_AHEAD)
                 break
             asked = ahead.get(following)
@@ -84,11 +78,11 @@ class JournalWatch:
             commit = parse_commit(self._log, version, content, lambda _: True)
             self.renewal = renewal_in(commit) or self.renewal
         except StorageError:
-            # Damaged, or of a later release: the journal has gone on all the same.
+            # Damaged, or of a later release: the journal has advanced nevertheless.
             return
 
     def _pass_cleaned_up(self) -> None:
-        """Go on to the newest version where the next commits were cleaned up meanwhile."""
+        """Advance to the newest version if the commits after the loaded one were cleaned up."""
         self._moved_at = clocks()
         if not has_commit(self._log, self.version):
             self.version = max(self.version, newest_version(self._log))

@@ -1,7 +1,7 @@
-"""JSON of commits: written and read by pydantic-core, which takes a third of the time of `json`.
+"""JSON of commits, written and read by pydantic-core in a third of the time of `json`.
 
-The text and the values are those of `json`, without spaces: pydantic-core refuses some of what
-`json` takes, such as half of a surrogate pair, and `json` decides then.
+Text and values equal those of `json` without spaces. pydantic-core rejects some input that `json`
+accepts, such as half of a surrogate pair; `json` is then used instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return a value of the types that JSON has as JSON on one line, in UTF-8.
+    """Return a value of JSON's types as one line of JSON in UTF-8.
 
     Raises as `json.dumps` does.
     """

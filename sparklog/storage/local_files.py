@@ -1,8 +1,7 @@
-"""Writes to local file systems: every file that sparklog itself creates, links, syncs or removes.
+"""Writes to local file systems: each file that sparklog itself creates, links, syncs or removes.
 
-A file counts after a power loss only if its content was synced and the folder that names it was
-synced after that. Tests put another object in the place of `FILES`: one that fails, or that loses
-what was not synced.
+A file survives a power loss only if its content was synced, and after that the folder that names
+it. Tests replace `FILES` by an object that fails or that loses unsynced data.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ class LocalFiles:
     """The file system's own calls."""
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file for writing; `FileExistsError` where there is one."""
+        """Create a file and open it for writing; raises `FileExistsError` if the path exists."""
         return open(path, "xb")
 
     def link(self, source: str, target: str) -> None:
-        """Give the file at `source` a second name; `FileExistsError` where that name is taken."""
+        """Give the file at `source` a second name; raises `FileExistsError` if it is taken."""
         os.link(source, target)
 
     def sync(self, path: str) -> None:
-        """Return after the file or folder at `path` is on the disk: fsync."""
+        """Sync the file or folder at `path` to the disk by fsync."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -31,7 +30,7 @@ class LocalFiles:
             os.close(descriptor)
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens where there is none."""
+        """Remove a file; does nothing if it does not exist."""
         try:
             os.unlink(path)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where things lie: a folder, or a prefix of an object store, and how to reach it."""
+"""Storage locations: a local folder or a prefix of an object store, and its storage options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,26 +16,26 @@ from urllib.parse import unquote, urlsplit
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
 from sparklog.storage.object_store import ObjectStore, object_store
-from sparklog.storage.side_by_side import sync_side_by_side
+from sparklog.storage.parallel import reading_threads, sync_in_parallel
 
 StorageOptions = Mapping[str, Mapping[str, str]]
-"""Options of object stores in delta-rs's keys, by URI prefix; the longest prefix wins."""
+"""Options of object stores in delta-rs's keys, by URI prefix; the longest prefix applies."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
-"""What delta-rs misreads, or dies of, in the path of a folder."""
+"""Characters in a local folder's path that delta-rs misreads or crashes on."""
 
 SYNC = "sync"
-"""The option of a local folder that says whether its files are synced to the disk: true, false."""
+"""The option of a local folder that decides whether files are synced to the disk: true, false."""
 
 _STORE_CHUNK_BYTES = 4 << 20
-"""What is read or written of an object at once."""
+"""Bytes of an object that are read or written at once."""
 
 _CHUNK_BYTES = 256 << 10
-"""What is read or written of a file at once, which stays in a processor's cache.
+"""Bytes of a local file that are read or written at once; they fit in a processor's cache.
 
-From larger writes Linux makes large pages of its cache, which takes several times as long where it
-has none free, as in virtual machines that give free memory back to their host.
+For larger writes Linux allocates large pages in its page cache. This takes several times as long if
+no large page is free, as in virtual machines that return free memory to their host.
 """
 
 
@@ -43,8 +43,8 @@ has none free, as in virtual machines that give free memory back to their host.
 class Location:
     """A URI and the options of the store behind it.
 
-    A folder's `uri` is an absolute path without a scheme, so that every engine and Python itself
-    take it as it is. Locations are picklable: they travel to Spark tasks.
+    The `uri` of a local folder is an absolute path without a scheme, which each engine and Python
+    accept. Locations are picklable, since they are sent to Spark tasks.
     """
 
     uri: str
@@ -52,16 +52,18 @@ class Location:
 
     @classmethod
     def of(cls, uri: str, storage_options: StorageOptions | None = None) -> Location:
-        """Return the location at `uri` (a path, or scheme://...) with the options that fit it.
+        """Return the location at `uri`, a path or scheme://..., with the options that apply to it.
 
-        Raises `StorageError` where `uri` is not usable.
+        Raises `StorageError` if `uri` or an option is not usable.
         """
         if not _SCHEME.match(uri):
             return cls._of_folder(uri, storage_options)
         parts = urlsplit(uri)
         if parts.scheme == "file":
             if parts.netloc not in ("", "localhost"):
-                raise StorageError(f"root {uri} names a host; write file:///path for a folder")
+                raise StorageError(
+                    f"root {uri} names a host: write file:///path for a local folder"
+                )
             return cls._of_folder(unquote(parts.path), storage_options)
         if not parts.netloc:
             raise StorageError(f"root {uri} names no bucket: write {parts.scheme}://bucket/path")
@@ -81,38 +83,38 @@ class Location:
     def is_synced(self) -> bool:
         """Whether files count as written only after they are synced to the disk.
 
-        An object store answers when it has stored an object, so this is about local folders.
+        Applies to local folders only: an object store responds after it has stored an object.
         """
         return self.is_local and self.options.get(SYNC) != "false"
 
     @property
     def store_options(self) -> dict[str, str] | None:
-        """The options of the object store, in delta-rs's keys; `None` where there are none."""
+        """The options of the object store in delta-rs's keys, or `None` if no options are set."""
         return None if self.is_local else dict(self.options) or None
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether this is a folder of a local file system."""
         return "://" not in self.uri
 
     @property
     def chunk_bytes(self) -> int:
-        """How many bytes of a long file are best read or written at once."""
+        """The recommended number of bytes of a long file to read or write at once."""
         return _CHUNK_BYTES if self.is_local else _STORE_CHUNK_BYTES
 
     def child(self, name: str) -> Location:
-        """Return the location called `name` below this one."""
+        """Return the location `name` below this one."""
         return Location(f"{self.uri.rstrip('/')}/{name}", self.options)
 
     def _object(self, path: str) -> tuple[ObjectStore, str]:
-        """Return the client of the store, and the key of what is at `path`."""
+        """Return the client of the store, and the key of the object at `path`."""
         parts = urlsplit(self.uri)
         bucket = f"{parts.scheme}://{parts.netloc}"
         store = object_store(bucket, tuple(sorted(self.options.items())))
         return store, "/".join(part for part in (parts.path.strip("/"), path) if part)
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file at `path`, relative to this location."""
+        """Return whether a file exists at `path`, relative to this location."""
         if self.is_local:
             return os.path.exists(f"{self.uri}/{path}")
         store, key = self._object(path)
@@ -123,16 +125,16 @@ class Location:
         return True
 
     def is_regular_file(self, path: str) -> bool:
-        """Return whether a local folder has a file at `path`, not a link, folder or pipe.
+        """Return whether a local folder has a regular file at `path`: not a link, folder or pipe.
 
-        Raises `FileNotFoundError` where it has nothing there.
+        Raises `FileNotFoundError` if `path` does not exist.
         """
         return stat.S_ISREG(os.lstat(f"{self.uri}/{path}").st_mode)
 
     def names(self, path: str = "") -> list[str]:
-        """Return the names of the files and folders that are directly in a folder, sorted.
+        """Return the sorted names of the files and folders directly in a folder.
 
-        Empty where there is no such folder.
+        Returns an empty list if the folder does not exist.
         """
         if not self.is_local:
             store, key = self._object(path)
@@ -142,20 +144,34 @@ class Location:
         except FileNotFoundError:
             return []
 
+    def pages(self, path: str, after: str | None = None) -> Iterator[list[str]]:
+        """Yield the names of the files in a folder of an object store; see `ObjectStore.pages`."""
+        store, key = self._object(path)
+        return store.pages(key, after)
+
     def read_bytes(self, path: str) -> bytes:
-        """Return a file's bytes; `FileNotFoundError` where there is none."""
+        """Return a file's bytes; raises `FileNotFoundError` if it does not exist."""
         if self.is_local:
             with open(f"{self.uri}/{path}", "rb") as local:
                 return local.read()
         store, key = self._object(path)
         return store.get(key)
 
+    def read_files(self, paths: Sequence[str]) -> list[bytes]:
+        """Return the bytes of some files; an object store is read in parallel.
+
+        Must not run in `reading_threads`. Raises the error of the first file that cannot be read.
+        """
+        if self.is_local or len(paths) < 2:
+            return [self.read_bytes(path) for path in paths]
+        return list(reading_threads().map(self.read_bytes, paths))
+
     def open(self, path: str) -> IO[bytes]:
-        """Open a file for reading from front to back; `FileNotFoundError` where there is none."""
+        """Open a file for sequential reading; raises `FileNotFoundError` if it does not exist."""
         return self.open_with_size(path)[0]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
-        """Open a file as `open` does; return it with its size in bytes, before it is read."""
+        """Open a file as `open` does; return it and its size in bytes."""
         if self.is_local:
             local = open(f"{self.uri}/{path}", "rb")  # noqa: SIM115 - the caller closes it
             return local, os.fstat(local.fileno()).st_size
@@ -163,16 +179,16 @@ class Location:
         return store.open_with_size(key)
 
     def open_at_random(self, path: str) -> IO[bytes]:
-        """Open a file of which parts are read; `FileNotFoundError` where there is none."""
+        """Open a file for random access; raises `FileNotFoundError` if it does not exist."""
         if self.is_local:
             return open(f"{self.uri}/{path}", "rb")
         store, key = self._object(path)
         return store.open_at_random(key)
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file for writing; `FileExistsError` where there is one (rule 3.7).
+        """Create a file and open it for writing; raises `FileExistsError` if it exists (rule 3.7).
 
-        An object is stored, or that error raised, when the file is closed.
+        On an object store the object is stored, or this error raised, when the file is closed.
         """
         if not self.is_local:
             store, key = self._object(path)
@@ -187,11 +203,10 @@ class Location:
             return local_files.FILES.create(target)
 
     def put_new(self, path: str, content: bytes) -> None:
-        """Put a file where there is none: whole or not at all, and on the disk.
+        """Create a file atomically and durably: a compare-and-set on its name.
 
-        That is a compare-and-set. `FileExistsError` where there is a file of this name, which may
-        be this one: what was asked is repeated by some stores and file systems when its answer was
-        lost.
+        Raises `FileExistsError` if a file of this name exists. That file may be the caller's: some
+        stores and file systems repeat a request whose response was lost.
         """
         if not self.is_local:
             store, key = self._object(path)
@@ -213,12 +228,12 @@ class Location:
             files.remove(unfinished)
 
     def overwrite_object(self, path: str, content: bytes) -> None:
-        """Put `content` in the place of what an object store has at `path`."""
+        """Store `content` at `path` of an object store, and replace an existing object."""
         store, key = self._object(path)
         store.put(key, content)
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens where there is none."""
+        """Remove a file; does nothing if it does not exist."""
         if self.is_local:
             local_files.FILES.remove(f"{self.uri}/{path}")
             return
@@ -226,28 +241,28 @@ class Location:
         store.remove(key)
 
     def remove_durably(self, path: str) -> None:
-        """Remove a file, and return after that is on the disk: a power loss does not undo it."""
+        """Remove a file and sync its folder to the disk, so that a power loss does not undo it."""
         self.remove(path)
         if self.is_synced:
             local_files.FILES.sync(os.path.dirname(f"{self.uri}/{path}"))
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Return after these files and the folders that name them are on the disk.
+        """Sync these files and the folders that contain them to the disk.
 
-        Returns at once where the location is not synced. Raises `OSError` where the disk fails;
-        the files may be lost then, whatever is read from them.
+        Does nothing if the location is not synced. Raises `OSError` if the disk fails; the files
+        may then be lost even if they can still be read.
         """
         if not self.is_synced:
             return
         files = [f"{self.uri}/{path}" for path in paths]
-        sync_side_by_side(local_files.FILES.sync, files)
+        sync_in_parallel(local_files.FILES.sync, files)
         for folder in sorted({os.path.dirname(file) for file in files}):
             local_files.FILES.sync(folder)
 
     def sync_folders(self) -> None:
-        """Return after the folders that lead to this one are on the disk, its own name included.
+        """Sync this folder and all of its parent folders to the disk.
 
-        Folders that this process may not read are left out.
+        Folders that this process may not read are skipped.
         """
         if not self.is_synced:
             return
@@ -257,9 +272,9 @@ class Location:
 
 
 def one_line(error: Exception) -> str:
-    """Return the text of an error, which delta-rs colours and spreads over many lines.
+    """Return the text of an error on one line, without colours and without delta-rs's stack trace.
 
-    A stack trace of delta-rs, which begins with frame 0, is left out.
+    A stack trace starts at frame 0.
     """
     text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
     return re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
@@ -276,11 +291,11 @@ def _folder(path: str) -> str:
 
 
 def _fitting(uri: str, storage_options: StorageOptions | None) -> dict[str, str]:
-    """Return the options of the longest prefix that `uri` is within."""
+    """Return the options of the longest prefix of `uri`."""
     fitting = [prefix for prefix in storage_options or {} if _is_within(uri, prefix)]
     return dict((storage_options or {}).get(max(fitting, key=len, default=""), {}))
 
 
 def _is_within(uri: str, prefix: str) -> bool:
-    """Say whether `prefix` ends where a part of `uri` does: one bucket's key is no other's."""
+    """Return whether `uri` equals `prefix` or is below it; compares whole path components."""
     return uri == prefix or uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/")

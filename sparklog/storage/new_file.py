@@ -1,4 +1,4 @@
-"""Writing a new file whole, or not at all: one that could not be finished is removed."""
+"""Writing a new file completely or not at all: an unfinished file is removed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sparklog.storage.location import Location
 
 @contextmanager
 def new_file(location: Location, path: str) -> Iterator[IO[bytes]]:
-    """Create a file and give its stream; remove the file where the block, or closing it, fails.
+    """Create a file and yield its stream; remove the file if the block or closing it fails.
 
-    Raises `FileExistsError` where there is a file of this name, which stays as it is: at once in a
-    folder, when it is closed on an object store.
+    Raises `FileExistsError` if a file of this name exists, which stays unchanged: at once in a
+    local folder, on closing on an object store.
     """
     target = location.create(path)
     try:
@@ -28,6 +28,6 @@ def new_file(location: Location, path: str) -> Iterator[IO[bytes]]:
 
 
 def discard_file(location: Location, path: str) -> None:
-    """Remove a file that nothing names; one that cannot be removed stays, and none is no error."""
+    """Remove a file that no commit names; a missing file or a failed removal is ignored."""
     with suppress(OSError):
         location.remove(path)

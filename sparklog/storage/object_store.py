@@ -1,7 +1,11 @@
-"""Objects of a store (S3, GCS, Azure), one request a call, by obstore.
+"""Objects of a store (S3, GCS, Azure) by obstore, one request per call.
 
-Every error that a store answers with, or that keeps it from answering, is an `OSError` here; what
-is not there is a `FileNotFoundError`. Texts of errors bear no credentials.
+obstore repeats a request that fails (503, timeout) up to 10 times within 3 minutes, after waits of
+0.1 s to 15 s; the storage options `max_retries`, `retry_timeout`, `init_backoff`, `max_backoff` and
+`base` change that.
+
+Errors that a store returns, and failures to reach it, are raised as `OSError`; a missing object is
+a `FileNotFoundError`. Error messages contain no credentials.
 """
 
 from __future__ import annotations
@@ -28,10 +32,13 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from sparklog.errors import StorageError
 
 PART_BYTES = 8 << 20
-"""Bytes of an object that are written in one request; a larger one is put in parts of this size."""
+"""Bytes of an object that are written by one request; a larger object is put in such parts."""
 
 _READ_BYTES = 4 << 20
-"""Bytes of an object that are read at a time; all of them come by one request."""
+"""Bytes of an object that are read at a time, from the response to a single request."""
+
+PAGE_NAMES = 1_000
+"""The most names of objects that a store returns to one request."""
 
 _STORES: Mapping[str, type[S3Store | GCSStore | AzureStore]] = {
     "s3": S3Store,
@@ -51,8 +58,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 class ObjectStore:
     """The client of one bucket or container.
 
-    Parameters: `uri` within it; `options`, in delta-rs's keys. Raises `StorageError` where an
-    option is not known, or the URI's scheme is not.
+    Parameters: `uri`, any URI within it; `options`, in delta-rs's keys. Raises `StorageError` if an
+    option or the URI's scheme is unknown.
     """
 
     def __init__(self, uri: str, options: Mapping[str, str]) -> None:
@@ -91,39 +98,38 @@ class ObjectStore:
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def size_bytes(self, path: str) -> int:
-        """Return an object's size: a HEAD request."""
+        """Return an object's size in bytes, by a HEAD request."""
         with _as_os_error(path):
             return obstore.head(self._store, path)["size"]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
-        """Open an object for reading from front to back, by one request; return its size, too."""
+        """Open an object for sequential reading by one request; return it and its size in bytes."""
         with _as_os_error(path):
             result = obstore.get(self._store, path)
         reader = io.BufferedReader(_Reader(path, result), buffer_size=_READ_BYTES)
         return reader, result.meta["size"]
 
     def open_at_random(self, path: str) -> IO[bytes]:
-        """Open an object of which parts are read, each by a request."""
+        """Open an object for random access; each read is a request."""
         return io.BufferedReader(_RangeReader(self, path), buffer_size=_READ_BYTES)
 
     def put(self, path: str, content: bytes) -> None:
-        """Put an object, over what is there."""
+        """Store an object, and replace an existing one."""
         with _as_os_error(path):
             obstore.put(self._store, path, content, use_multipart=False)
 
     def put_new(self, path: str, content: bytes) -> None:
-        """Put an object where there is none, whole or not at all; else `FileExistsError`.
+        """Create an object atomically; raises `FileExistsError` if it exists.
 
-        That is also raised where the object is this one: the request was repeated after its answer
-        was lost.
+        The existing object may be the caller's: a request is repeated if its response was lost.
         """
         with _as_os_error(path):
             obstore.put(self._store, path, content, mode="create")
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new object for writing; it is there when it is closed.
+        """Open a new object for writing; it is stored on closing.
 
-        Raises `FileExistsError`, when closed, where there is one that differs.
+        Closing raises `FileExistsError` if a different object exists.
         """
         return cast(IO[bytes], _Writer(self, path))
 
@@ -133,7 +139,7 @@ class ObjectStore:
             return obstore.open_writer(self._store, path, buffer_size=PART_BYTES)
 
     def remove(self, path: str) -> None:
-        """Remove an object; nothing happens where there is none."""
+        """Remove an object; does nothing if it does not exist."""
         try:
             with _as_os_error(path):
                 obstore.delete(self._store, path)
@@ -141,21 +147,33 @@ class ObjectStore:
             return
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of what is directly below `folder`, sorted: objects and folders."""
+        """Return the sorted names of the objects and folders directly below `folder`."""
         with _as_os_error(folder):
             found = obstore.list_with_delimiter(self._store, folder or None)
         paths = [*found["common_prefixes"], *(str(one["path"]) for one in found["objects"])]
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
 
+    def pages(self, folder: str, after: str | None = None) -> Iterator[list[str]]:
+        """Yield the names of the objects in `folder` that sort after a name, in ascending order.
+
+        Each page is a request and has `PAGE_NAMES` names, except for the last one.
+        """
+        offset = None if after is None else f"{folder}/{after}"
+        with _as_os_error(folder):
+            for page in obstore.list(
+                self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES
+            ):
+                yield [str(one["path"])[len(folder) + 1 :] for one in page]
+
 
 @lru_cache(maxsize=256)
 def object_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Return the client of a bucket; it is kept, since it keeps connections."""
+    """Return the client of a bucket; it is cached, since it keeps connections."""
     return ObjectStore(uri, dict(options))
 
 
 class _Reader(io.RawIOBase):
-    """An object that is read front to back."""
+    """An object that is read sequentially."""
 
     def __init__(self, path: str, result: obstore.GetResult) -> None:
         self._path = path
@@ -177,7 +195,7 @@ class _Reader(io.RawIOBase):
 
 
 class _RangeReader(io.RawIOBase):
-    """An object of which each read is a request."""
+    """An object with random access; each read is a request."""
 
     def __init__(self, store: ObjectStore, path: str) -> None:
         self._store, self._path = store, path
@@ -210,7 +228,7 @@ class _RangeReader(io.RawIOBase):
 
 
 class _Writer(io.RawIOBase):
-    """An object that is written front to back: in one request where it is small."""
+    """An object that is written sequentially, by one request if it has `PART_BYTES` at most."""
 
     def __init__(self, store: ObjectStore, path: str) -> None:
         self._store, self._path = store, path
@@ -248,7 +266,7 @@ class _Writer(io.RawIOBase):
         try:
             self._store.put_new(self._path, content)
         except FileExistsError:
-            # Its answer may have been lost, and the request repeated.
+            # The response may have been lost and the request repeated: an equal object is this one.
             if self._store.get(self._path) != content:
                 raise
 
@@ -271,13 +289,13 @@ def _as_os_error(path: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what an error says, without the queries of its URLs, which may hold signatures."""
+    """Return the first line of an error, without URL queries, which may contain signatures."""
     text = str(error).strip().split("\n", 1)[0]
     return re.sub(r"\?[^\s)]*", "", text)
 
 
 def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
-    """Return obstore's arguments for options in delta-rs's keys: store, client, retries."""
+    """Return obstore's arguments for options in delta-rs's keys: store, client and retries."""
     retries: dict[str, Any] = {}
     backoff: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -333,7 +351,7 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
-"""The options that are about HTTP, without the prefix that delta-rs lets them have."""
+"""The options of the HTTP client, without the prefix that delta-rs accepts."""
 
 
 def _duration(text: str) -> timedelta:

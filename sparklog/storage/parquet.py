@@ -1,7 +1,7 @@
-"""Reading Parquet files that are in memory, without Arrow's threads.
+"""Reading Parquet files from memory, without Arrow's threads.
 
-Those threads may abort a short process when it ends, and a file is small enough to take longer to
-hand to them than to read.
+These threads may abort a short process at exit. The files are small, so handing them to a thread
+takes longer than reading them.
 """
 
 from __future__ import annotations
@@ -14,73 +14,77 @@ import pyarrow.parquet as pq
 from sparklog.storage.parquet_pages import data_pages
 
 _ROWS_AT_ONCE, _PLAIN_ROWS_AT_ONCE = 1 << 16, 1 << 13
-"""How many rows of a producer's file are read at once, which bounds the memory that it takes."""
+"""The number of rows of a producer's file that are read at once, which bounds memory use."""
 
 _SMALL_BYTES = 64 << 10
-"""A file that is read faster than its pages are looked at."""
+"""Files below this size, in bytes, are read faster than their page headers are checked."""
 
 _MOST_EXPANSION = 20
-"""How many times its size a file may take in memory."""
+"""The largest ratio of a plain file's decompressed size to its stored size."""
 
-_MOST_COLUMNS = 64
-"""The most columns of a producer's file, nested ones counted each; a record batch has six."""
+_MOST_COLUMNS = 8
+"""The most columns of a producer's file, with nested ones counted separately; a record batch has
+six. Each column that may be dictionary-encoded makes opening a file slower.
+"""
 
 _PLAIN, _DELTA_BINARY_PACKED = 0, 5
-"""Parquet's encodings that give each value its own bytes."""
+"""Parquet's encodings that store separate bytes for each value."""
 
 
 class ParquetContent:
-    """A Parquet file; its footer is read at once, its rows when they are asked for.
+    """A Parquet file; its footer is read by the constructor, its rows by `read`.
 
-    Raises `pa.ArrowException` (an `OSError` or a `ValueError` among them) where it is none.
+    Raises `pa.ArrowException`, `OSError` or `ValueError` if the content is not Parquet.
     """
 
     def __init__(self, content: bytes) -> None:
         self._file = _opened(content)
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows, of all columns or of these."""
+        """Return the rows with all columns, or with `columns`."""
         return self._file.read(columns, use_threads=False)
 
 
 class ForeignParquet:
-    """A Parquet file that anybody may have written, of which some rows are read at a time.
+    """A Parquet file from any writer, read in pieces of a bounded number of rows.
 
-    Of its footer nothing but the schema and the row count is read: pyarrow ends the process where
-    the rest of it makes no sense. Raises as `ParquetContent` does.
+    Only the schema and the row count of its footer are read: pyarrow aborts the process if the rest
+    of a footer is malformed. Raises as `ParquetContent` does.
     """
 
     def __init__(self, content: bytes) -> None:
         self._is_plain = _is_plain(content)
-        # A column goes by its number, for it may have two names in the footer.
+        # Columns are selected by number, since the footer may give one column two names.
         self._file = _opened(content, () if self._is_plain else range(_MOST_COLUMNS))
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns, as the Arrow types that their values have when they are not encoded."""
-        return self._file.metadata.schema.to_arrow_schema()
+        """The columns, with the Arrow types of their unencoded values."""
+        # Not `metadata.schema`, which refers to the metadata that caches it: a reference cycle per
+        # file.
+        return pq.ParquetSchema(self._file.metadata).to_arrow_schema()
 
     @property
     def row_count(self) -> int:
-        """How many rows the footer names."""
+        """The row count in the footer."""
         return int(self._file.metadata.num_rows)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, some at a time.
+        """Yield the rows in pieces.
 
-        Text and bytes come dictionary-encoded where a few bytes of the file may stand for the same
-        long value over and over, more often than fits in memory. Raises as the constructor does.
+        Text and bytes are dictionary-encoded if a few bytes of the file may represent a long value
+        more often than fits in memory. Raises as the constructor does.
         """
         if self._file.metadata.num_columns > _MOST_COLUMNS:
             raise ValueError(f"it has more than {_MOST_COLUMNS} columns")
         at_once = _PLAIN_ROWS_AT_ONCE if self._is_plain else _ROWS_AT_ONCE
-        # Arrow reserves memory for all the rows that it is asked for.
+        # Arrow reserves memory for as many rows as are requested.
         at_once = max(1, min(at_once, self.row_count))
         yield from self._file.iter_batches(at_once, use_threads=False)
 
 
 def _opened(content: bytes, dictionary_encoded: Iterable[int] = ()) -> pq.ParquetFile:
-    """Open a file; columns of these numbers are read dictionary-encoded if they are of bytes."""
+    """Open a file; columns of bytes with these numbers are read dictionary-encoded."""
     return pq.ParquetFile(
         pa.BufferReader(content),
         pre_buffer=False,
@@ -90,9 +94,9 @@ def _opened(content: bytes, dictionary_encoded: Iterable[int] = ()) -> pq.Parque
 
 
 def _is_plain(content: bytes) -> bool:
-    """Whether a file certainly has bytes of its own for each value, and not too few of them.
+    """Return whether a file stores bytes for each value and expands to a bounded size.
 
-    Then its values need not be told apart, which takes four times as long as reading them.
+    Such a file is read without dictionary encoding, which takes four times as long.
     """
     if len(content) < _SMALL_BYTES:
         return False

@@ -1,7 +1,8 @@
-"""What the pages of a Parquet file are, by their own headers (Apache Parquet format, PageHeader).
+"""The data pages of a Parquet file, by their own headers (Apache Parquet format, PageHeader).
 
-pyarrow tells what the footer says of the pages, and ends the process where a footer is damaged; a
-page's header decides what is decoded. It is a struct in Thrift's compact protocol.
+pyarrow reports only the footer's description of the pages, and aborts the process if a footer is
+damaged. The page headers decide how pages are decoded. A page header is a struct in Thrift's
+compact protocol.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ _MAGIC = b"PAR1"
 # Field numbers of PageHeader.
 _TYPE, _UNCOMPRESSED_SIZE, _COMPRESSED_SIZE = 1, 2, 3
 _ENCODINGS = {0: (5, 2), 3: (8, 4)}
-"""By the type of a data page, of either version: the header within, and its field of encoding."""
+"""Of each type of data page (V1, V2): the field of its header, and the encoding's field within."""
 
-# Thrift's compact types; a page header needs no others.
+# Thrift's compact types; page headers need no others.
 _TRUE, _FALSE, _INTEGERS, _BINARY, _STRUCT = 1, 2, (4, 5, 6), 8, 12
 _MOST_DEPTH, _MOST_FIELDS = 3, 32
 _MOST_PAGES = 10_000
-"""More than an honest file has; to look at millions would hold up whoever checks it."""
+"""More pages than a valid producer's file has; the limit bounds the time of a check."""
 
 _Struct = dict[int, "int | _Struct"]
 
 
 class Page(NamedTuple):
-    """A data page: how its values are encoded, and its size once it is decompressed."""
+    """A data page: the encoding of its values, and its decompressed size in bytes."""
 
     encoding: int
     uncompressed_bytes: int
 
 
 def data_pages(content: bytes) -> Iterator[Page]:
-    """Yield the pages of a Parquet file that has nothing but data pages before its footer.
+    """Yield the pages of a Parquet file that has only data pages before its footer.
 
-    Raises `ValueError` where it has something else there, such as dictionaries or indexes, or is
-    no such file.
+    Raises `ValueError` if it has other pages there, such as dictionaries or indexes, or if it is
+    not a Parquet file.
     """
     end = len(content) - 8
     if content[:4] != _MAGIC or content[-4:] != _MAGIC:
@@ -66,7 +67,7 @@ def _number(struct: _Struct, field: int) -> int:
 
 
 def _struct(content: bytes, at: int, depth: int) -> tuple[_Struct, int]:
-    """Return the fields of the struct at a position, and where it ends."""
+    """Return the fields of the struct at position `at`, and the position after it."""
     if depth > _MOST_DEPTH:
         raise ValueError("a page's header is nested too deeply")
     fields: _Struct = {}

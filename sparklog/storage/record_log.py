@@ -1,8 +1,8 @@
-"""A replica's log: batches by reference, one fenced compare-and-set a commit.
+"""The log table of a broker root: batches by reference, one fenced compare-and-set per commit.
 
-The log table holds every replica of its broker root; a replica is the slice of one topic id and
-partition. A batch is named, never rewritten: a commit adds and removes file references. Only
-this module writes to a log table, and Spark never does.
+The table contains all replicas of its broker root; a replica is the slice of one topic id and
+partition. A commit adds and removes file references and never rewrites a batch. Only this module
+writes to a log table; Spark never does.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from sparklog.storage.batch_actions import (
     live_batches,
     removed_file,
 )
-from sparklog.storage.control_table import Fence, check_fence, check_held, take_fence
-from sparklog.storage.delta_log import Commit, DeltaLog, check_commits, has_commit
+from sparklog.storage.commits import Commit, check_commits
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import has_commit
+from sparklog.storage.fence import Fence, check_fence, check_held, take_fence
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.soundness import first_fault
 
 REMEMBERED_BATCHES = 5
-"""How many batches of an idempotent producer are known again (rule 3.6)."""
+"""The number of an idempotent producer's last batches that detect duplicates (rule 3.6)."""
 
 _base_offset = attrgetter("base_offset")
 _next_offset = attrgetter("next_offset")
@@ -48,48 +50,57 @@ _next_offset = attrgetter("next_offset")
 class RecordLog:
     """The log table of one broker root, with its batch index in memory.
 
-    The index follows the table commit by commit, so that a tick costs what changed and not what
-    is there. A log is opened with a `fence` by the broker that owns it, and without one by
-    everybody who reads.
+    The index follows the table commit by commit, so a tick costs O(new commits). The broker that
+    owns the log opens it with a `fence`; readers open it without one.
 
-    A replica with a damaged header, a gap, an overlap or a leader epoch that decreases is damaged:
-    of its batches only those before the first fault are offered, to the owner and to readers alike
-    (rule 9.5). The others stay live until the owner removes them.
+    A replica is damaged if it has a damaged header, a gap, an overlap or a decreasing leader epoch.
+    Only its batches before the first fault are offered, to the owner and to readers alike (rule
+    9.5). The others stay live until the owner removes them.
 
-    The owner's heartbeats make empty commits beside its steps. They share a lock, which is held
-    during the requests of a commit, and change nothing but the version.
+    The owner's heartbeats make empty commits in parallel to its steps. Both use one lock, which is
+    held during the requests of a commit. Invariant: an empty commit changes nothing but the
+    version.
     """
 
     def __init__(self, root: Location, fence: Fence | None = None) -> None:
         self.location = root.child(LOG.name)
-        self.fence = fence
+        self.fence: Fence | None = None
         self.commits = 0
-        """How many commits this handle has made, empty ones left out."""
+        """The number of commits made through this instance, without empty ones."""
         self.heartbeats = 0
-        """How many empty commits this handle has made."""
+        """The number of empty commits made through this instance."""
         self._lock = threading.RLock()
-        # The ids of this handle's empty commits begin with it.
+        # The prefix of the ids of this instance's empty commits.
         self._empty_id = uuid.uuid4().hex
         self._empty_attempts = 0
         self._moved: set[TopicIdPartition] = set()
         self._log = self._opened(None)
         self.content_version = self._log.version
-        """The version of the newest commit that is not empty; the opened version at first."""
+        """The version of the newest commit that is not empty; initially the opened version."""
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
         self._by_batch_id: dict[str, Batch] = {}
         self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
         self._appended_at_ms: dict[str, int] = {}
         self._removed: set[str] = set()
-        # Of damaged replicas: batches at or after the first fault, and all with a wrong header.
+        # Of damaged replicas: the batches at or after the first fault, and all with a wrong header.
         self._unsound: dict[TopicIdPartition, list[Batch]] = {}
         self._wrong_headers: dict[TopicIdPartition, dict[str, tuple[Batch, str]]] = {}
         self.damaged: dict[TopicIdPartition, DamagedError] = {}
         """The damaged replicas, each with its first fault."""
         self._load()
         if fence is not None:
-            take_fence(self.location, fence, self._refreshed)
-            self.content_version = self._log.version
+            self.take_fence(fence)
+
+    def take_fence(self, fence: Fence) -> None:
+        """Fence the log for the broker that holds `fence`; see the function `take_fence`."""
+        self.fence = fence
+        take_fence(self.location, fence, self._refreshed)
+        self.content_version = self._log.version
+
+    def held_by(self, transaction: str) -> int | None:
+        """Return the epoch of a fence that the loaded version carries, or `None`."""
+        return self._log.transactions.get(transaction)
 
     @property
     def version(self) -> int:
@@ -109,8 +120,8 @@ class RecordLog:
     def digest(self) -> str:
         """Return a digest of the live batches: files, partitions, offsets and epochs.
 
-        Invariant: it stays the same over releases, since a stopped broker of an earlier one is
-        recognised by it.
+        Invariant: its definition is the same in all releases, since it identifies a stopped broker
+        of an earlier release.
         """
         digest = xxhash.xxh3_64()
         for path in sorted(self._live):
@@ -123,7 +134,7 @@ class RecordLog:
     def refresh(self, to_version: int | None = None) -> None:
         """Bring the index to `to_version`, or to the newest version.
 
-        Raises `StorageError` where the table does not have `to_version` (any more).
+        Raises `StorageError` if the table does not have `to_version`, or no longer has it.
         """
         with self._lock:
             if to_version is not None and to_version < self.version:
@@ -137,10 +148,10 @@ class RecordLog:
                 # The next commits were cleaned up, or the root was lost or restored.
                 self._reopen()
 
-    def look_ahead(self, *, to_end: bool = False, least: int = 1) -> None:
-        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+    def poll_ahead(self, *, to_end: bool = False, least: int = 1) -> None:
+        """Request the next commits from an object store without waiting; `refresh` applies them."""
         with self._lock:
-            self._log.look_ahead(to_end=to_end, least=least)
+            self._log.poll_ahead(to_end=to_end, least=least)
 
     @property
     def is_uncertain(self) -> bool:
@@ -149,14 +160,14 @@ class RecordLog:
 
     @property
     def may_land_late(self) -> bool:
-        """Whether a commit that was given up may still become the next version."""
+        """Whether an abandoned commit may still become the next version."""
         return self._log.may_land_late
 
-    def take_moved(self) -> set[TopicIdPartition]:
-        """Return the replicas that changed otherwise than by a `commit` that returned.
+    def pop_moved(self) -> set[TopicIdPartition]:
+        """Return the replicas that changed other than by a `commit` that returned.
 
-        A commit whose answer was lost is among these when it is found in the log. Each change is
-        returned once.
+        They include those of a commit whose response was lost, once it is found in the log. Each
+        change is returned once.
         """
         moved, self._moved = self._moved, set()
         return moved
@@ -185,10 +196,10 @@ class RecordLog:
                 self._check_sound(key, min(offsets), max(offsets))
 
     def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:  # noqa: ARG002
-        """Take over what a commit says beside its batches; return the replicas that it names."""
+        """Apply a commit's changes other than batches; return the replicas that it names."""
         return set()
 
-    def _is_empty(self, commit: Commit) -> bool:  # noqa: ARG002
+    def _is_empty(self, _commit: Commit) -> bool:
         """Return whether a commit is known to change nothing, as a heartbeat does."""
         return False
 
@@ -197,23 +208,23 @@ class RecordLog:
         return has_commit(self.location, self.version)
 
     def verify_commits(self) -> None:
-        """Raise `DamagedError` where a commit is damaged that opening the table now reads.
+        """Raise `DamagedError` if a commit is damaged that opening the table now would read.
 
-        Only in local folders; see `check_commits`.
+        Checks only local folders; see `check_commits`.
         """
         check_commits(self.location, self.version, has_damaged_header)
 
     def partitions(self) -> list[TopicIdPartition]:
-        """Return the replicas that have at least one batch here."""
+        """Return the replicas with at least one batch in this log."""
         return [key for key, batches in self._slices.items() if batches]
 
     def log_end_offset(self, partition: TopicIdPartition, log_start_offset: int = 0) -> int:
-        """Return the offset that the replica's next record gets."""
+        """Return the offset of the replica's next record."""
         batches = self._slices.get(partition)
         return max(batches[-1].next_offset, log_start_offset) if batches else log_start_offset
 
     def batches(self, partition: TopicIdPartition, from_offset: int = 0) -> Sequence[Batch]:
-        """Return the batches that hold `from_offset` or later records, in order of offset."""
+        """Return the batches that contain `from_offset` or later offsets, by ascending offset."""
         batches = self._slices.get(partition, [])
         return batches[bisect.bisect_right(batches, from_offset, key=_next_offset) :]
 
@@ -225,7 +236,7 @@ class RecordLog:
         return list(self._unsound.get(partition, ()))
 
     def batch_at(self, partition: TopicIdPartition, offset: int) -> Batch | None:
-        """Return the batch whose offsets hold `offset`, `None` where there is none."""
+        """Return the batch that contains `offset`, or `None`."""
         batches = self._slices.get(partition, [])
         index = bisect.bisect_right(batches, offset, key=_next_offset)
         found = batches[index] if index < len(batches) else None
@@ -234,8 +245,8 @@ class RecordLog:
     def batch_index(self, from_offsets: Mapping[TopicIdPartition, int]) -> pa.Table:
         """Return the index of the batches at or after each replica's offset, as `BATCH_INDEX`.
 
-        The batch that ends just at the offset is there too: its epoch tells whether whoever
-        stands there agrees with this log (rule 6.4).
+        The batch that ends at the offset is included. Its epoch shows whether a follower at this
+        offset agrees with this log (rule 6.4).
         """
         return index_table(
             batch
@@ -248,11 +259,11 @@ class RecordLog:
         return [self._by_batch_id[key] for key in batch_ids if key in self._by_batch_id]
 
     def producer_batches(self, partition: TopicIdPartition, producer_id: int) -> list[Batch]:
-        """Return the last batches of an idempotent producer, as many as are remembered (3.6)."""
+        """Return the last `REMEMBERED_BATCHES` batches of an idempotent producer (3.6)."""
         return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
 
     def appended_at_ms(self, batch: Batch) -> int:
-        """Return when a live batch was committed here, on the broker's clock."""
+        """Return the time when a live batch was committed here, in ms on the broker's clock."""
         return self._appended_at_ms[batch.path]
 
     def is_live(self, batch: Batch) -> bool:
@@ -260,7 +271,7 @@ class RecordLog:
         return self._live.get(batch.path) == batch
 
     def was_committed(self, path: str) -> bool:
-        """Say whether `path` is part of the log, or has been since its owner opened it (3.7)."""
+        """Return whether `path` is in the log, or was since its owner opened it (3.7)."""
         return path in self._live or path in self._removed
 
     def commit(
@@ -270,22 +281,23 @@ class RecordLog:
         now_ms: int | None = None,
         user_metadata: str | None = None,
     ) -> None:
-        """Add and remove batches, of any replicas, as the version after the loaded one.
+        """Add and remove batches of any replicas, as the version after the loaded one.
 
-        `now_ms` is the time on the broker's clock, the system's where it is left out;
-        `user_metadata`, a text that the commit carries along.
-        Raises `FencedError` where another process has taken the broker over, and
-        `CommitConflictError` where the table moved; nothing is written then. Raises `OSError` or
-        `DeltaError` where the commit failed or its outcome is unknown (`is_uncertain`). delta-rs
-        would take a path twice, drop an unknown one, leave a gap or write a number that nobody can
-        read again, without a word; so all of that is checked here: it would be a programmer's
-        fault.
+        Parameters: `now_ms`, the time on the broker's clock, by default the system's;
+        `user_metadata`, a text to be stored in the commit.
+
+        Raises `FencedError` if another process has taken over the broker, and `CommitConflictError`
+        if another commit has the next version; nothing is written in both cases. Raises `OSError`
+        or `DeltaError` if the commit failed or its outcome is unknown (`is_uncertain`).
+
+        Programming errors are checked by assertions: delta-rs would silently add a path twice,
+        ignore an unknown one, leave a gap or write an unreadable number.
         """
         self._check(added, removed)
         system_ms = time.time_ns() // 1_000_000
         now_ms = system_ms if now_ms is None else now_ms
         files = [added_file(batch, now_ms) for batch in added]
-        # Delta's own clean-up goes by the system's clock.
+        # Delta's own clean-up uses the system's clock.
         gone = [removed_file(batch, system_ms) for batch in removed]
         operation = "WRITE" if added or not removed else "DELETE"
         with self._lock:
@@ -295,7 +307,10 @@ class RecordLog:
                     continue
                 self.refresh()
                 check_fence(self._log, self.fence)
-                raise CommitConflictError(f"{self.location.uri} moved: look at it again")
+                raise CommitConflictError(
+                    f"{self.location.uri} moved: another writer has committed; decide on its "
+                    "newest version and try again"
+                )
             self.commits += 1
             self.content_version = self._log.version
             for batch in removed:
@@ -306,9 +321,9 @@ class RecordLog:
     def commit_empty(self, user_metadata: str) -> bool:
         """Make a commit that changes nothing but the version; return whether it was made.
 
-        May run beside a step of the owner, which does not notice it. Not made where another commit
-        has the next version, or may have it: the next `refresh` of the owner takes it over, which
-        must not happen within a step. Raises as `commit` does, but no conflict.
+        May run in parallel to a step of the owner, which is not affected. No commit is made if
+        another one has the next version, or may have it. The owner's next `refresh` applies that
+        one, which must not happen within a step. Raises as `commit` does, except for conflicts.
         """
         with self._lock:
             if self._log.is_uncertain:
@@ -325,7 +340,7 @@ class RecordLog:
                 if self._step_over(self._log.taken_by):
                     continue
                 if self._log.taken_by is not None:
-                    # The owner has to follow the log. It finds lost commits itself.
+                    # The owner has to follow the log; following detects lost commits.
                     self._log.is_uncertain = True
                     self._check_taken_over(self._log.taken_by)
                 return False
@@ -334,7 +349,7 @@ class RecordLog:
             return True
 
     def _step_over(self, commit: Commit | None) -> bool:
-        """Go on to an empty commit of this handle whose answer was lost; return whether it is."""
+        """Advance to an own empty commit with a lost response; return whether `commit` is one."""
         commit_id = commit.commit_id if commit is not None else None
         if commit_id is None or not commit_id.startswith(f"{self._empty_id}."):
             return False
@@ -343,21 +358,22 @@ class RecordLog:
         return True
 
     def _check_taken_over(self, commit: Commit) -> None:
-        """Raise `FencedError` where a commit is the fence of another process."""
+        """Raise `FencedError` if a commit is the fence of another process."""
         if self.fence is not None and self.fence.transaction in commit.transactions:
             check_held(self.location, self.fence, commit.transactions[self.fence.transaction])
 
     @contextmanager
     def discarding(self, batches: Collection[Batch]) -> Iterator[None]:
-        """Remove the files of new batches where the block fails, so that attempts fill no disk.
+        """Remove the files of new batches if the block fails: attempts must not fill the disk.
 
-        `batches` are those that the block commits. They stay where the commit may have landed.
+        Parameters: `batches`, those that the block commits. Their files stay if the commit may
+        exist.
         """
         try:
             yield
         except (StorageError, DeltaError, OSError, FencedError) as error:
             is_refused = isinstance(error, (CommitConflictError, FencedError))
-            # A commit that is there may be this one: its answer was lost.
+            # An existing commit may be this one, if only its response was lost: keep its files.
             following = self.version + 1
             if is_refused or (self.location.is_local and not has_commit(self.location, following)):
                 for batch in batches:
@@ -367,7 +383,7 @@ class RecordLog:
 
     def _check(self, added: Sequence[Batch], removed: Sequence[Batch]) -> None:
         assert self.fence is not None, "only the broker that owns a log commits to it"
-        # Converts every number to the type of its column, or raises.
+        # Converts each number to the type of its column, or raises.
         index_table(added)
         gone = {batch.path for batch in removed}
         assert len(gone) == len(removed), "a batch is removed twice"
@@ -442,7 +458,7 @@ class RecordLog:
             self._check_sound(key)
 
     def _set_aside(self, batch: Batch, appended_at_ms: int, checksum: str) -> Batch:
-        """Note a live batch whose header is damaged; return it as one of its replica."""
+        """Register a live batch with a damaged header; return it as a batch of its replica."""
         batch = self._attributed(batch, checksum)
         self._live[batch.path] = batch
         self._appended_at_ms[batch.path] = appended_at_ms
@@ -453,7 +469,7 @@ class RecordLog:
     def _check_sound(
         self, key: TopicIdPartition, from_offset: int = 0, to_offset: int | None = None
     ) -> None:
-        """Offer what is sound of a replica that has changed between two base offsets."""
+        """Offer the sound prefix of a replica that has changed between two base offsets."""
         batches = self._slices[key]
         wrong = self._wrong_headers.get(key, {})
         if key in self.damaged or wrong:
@@ -488,15 +504,14 @@ class RecordLog:
 
     def _offer(self, batch: Batch) -> None:
         self._by_batch_id[batch.batch_id] = batch
-        bisect.insort(self._slices[batch.topic_id_partition], batch, key=_base_offset)
+        _insert(self._slices[batch.topic_id_partition], batch)
         if batch.producer_id >= 0:
-            of_producer = self._by_producer[batch.topic_id_partition, batch.producer_id]
-            bisect.insort(of_producer, batch, key=_base_offset)
+            _insert(self._by_producer[batch.topic_id_partition, batch.producer_id], batch)
 
     def _withhold(self, batch: Batch) -> None:
-        """Offer a live batch no longer."""
+        """Stop offering a live batch."""
         batches = self._slices[batch.topic_id_partition]
-        # Two that overlap may begin at one offset.
+        # Two overlapping batches may have the same base offset.
         at = bisect.bisect_left(batches, batch.base_offset, key=_base_offset)
         del batches[batches.index(batch, at)]
         if batch.producer_id >= 0:
@@ -506,7 +521,7 @@ class RecordLog:
 
     def _forget(self, path: str) -> None:
         if self.fence is not None:
-            # Only the owner is asked for it, and a reader may follow a log for months.
+            # Only the owner asks for it, and a reader may follow a log for months.
             self._removed.add(path)
         batch = self._live.pop(path, None)
         if batch is None:
@@ -523,10 +538,10 @@ class RecordLog:
             self._wrong_headers.pop(key, None)
 
     def _attributed(self, batch: Batch, checksum: str) -> Batch:
-        """Return a batch with a damaged header as one of the replica to which it belongs.
+        """Return a batch with a damaged header as a batch of the replica that it belongs to.
 
-        That is the replica under whose identity the header matches its checksum, else the one that
-        it names.
+        That is the replica with whose identity the header matches its checksum, or else the replica
+        that the header names.
         """
         owners = {
             (one.topic_id, one.topic, one.partition)
@@ -538,6 +553,14 @@ class RecordLog:
             if header_checksum(named) == checksum:
                 return named
         return batch
+
+
+def _insert(batches: list[Batch], batch: Batch) -> None:
+    """Insert a batch by ascending base offset."""
+    if batches and batch.base_offset < batches[-1].base_offset:
+        bisect.insort(batches, batch, key=_base_offset)
+    else:
+        batches.append(batch)
 
 
 def index_table(batches: Iterable[Batch]) -> pa.Table:

@@ -1,52 +1,45 @@
 """Appending to the request tables of a leader's root, as producers do.
 
-A producer appends to `produce_requests` as long as it is not refused again and again there, which
-means that others are faster: a store takes one commit of a table each round trip. It goes on in
-another table of `REQUEST_TABLES` then, if the root has further ones.
+A store accepts one commit of a table per round trip. A producer appends to `produce_requests` until
+it is refused repeatedly, because other producers commit faster. It then continues in another table
+of `REQUEST_TABLES`, if the root has more than one.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from sparklog.errors import CommitConflictError, StorageError
 from sparklog.model import REQUEST_TABLES
-from sparklog.storage.control_table import moved, until_it_lands
-from sparklog.storage.delta_log import (
-    DEFAULT_CHECKPOINT_INTERVAL,
-    AddedFile,
-    DeltaLog,
-    Protocol,
-    commit_content,
-    commit_path,
-    newest_after,
-    newest_version,
-    reading_threads,
-)
+from sparklog.storage.commit_retries import moved, until_it_lands
+from sparklog.storage.commits import AddedFile, Protocol, commit_content
+from sparklog.storage.delta_checkpoints import DEFAULT_CHECKPOINT_INTERVAL
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import commit_path, newest_after, newest_version
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import reading_threads
 from sparklog.storage.request_commits import MANY_REFUSALS, told_refusals
-from sparklog.storage.request_files import request_file
+from sparklog.storage.request_files import ProduceRequest, request_file
 
 _CHECK_SECONDS = 5.0
-"""How often a producer looks, on an object store, whether its leader has recreated the table."""
+"""Seconds between a producer's checks, on an object store, whether the table was recreated."""
 
 _AWAY_SECONDS = 30.0
-"""How long a producer appends to a further table after it was refused often the last time."""
+"""Seconds for which a producer stays in a further table after its last repeated refusals."""
 
 _MISSING_SECONDS = 1.0
-"""How long a producer does without further tables after it has found none."""
+"""Seconds before a producer searches for further tables again, if none were found."""
 
 
 class RequestAppends:
     """The request tables of one broker root, opened by a producer; threads may share it.
 
-    Raises `StorageError` where there is no table that can be opened.
+    Raises `StorageError` if `produce_requests` does not exist or cannot be opened.
     """
 
     def __init__(self, root: Location) -> None:
@@ -58,15 +51,16 @@ class RequestAppends:
         self._away_until = 0.0
         self._missing_until = 0.0
 
-    def append(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        """Append batches, rows of `REQUEST_INDEX`, in one commit: all of them or none.
+    def append(self, requests: Sequence[ProduceRequest]) -> None:
+        """Append requests in one commit: all of them or none.
 
-        Their files are there, or will be soon. Others may append or remove at the same time.
-        Raises `OSError` or `DeltaError` where the commit failed or its outcome is unknown, and
-        `CommitConflictError` where others commit without a pause.
+        The files of their batches exist, or will soon. Other clients may append or remove at the
+        same time. Raises `OSError` or `DeltaError` if the commit failed or its outcome is unknown.
+        Raises `CommitConflictError` if other clients were faster at each attempt.
         """
         with self._lock:
-            # Rising, so that the order outlives the commits.
+            # Strictly increasing, so that the order of requests is known after their commits are
+            # gone.
             first_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
             self._last_ms = first_ms + len(requests) - 1
         files = [request_file(one, first_ms + place) for place, one in enumerate(requests)]
@@ -88,18 +82,18 @@ class RequestAppends:
         until_it_lands(self._root.child(REQUEST_TABLES[0].name), attempt)
 
     def _go_away(self) -> None:
-        """Go on in another table, if there is one that can be opened."""
+        """Switch to another table, if one can be opened."""
         now = time.monotonic()
         if self._root.is_local or now < self._missing_until:
             return
-        # At random, since the others that were refused look for another one, too.
+        # At random, since other refused producers choose another table at the same time.
         number = random.choice([one for one in range(len(REQUEST_TABLES)) if one != self._number])
         if number not in self._tables:
             try:
                 table = self._root.child(REQUEST_TABLES[number].name)
                 self._tables[number] = _AppendedTable(table)
             except StorageError:
-                # Its owner creates it once it has seen that producers compete.
+                # The owner creates the further tables after it has seen that producers compete.
                 self._missing_until = now + _MISSING_SECONDS
                 return
         self._number = number
@@ -107,12 +101,12 @@ class RequestAppends:
 
 
 class _AppendedTable:
-    """One request table, to which a producer appends; raises `StorageError` where there is none."""
+    """One request table for appending; raises `StorageError` if it does not exist."""
 
     def __init__(self, table: Location) -> None:
         self.location = table
         self._checked_at = time.monotonic()
-        # How many commits of others lay between the last two of this producer.
+        # The number of other clients' commits between the last two commits of this producer.
         self._passed = 0
         self._open()
 
@@ -122,9 +116,9 @@ class _AppendedTable:
         self._landed = self._log.version
 
     def append(self, files: Sequence[AddedFile], refused: int) -> None:
-        """Commit files; `refused` is how often that was refused before, anywhere.
+        """Commit files; `refused` is the number of earlier refusals of these files in any table.
 
-        Raises `CommitConflictError` where somebody else was faster.
+        Raises `CommitConflictError` if another client has committed first.
         """
         check = self._check_beside()
         self._go_on()
@@ -134,33 +128,36 @@ class _AppendedTable:
             self._passed = max(self._passed, 1)
             raise moved(self._log)
         if check is not None and not check.result():
-            # The broker has recreated the table: this commit follows none.
+            # The broker has recreated the table: this commit has no predecessor.
             self.location.remove(commit_path(self._log.version))
             self._open()
             raise moved(self._log)
         self._passed = self._log.version - 1 - self._landed
         self._landed = self._log.version
         self._stamp = self._log.stamp()
-        # One of all that append here writes the checkpoint.
+        # Exactly one of the producers that append here writes the checkpoint.
         if self._log.version % self._log.checkpoint_interval == 0:
             self._log.write_due_checkpoint()
 
     def _check_beside(self) -> Future[bool] | None:
-        """Ask an object store at times, beside the commit, whether the loaded version is there."""
+        """Check in parallel to the commit whether the loaded version exists, on an object store.
+
+        The check runs every `_CHECK_SECONDS`; returns `None` between two checks.
+        """
         now = time.monotonic()
         if self.location.is_local or now - self._checked_at < _CHECK_SECONDS:
             return None
         self._checked_at = now
-        return reading_threads(os.getpid()).submit(self._is_there, self._log.version)
+        return reading_threads().submit(self._is_there, self._log.version)
 
     def _is_there(self, version: int) -> bool:
         return commit_content(self.location, version) is not None
 
     def _go_on(self) -> None:
-        """Go on to the newest version; open the table again where it is another one.
+        """Advance to the newest version; open the table again if it was replaced.
 
-        An object store is not asked where the commit will hardly be refused, nor where the refusal
-        has told where the table ends.
+        An object store is not read in two cases: the commit will probably be accepted, or the last
+        refusal has shown the newest version.
         """
         log = self._log
         if not self.location.is_local and not log.is_uncertain:
@@ -170,7 +167,7 @@ class _AppendedTable:
             if not self._passed:
                 return
         stamp = log.stamp()
-        # The broker recreates a table that cannot be read any more, and cleans up commits.
+        # The broker recreates an unreadable table, and it cleans up commits.
         is_other = stamp is None and self.location.is_local
         if self._stamp is not None and stamp is not None:
             is_other = stamp != self._stamp
@@ -182,16 +179,16 @@ class _AppendedTable:
 
 
 class _EndOfLog(DeltaLog):
-    """The log of a request table to which its handle only appends.
+    """The log of a request table for an instance that only appends to it.
 
-    Others' commits do not concern it, so that the commits of a table on an object store are not
-    read: delta-rs would read up to all that follow a checkpoint.
+    Commits of other clients do not matter to it, so those of a table on an object store are not
+    read. delta-rs would read all commits after the last checkpoint.
     """
 
     def __init__(self, table: Location) -> None:
         super().__init__(table, cleans_up=False)
         self.refused_at: int | None = None
-        """The newest version when the last commit was refused on an object store, else `None`."""
+        """The newest version when the last commit was refused on an object store, or `None`."""
 
     def _load(self, version: int | None) -> None:
         if self.location.is_local:
@@ -199,20 +196,20 @@ class _EndOfLog(DeltaLog):
             return
         self.version = newest_version(self.location)
         self.transactions = {}
-        # That of every request table: its owner sees to it.
+        # The version of every request table, which its owner enforces.
         self._protocol = Protocol(1, 2)
         self.checkpoint_interval = DEFAULT_CHECKPOINT_INTERVAL
 
     def commit(self, *args: Any, **options: Any) -> bool:
-        """Commit as `DeltaLog` does; where that is refused, `refused_at` says where to go on."""
+        """Commit as `DeltaLog` does; after a refusal, continue from version `refused_at`."""
         self.refused_at = None
         return super().commit(*args, **options)
 
     def _is_by(self, commit_id: str) -> bool:
         if self.location.is_local:
             return super()._is_by(commit_id)
-        # One round trip tells whose the version is, and where the table ends.
-        is_mine = reading_threads(os.getpid()).submit(super()._is_by, commit_id)
+        # One round trip returns both the author of the version and the newest version.
+        is_mine = reading_threads().submit(super()._is_by, commit_id)
         newest = newest_after(self.location, self.version + 1)
         if not is_mine.result() and self.taken_by is not None:
             self.refused_at = newest

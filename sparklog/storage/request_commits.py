@@ -1,10 +1,10 @@
-"""Commits of request tables, read for what is valid in them, and mended.
+"""Validation of the commits of request tables, and replacement of invalid ones.
 
-Every client may append to the table, so its log is input, not state. The owner of the root takes
-from a commit the files that it adds and removes, and nothing else: epochs, protocol versions, table
-properties and schemas that a client commits have no effect on the owner. A commit that contains
-anything else than valid actions is replaced by one that contains only its valid actions, so that
-every Delta engine can go on reading the table.
+Every client may append to the table, so its log is untrusted input, not state. From a commit the
+owner of the root uses only the files that it adds and removes. Epochs, protocol versions, table
+properties and schemas that a client commits have no effect on the owner. A commit with invalid
+actions is replaced by one with only its valid actions, so that each Delta engine can continue to
+read the table.
 """
 
 from __future__ import annotations
@@ -12,44 +12,42 @@ from __future__ import annotations
 import json
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
+from pydantic_core import from_json
 
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS
-from sparklog.storage.delta_log import (
-    CHECKPOINT_INTERVAL,
-    COMMIT_ID,
-    USER_METADATA,
-    AddedFile,
-    Commit,
-    DeltaLog,
-    check_commit_text,
-    checkpoint_interval,
-    commit_path,
-)
+from sparklog.storage.commits import COMMIT_ID, AddedFile, Commit
+from sparklog.storage.damaged_commits import USER_METADATA, check_commit_text
+from sparklog.storage.delta_checkpoints import CHECKPOINT_INTERVAL, checkpoint_interval
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import reading_threads
 from sparklog.storage.request_files import are_valid_statistics, are_valid_values
 
 _log = get_logger(__name__)
 
 _MOST_COMMIT_BYTES = 64 << 20
-"""Bytes of a commit that are read at most: enough for 50,000 batches."""
+"""The largest commit that is read, in bytes: enough for 50,000 batches."""
 
 _LARGEST = (1 << 53) - 1
-"""The largest number that every reader of JSON keeps exactly."""
+"""The largest number that every JSON reader represents exactly."""
 
 _Action = dict[str, Any]
 
 
 class RequestLog(DeltaLog):
-    """The log of a request table: a commit is read for its files only."""
+    """The log of a request table, whose commits are read only for their files."""
 
     def __init__(self, table: Location, version: int | None = None) -> None:
         super().__init__(table, version)
@@ -66,7 +64,7 @@ class RequestLog(DeltaLog):
         return _parsed(self.location, version, content if is_small else b"", fault)
 
     def _check_protocol(self) -> None:
-        """Take any protocol: clients commit to the table."""
+        """Accept any protocol, since clients commit to the table."""
 
     def _is_by(self, commit_id: str) -> bool:
         commit = read_request_commit(self.location, self.version + 1)
@@ -74,16 +72,45 @@ class RequestLog(DeltaLog):
 
 
 def read_request_commit(table: Location, version: int) -> Commit | None:
-    """Return the files of a commit, which is mended where it has to be; `None` without one."""
-    path = commit_path(version)
-    content, fault = _limited_bytes(table, path)
+    """Return the files of a commit, mended if necessary, or `None` if it does not exist."""
+    return _read(table, version, *_limited_bytes(table, commit_path(version)))
+
+
+def _read(table: Location, version: int, content: bytes | None, fault: str | None) -> Commit | None:
     if content is None and fault is None:
         return None
     return _parsed(table, version, content or b"", fault)
 
 
+def request_commits_down_from(table: Location, version: int) -> Iterator[Commit]:
+    """Yield the commits `version`, `version` - 1 and so on, down to the first missing one.
+
+    Each commit is mended if necessary, when it is yielded. An object store is asked for several in
+    parallel.
+    """
+    count = 1
+    while version >= 0:
+        versions = range(version, max(version - count, -1), -1)
+        paths = [commit_path(one) for one in versions]
+        found: Iterator[tuple[bytes | None, str | None]]
+        found = map(partial(_limited_bytes, table), paths)
+        if not table.is_local:
+            found = reading_threads().map(partial(_limited_bytes, table), paths)
+            count = min(4 * count, _MOST_READ)
+        for one, (content, fault) in zip(versions, found, strict=True):
+            commit = _read(table, one, content, fault)
+            if commit is None:
+                return
+            yield commit
+        version -= len(versions)
+
+
+_MOST_READ = 8
+"""Commits that are read at a time; clients may make them as large as `_MOST_COMMIT_BYTES`."""
+
+
 def peek_request_commit(table: Location, version: int) -> Commit | None:
-    """Return the files of a commit, which stays as it is; `None` without one.
+    """Return the files of a commit without mending it, or `None` if it does not exist.
 
     For readers that do not own the table.
     """
@@ -94,7 +121,7 @@ def peek_request_commit(table: Location, version: int) -> Commit | None:
 
 
 def _parsed(table: Location, version: int, content: bytes, fault: str | None) -> Commit:
-    """Return the files of a commit, which is mended where it has to be."""
+    """Return the files of a commit, mended if necessary."""
     actions, is_sound = _actions(content, _valid_action)
     if fault is not None or not is_sound:
         path = commit_path(version)
@@ -103,18 +130,18 @@ def _parsed(table: Location, version: int, content: bytes, fault: str | None) ->
 
 
 MANY_REFUSALS = 2
-"""Refusals of one request after which its table counts as contended."""
+"""The number of refusals of one request from which its table counts as contended."""
 
 _REFUSED = "refused"
 
 
 def told_refusals(count: int) -> str | None:
-    """Return what a producer's commit says of how often the store has refused it before."""
+    """Return the metadata of a producer's commit that states its number of earlier refusals."""
     return json.dumps({_REFUSED: count}) if count else None
 
 
 def refusals(commit: Commit) -> int:
-    """Return how often a commit was refused before, as its producer says."""
+    """Return the number of earlier refusals that a commit's producer states."""
     try:
         count = json.loads(commit.user_metadata or "{}").get(_REFUSED, 0)
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -123,9 +150,9 @@ def refusals(commit: Commit) -> int:
 
 
 def mend_commits(table: Location, *, files_only: bool) -> bool:
-    """Replace every commit of a table that is not sound; say whether there was one.
+    """Replace each invalid commit of a table; return whether there was one.
 
-    With `files_only` no other actions than those of files stay.
+    With `files_only`, only actions on files stay.
     """
     is_valid = _valid_file_action if files_only else _valid_action
     is_mended = False
@@ -141,10 +168,11 @@ def mend_commits(table: Location, *, files_only: bool) -> bool:
 
 
 def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
-    """Return a commit's bytes and the fault of its file; both `None` if there is no such file."""
+    """Return a commit's bytes and its file's fault; both are `None` if the file does not exist."""
     try:
         if table.is_local:
-            # Nothing else is opened: a pipe would never answer, a link lead elsewhere.
+            # Only regular files are opened: reading a pipe would block, and a link may point
+            # anywhere.
             status = Path(table.uri, path).lstat()
             if not stat.S_ISREG(status.st_mode):
                 return None, "it is not a regular file"
@@ -160,27 +188,42 @@ def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None
 def _actions(
     content: bytes, is_valid: Callable[[_Action], _Action | None]
 ) -> tuple[list[_Action], bool]:
-    """Return the valid actions of a commit, and whether it consists of nothing else."""
+    """Return the valid actions of a commit, and whether it contains nothing else."""
     actions: list[_Action] = []
     is_sound = _is_as_written(content)
     for line in content.split(b"\n"):
         if not line.strip():
             continue
         try:
-            given = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+            given, is_text = _parsed_line(line)
             valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
-            # Half of a surrogate pair is text to Python and to no one else.
-            json.dumps(valid, ensure_ascii=False).encode("utf-8")
+            if not (is_text and valid is not None and valid.keys() <= _FILE_ACTIONS.keys()):
+                # Only Python accepts half of a surrogate pair as text, and a number may be too long
+                # to be written. The values of file actions were all checked before.
+                json.dumps(valid, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError):
             given = valid = None
-        is_sound &= valid is not None and _set_fields(valid) == _set_fields(given)
+        is_sound &= valid is not None and (
+            valid == given or _set_fields(valid) == _set_fields(given)
+        )
         if valid is not None:
             actions.append(valid)
     return actions, is_sound and bool(actions)
 
 
+def _parsed_line(line: bytes) -> tuple[Any, bool]:
+    """Return the value of a line, and whether all of its text is known to be valid UTF-8.
+
+    Raises `ValueError` or `RecursionError` if the line is not JSON.
+    """
+    try:
+        return from_json(line, allow_inf_nan=False), True
+    except ValueError:
+        return json.loads(line.decode("utf-8"), parse_constant=_no_number), False
+
+
 def _set_fields(action: _Action) -> _Action:
-    """Return an action without its fields that are null: some engines write all that Delta has."""
+    """Return an action without null fields: some engines write all fields that Delta defines."""
     [(kind, value)] = action.items()
     return {kind: {name: one for name, one in value.items() if one is not None}}
 
@@ -202,7 +245,7 @@ def _commit(version: int, actions: list[_Action]) -> Commit:
     for action in actions:
         if "add" in action:
             add = action["add"]
-            values, statistics = add["partitionValues"], json.loads(add.get("stats") or "{}")
+            values, statistics = add["partitionValues"], json_value(add.get("stats") or "{}")
             path, size_bytes, time_ms = unquote(add["path"]), add["size"], add["modificationTime"]
             commit.added.append(AddedFile(path, size_bytes, time_ms, values, statistics))
         elif "remove" in action:
@@ -214,9 +257,9 @@ def _commit(version: int, actions: list[_Action]) -> Commit:
 
 
 def _mend(table: Location, path: str, actions: list[_Action], fault: str) -> None:
-    """Put a commit of valid actions in the place of one that is not sound.
+    """Replace an invalid commit by one with only its valid actions.
 
-    The owner can go on without it, so a failure is only logged.
+    The owner can continue without it, so a failure is only logged.
     """
     now_ms = time.time_ns() // 1_000_000
     kept = [action for action in actions if "commitInfo" not in action]
@@ -232,7 +275,7 @@ def _mend(table: Location, path: str, actions: list[_Action], fault: str) -> Non
 
 
 def _replace(table: Location, path: str, content: bytes) -> None:
-    """Write a file over another one, or over whatever else has its name."""
+    """Write a file in the place of any existing file or folder of this name."""
     if not table.is_local:
         table.overwrite_object(path, content)
         return
@@ -247,7 +290,7 @@ def _replace(table: Location, path: str, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-# --- what is valid ------------------------------------------------------------------------------
+# --- validation ---------------------------------------------------------------------------------
 
 
 def _valid_action(action: _Action) -> _Action | None:
@@ -277,14 +320,14 @@ def _valid_file_action(action: _Action) -> _Action | None:
     if not all(is_valid(kept.get(name)) for name, is_valid in columns.items()):
         return None
     if kept.get("stats") is not None and not _is_statistics(kept["stats"]):
-        # The request is refused for what it does not say.
+        # Without statistics the request lacks values, and the owner refuses it for that.
         del kept["stats"]
     return {kind: kept}
 
 
 def _is_statistics(text: str) -> bool:
     try:
-        return are_valid_statistics(json.loads(text))
+        return are_valid_statistics(json_value(text))
     except (ValueError, RecursionError):
         return False
 
@@ -331,7 +374,7 @@ _FILE_ACTIONS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         "tags": _or_none(_is_tags),
     },
 }
-"""The fields of a file's actions that are kept, and which values they may have."""
+"""The fields of file actions that are kept, each with the check of its value."""
 
 
 def _is_valid_metadata(value: _Action) -> bool:
@@ -354,7 +397,7 @@ _FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
 
 
 def metadata_fault(log: DeltaLog) -> str | None:
-    """Return why a table that was opened is not usable as a request table."""
+    """Return the reason why an opened table is not usable as a request table, or `None`."""
     protocol, metadata = log.snapshot.protocol(), log.snapshot.metadata()
     if (protocol.min_reader_version, protocol.min_writer_version) != (1, 2):
         return "its Delta protocol was raised"
@@ -368,7 +411,7 @@ def metadata_fault(log: DeltaLog) -> str | None:
 
 
 def _are_valid_columns(schema: Schema) -> bool:
-    """Say whether clients can write requests under this schema; further columns are nullable."""
+    """Return whether clients can write requests with this schema; added columns are nullable."""
     given = {field.name: field for field in schema.fields}
     own = Schema.from_arrow(PRODUCE_REQUESTS.columns).fields
     return all(field.nullable and not field.metadata for field in given.values()) and all(

@@ -1,11 +1,11 @@
-"""A request table as the broker reads it that owns the root.
+"""A request table as the broker that owns the root reads it.
 
-A table that cannot be opened is mended (`request_commits`); one that cannot be opened even so is
-set aside and recreated empty, and its clients send again what was not answered.
+A table that cannot be opened is mended (`request_commits`). If that fails, it is set aside and
+recreated empty, and its clients resend the requests that were not answered.
 
-The table is not fenced: a client could write the fence's transaction. An older process of the
-broker can do no harm here, since it removes a request only after its effects have landed in the
-journal, which is fenced and which clients cannot write to.
+The table is not fenced, since a client could write the fence's transaction. An older process of the
+broker can do no harm: it removes a request only after its effects are committed in the journal,
+which is fenced and which clients cannot write to.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from typing import NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from sparklog.errors import StorageError
+from sparklog.errors import StorageError, UnreachableError
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS, TableSchema
-from sparklog.storage.control_table import create_table, moved, until_it_lands
-from sparklog.storage.damage import is_in_place, set_aside
-from sparklog.storage.delta_log import Commit, RemovedFile, Stamp
+from sparklog.storage.commit_retries import ATTEMPTS, moved, until_it_lands
+from sparklog.storage.commits import Commit, RemovedFile
+from sparklog.storage.control_table import create_table
+from sparklog.storage.control_table_damage import is_in_place, set_aside
+from sparklog.storage.delta_log import Stamp
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.request_commits import (
     MANY_REFUSALS,
     RequestLog,
     mend_commits,
     metadata_fault,
-    read_request_commit,
     refusals,
+    request_commits_down_from,
 )
-from sparklog.storage.request_files import Request, live_requests, request_of
+from sparklog.storage.request_files import ProduceRequest, live_requests, request_of
 
 _log = get_logger(__name__)
 
 
 class Added(NamedTuple):
-    """Where a request was added: the version of the table, and the place in its commit.
+    """The position of a request: the version of the table, and the index in its commit.
 
-    Where the commit was gone before it was read, that is the newest version that is gone, and a
-    place among all of which that holds.
+    If the commit was gone before it was read, `version` is the newest version that is gone, and
+    `position` is an index among all requests with that version.
     """
 
     version: int
@@ -52,8 +54,9 @@ class Added(NamedTuple):
 class RequestTable:
     """A request table of one broker root, opened by its owner.
 
-    `schema` is one of `REQUEST_TABLES`; `generation` rises whenever the table that is read is
-    another one than before: versions of earlier generations have no meaning in later ones.
+    Parameters: `schema`, one of `REQUEST_TABLES`. The attribute `generation` increases whenever the
+    table has been replaced by another one. Versions of earlier generations have no meaning in later
+    ones.
     """
 
     def __init__(self, root: Location, schema: TableSchema = PRODUCE_REQUESTS) -> None:
@@ -62,11 +65,11 @@ class RequestTable:
         self._schema = schema
         self.generation = 0
         self.commits = 0
-        """How many commits this handle has made."""
+        """The number of commits made through this instance."""
         self.is_contended = False
-        """Whether a producer has lost the race for a version again and again."""
+        """Whether a producer has been refused `MANY_REFUSALS` times or more for one request."""
         self._lock = threading.RLock()
-        self._requests: dict[Added, Request] = {}
+        self._requests: dict[Added, ProduceRequest] = {}
         self._added: dict[str, set[Added]] = defaultdict(set)
         self._log: RequestLog
         self._stamp: Stamp | None = None
@@ -74,7 +77,7 @@ class RequestTable:
 
     @property
     def version(self) -> int:
-        """The version that is loaded."""
+        """The loaded version."""
         return self._log.version
 
     @property
@@ -83,13 +86,13 @@ class RequestTable:
         return self._log.table_id
 
     def has_news(self) -> bool:
-        """Say whether there is certainly a newer version; only told of tables in a folder."""
+        """Return True if a newer version exists. Always False on object stores (a request)."""
         return self._log.has_news()
 
-    def look_ahead(self, *, to_end: bool = False) -> None:
-        """Ask an object store for the next commits beside the caller; `refresh` takes them."""
+    def poll_ahead(self, *, to_end: bool = False) -> None:
+        """Request the next commits from an object store without waiting; `refresh` applies them."""
         with self._lock:
-            self._log.look_ahead(to_end=to_end)
+            self._log.poll_ahead(to_end=to_end)
 
     def refresh(self) -> None:
         """Load the newest version."""
@@ -99,7 +102,7 @@ class RequestTable:
                 self._reopen()
             for commit in self._log.follow():
                 if any(path not in self._added for path in commit.removed):
-                    # It may follow another commit than the one that was loaded, which was lost.
+                    # The commit may follow another one than the loaded one, which was lost.
                     self._reopen()
                     break
                 self._apply(commit)
@@ -107,15 +110,16 @@ class RequestTable:
                 self._reopen()
             self._stamp = self._log.stamp()
 
-    def requests_after(self, version: int) -> dict[Added, Request]:
-        """Return what was added after a version of the table and is not removed, in order."""
+    def requests_after(self, version: int) -> dict[Added, ProduceRequest]:
+        """Return the requests that were added after a version and not removed, by position."""
         with self._lock:
             return {at: self._requests[at] for at in sorted(self._requests) if at.version > version}
 
-    def remove(self, requests: Collection[Added]) -> None:
-        """Remove requests, while others go on appending.
+    def remove(self, requests: Collection[Added], attempts: int = ATTEMPTS) -> None:
+        """Remove requests, while clients continue to append.
 
-        The file of a request stays in the table while another request that is there names it.
+        A file stays in the table as long as another request names it. Raises `CommitConflictError`
+        if other writers were faster at each of the `attempts`.
         """
         gone_requests = set(requests)
 
@@ -134,7 +138,7 @@ class RequestTable:
                 self._stamp = self._log.stamp()
                 self.commits += 1
 
-        until_it_lands(self.location, attempt)
+        until_it_lands(self.location, attempt, attempts)
 
     def _apply(self, commit: Commit) -> None:
         self.is_contended |= refusals(commit) >= MANY_REFUSALS
@@ -143,7 +147,7 @@ class RequestTable:
         for position, file in enumerate(commit.added):
             self._note(Added(commit.version, position), file.path, request_of(file))
 
-    def _note(self, at: Added, path: str, request: Request) -> None:
+    def _note(self, at: Added, path: str, request: ProduceRequest) -> None:
         self._requests[at] = request
         self._added[path].add(at)
 
@@ -156,7 +160,7 @@ class RequestTable:
 
     def _open_log(self) -> RequestLog:
         opened = self._try_to_open()
-        # The store is known to be reachable when all commits could be read: OSError otherwise.
+        # If all commits could be read, the store is reachable; OSError is raised otherwise.
         for files_only in (False, True):
             if isinstance(opened, RequestLog):
                 return opened
@@ -168,15 +172,18 @@ class RequestTable:
         return RequestLog(self.location)
 
     def _try_to_open(self) -> RequestLog | str:
-        """Return the table's log, or why it cannot be used."""
+        """Return the table's log, or the reason why it cannot be used."""
         try:
             opened = RequestLog(self.location)
-            # Not before it is needed: delta-rs reads the checkpoint's actions here.
+            # Tried now, since delta-rs reads the checkpoint's actions only here.
             list(live_requests(opened.snapshot))
+        except UnreachableError:
+            # The table may be sound.
+            raise
         except (StorageError, DeltaError, ValueError) as error:
             return one_line(error)
         except BaseException as error:
-            # delta-rs answers some input with a panic, which is no Exception.
+            # delta-rs panics on some input; its exception does not derive from Exception.
             if type(error).__name__ != "PanicException":
                 raise
             return one_line(Exception(str(error)))
@@ -194,7 +201,7 @@ class RequestTable:
         _log.error("request table recreated", table=self.location.uri, reason=reason)
 
     def _reopen(self) -> None:
-        """Open the table again; a client may have made it another one."""
+        """Open the table again; a client may have replaced it by another one."""
         _log.info("request table opened again", table=self.location.uri)
         opened = self._open_log()
         if opened.table_id != self._log.table_id or opened.version < self._log.version:
@@ -204,26 +211,24 @@ class RequestTable:
         self._take(opened)
 
     def _take(self, opened: RequestLog) -> None:
-        """Take over what is in a table; what is known of it already keeps its place."""
+        """Load the requests of a table; known requests keep their positions."""
         self._log = opened
         self._stamp = opened.stamp()
         undated = {file.path: (file, request) for file, request in live_requests(opened.snapshot)}
         for path in self._added.keys() - undated.keys():
             self._forget(path)
         for path, added in self._added.items():
-            known = {self._requests[at]["request_id"] for at in added}
-            if undated[path][1]["request_id"] in known:
+            known = {self._requests[at].request_id for at in added}
+            if undated[path][1].request_id in known:
                 del undated[path]
         version = opened.version
-        # Backwards, since what was added long ago is seldom there.
-        while undated and version >= 0:
-            commit = read_request_commit(self.location, version)
-            if commit is None:
-                break
+        # Backwards, since requests that were added long ago are seldom still in the table.
+        commits = request_commits_down_from(self.location, version)
+        while undated and (commit := next(commits, None)) is not None:
             for position, file in enumerate(commit.added):
                 if undated.pop(file.path, None) is not None:
-                    self._note(Added(version, position), file.path, request_of(file))
-            version -= 1
+                    self._note(Added(commit.version, position), file.path, request_of(file))
+            version = commit.version - 1
         oldest = sorted(undated.values(), key=lambda one: (one[0].modified_at_ms, one[0].path))
         for position, (file, request) in enumerate(oldest):
             self._note(Added(version, position), file.path, request)

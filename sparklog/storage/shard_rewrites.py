@@ -1,8 +1,8 @@
-"""Which files of a sharded table a change of some rows replaces, and by which rows.
+"""The plan of a change to a sharded table: which files it replaces, and by which rows.
 
-A row stays in its file; a new one goes to a file of its unit, else to the smallest file. A file
-that has grown beyond twice its share is split, and where a table has shrunk each change joins the
-smallest file to one that it rewrites. So the number of files follows the number of rows.
+A row stays in its file. A new row goes to a file of its unit, or else to the smallest file. A file
+is split if it has more than twice its share of rows. If a table has shrunk, each change joins the
+smallest file to one that it rewrites. The number of files thus follows the number of rows.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sparklog.model import TableSchema
-from sparklog.storage.shards import Key, Shard, ShardedRows, Unit, keys_of, taken
+from sparklog.storage.shards import Key, Shard, ShardedRows, Unit, keys_of, rows_at
 
 ROWS_PER_FILE = 512
-"""The least number of rows that a file is split into. A file of 512 rows of `partition_state` takes
-0.7 ms to encode and 0.4 ms to decode, one of 12,000 rows 2.9 ms and 1.6 ms."""
+"""The least number of rows of a file that a split produces. A file of 512 rows of `partition_state`
+takes 0.7 ms to encode and 0.4 ms to decode, one of 12,000 rows 2.9 ms and 1.6 ms.
+"""
 
 MAX_FILES = 64
-"""About the number of files beyond which files grow instead of their number. Each costs a request
-when a table on an object store is opened."""
+"""The approximate number of files above which a table grows by larger files. Each file costs a
+request when a table on an object store is opened.
+"""
 
 
 class RowChanges(NamedTuple):
     """Changes to the rows of a table.
 
-    First the rows with the keys in `removed` are removed. Then each of `rows` takes the place of
-    the row with its primary key, or comes after the rows of a file where there is none.
+    First the rows with the keys in `removed` are removed. Then each of `rows` replaces the row with
+    its primary key, or is appended if that key does not exist.
     """
 
     rows: pa.Table
@@ -43,17 +45,17 @@ class RowChanges(NamedTuple):
         numbers = {key: len(keys) + n for n, key in enumerate(keys_of(self.rows, schema))}
         order = [numbers.pop(key, n) for n, key in enumerate(keys) if key not in self.removed]
         order += numbers.values()
-        return taken(pa.concat_tables([rows, self.rows]), order)
+        return rows_at(pa.concat_tables([rows, self.rows]), order)
 
     def __bool__(self) -> bool:
         return bool(self.rows.num_rows or self.removed)
 
 
 class DecidedChanges:
-    """The changes of a writer that decides again on some units and not on the others.
+    """The accumulated changes of a writer that repeats its decision for some units only.
 
-    `rows` keeps all rows that were ever decided upon, so that their numbers stay valid; `numbers`
-    has those that count, by their keys.
+    `rows` keeps all rows of earlier decisions, so that row numbers stay valid. `numbers` has the
+    numbers of the current rows, by their keys.
     """
 
     def __init__(self, schema: TableSchema) -> None:
@@ -66,7 +68,7 @@ class DecidedChanges:
         return bool(self.numbers or self.removed)
 
     def replace(self, changes: RowChanges, units: AbstractSet[Unit] | None) -> None:
-        """Put `changes` in the place of the earlier ones to some units, or to all if `None`."""
+        """Replace the earlier changes to some units, or to all if `units` is `None`."""
         length = len(self.schema.conflict_key)
         if units is None:
             self.numbers, self.removed = {}, set()
@@ -84,16 +86,17 @@ class DecidedChanges:
         self.removed |= changes.removed
 
     def as_changes(self) -> RowChanges:
-        """Return the changes that count."""
-        return RowChanges(taken(self.rows, list(self.numbers.values())), frozenset(self.removed))
+        """Return the current changes."""
+        return RowChanges(rows_at(self.rows, list(self.numbers.values())), frozenset(self.removed))
 
 
 @dataclass(frozen=True)
 class Rewrite:
     """The replacement of the files `sources` by new ones.
 
-    `put` are the numbers of the rows of `DecidedChanges` that go there, `removed` the keys of the
-    rows that leave. Equal rewrites of the same `DecidedChanges` give equal files.
+    `put` are the numbers in `DecidedChanges` of the rows to be written there, `removed` the keys of
+    the rows to be removed. Invariant: equal rewrites of the same `DecidedChanges` produce equal
+    files.
     """
 
     sources: tuple[str, ...]
@@ -108,7 +111,7 @@ class _Edit:
 
 
 def rewrites(live: ShardedRows, changes: DecidedChanges) -> list[Rewrite]:
-    """Return the files to be replaced so that `changes` are made to the `live` rows."""
+    """Return the file replacements that apply `changes` to the `live` rows."""
     numbers = changes.numbers
     edits: dict[str, _Edit] = {}
     placed: set[Key] = set()
@@ -133,7 +136,7 @@ def rewrites(live: ShardedRows, changes: DecidedChanges) -> list[Rewrite]:
 
 
 def _places(live: ShardedRows, keys: Sequence[Key]) -> list[str]:
-    """Return the path of the file for each of some new keys, "" where the table has no file."""
+    """Return the path of the file for each new key, or "" if the table has no files."""
     sizes = {path: shard.rows.num_rows for path, shard in live.shards.items()}
     smallest = min(sizes, key=lambda path: (sizes[path], path), default="")
     length = len(live.schema.conflict_key)
@@ -145,7 +148,7 @@ def _places(live: ShardedRows, keys: Sequence[Key]) -> list[str]:
 
 
 def _joined(live: ShardedRows, edits: Mapping[str, _Edit]) -> dict[str, tuple[str, ...]]:
-    """Return the file that is joined to one of the edited ones, where a table has too many."""
+    """Return the file that is joined to one of the edited files, if a table has too many."""
     sizes = {path: shard.rows.num_rows for path, shard in live.shards.items()}
     edited = sorted(path for path in edits if path)
     others = [path for path in sizes if path not in edits]
@@ -159,18 +162,18 @@ def _joined(live: ShardedRows, edits: Mapping[str, _Edit]) -> dict[str, tuple[st
 
 
 def rewritten(live: ShardedRows, changes: DecidedChanges, rewrite: Rewrite) -> list[pa.Table]:
-    """Return the rows of each file that takes the place of a rewrite's sources."""
-    put = RowChanges(taken(changes.rows, rewrite.put), rewrite.removed)
+    """Return the rows of each file that replaces a rewrite's sources."""
+    put = RowChanges(rows_at(changes.rows, rewrite.put), rewrite.removed)
     sources = ShardedRows({path: live.shards[path] for path in rewrite.sources}, live.schema)
     rows = put.applied_to(sources.rows, live.schema).combine_chunks()
     return split(rows, live.schema, live.row_count + put.rows.num_rows)
 
 
 def split(rows: pa.Table, schema: TableSchema, row_count: int) -> list[pa.Table]:
-    """Return the rows of one file or of several, none of which is much larger than its share.
+    """Return the rows as the tables of one or more files of about the table's share each.
 
-    `row_count` is the number of rows of the whole table. Rows of a unit that follow each other stay
-    together where they are fewer than such a share.
+    Parameters: `row_count`, the number of rows of the whole table. Adjacent rows of a unit stay in
+    one file if they are fewer than half of a share.
     """
     share = _share(row_count)
     if rows.num_rows <= 2 * share:
@@ -187,7 +190,7 @@ def split(rows: pa.Table, schema: TableSchema, row_count: int) -> list[pa.Table]
 
 
 def _end(units: Sequence[Unit], near: int, share: int) -> int:
-    """Return where the unit ends that the row number `near` is in; `near` for a large unit."""
+    """Return the end of the unit that contains row `near`, or `near` for a large unit."""
     for end in range(near, min(near + share // 2, len(units))):
         if units[end] != units[end - 1]:
             return end

@@ -1,11 +1,11 @@
-"""Control tables whose rows are kept in several files, so that a change commits what it changes.
+"""Control tables whose rows are stored in several files, so that a commit contains only changes.
 
-A change replaces the files that hold its rows, by one commit. A writer that loses the race for a
-version follows the log. If the rows that it has decided upon are unchanged, it commits again: the
-same files, except for those whose sources another writer has replaced, which are written again. It
-decides again only on units (`sparklog.storage.shards`) whose rows have changed.
+A change replaces the files that contain its rows, in one commit. A writer that loses the race for a
+version follows the log. If the rows on which its decision is based are unchanged, it commits the
+same files again. Files whose sources another writer has replaced are written again first. It
+repeats the decision only for units (`sparklog.storage.shards`) whose rows have changed.
 
-For any reader it is a plain Delta table, and a table of one file is read as well.
+For readers it is a plain Delta table. A table with a single file is supported, too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ import pyarrow as pa
 
 from sparklog.errors import CommitConflictError
 from sparklog.model import TableSchema
-from sparklog.storage.control_table import (
-    ControlTable,
-    Fence,
-    check_fence,
-    moved,
-    retrying,
-)
-from sparklog.storage.delta_log import AddedFile, RemovedFile
+from sparklog.storage.commit_retries import moved, retrying
+from sparklog.storage.commits import AddedFile, RemovedFile
+from sparklog.storage.control_table import AHEAD_AFTER_LOSS, ControlTable
+from sparklog.storage.fence import Fence, check_fence
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.shard_rewrites import (
     DecidedChanges,
     Rewrite,
@@ -38,10 +35,9 @@ from sparklog.storage.shard_rewrites import (
     split,
 )
 from sparklog.storage.shards import Shard, ShardedRows, Unit, changed_units
-from sparklog.storage.side_by_side import side_by_side
 
 Decision: TypeAlias = Callable[[pa.Table], "RowChanges | None"]
-"""Returns the changes to the rows that it is given, `None` for none."""
+"""Returns the changes to the rows that it receives, or `None` to change nothing."""
 
 _NUMBERED = re.compile(r"part-(\d{5})-")
 
@@ -49,7 +45,7 @@ _NUMBERED = re.compile(r"part-(\d{5})-")
 class ShardedTable(ControlTable):
     """A control table with a primary key and a conflict key; see `ControlTable`.
 
-    `compare_and_set` and `update` replace all rows, for decisions that depend on all of them.
+    Use `compare_and_set` and `update` for decisions that depend on all rows; they replace all rows.
     """
 
     def __init__(self, root: Location, schema: TableSchema, *, reopens: bool = False) -> None:
@@ -60,12 +56,12 @@ class ShardedTable(ControlTable):
         self._current: tuple[tuple[int, int], ShardedRows] | None = None
 
     def sharded_rows(self) -> ShardedRows:
-        """Return all rows of the loaded version, by their files; it reads those that are new."""
+        """Return all rows of the loaded version by file; only new files are read."""
         with self._lock:
             if self._current is None or self._current[0] != self.state:
                 new = [path for path in sorted(self._files) if path not in self._shards]
                 is_local = self.location.is_local
-                tables = side_by_side(self.read_file, new, 0, is_local=is_local)
+                tables = map_in_parallel(self.read_file, new, 0, is_local=is_local)
                 self._shards |= {
                     path: Shard(rows, self.schema) for path, rows in zip(new, tables, strict=True)
                 }
@@ -85,28 +81,36 @@ class ShardedTable(ControlTable):
         *,
         is_unit_wise: bool = True,
     ) -> RowChanges:
-        """Change rows, and commit the files that hold them; return the changes.
+        """Change rows, and commit the files that contain them; return the changes.
 
-        Parameters: `decide` is given the rows of `units` (`None`: of all) in the newest version.
-        It is called again, after a jittered wait, if another writer has changed some of them
-        before the changes were committed: with the rows of these units alone, since it decides on
-        each unit by its rows; or with all of them if `is_unit_wise` is false. It may change units
-        that it was given, and add rows to `units` that have none. `fence` is checked at each
-        attempt.
+        Parameters: `decide` receives the rows of `units` (`None`: of all) in the newest version. If
+        another writer has changed some of them before the commit, it is called again after a
+        jittered wait. It then receives only the rows of the changed units, since it decides on each
+        unit by that unit's rows; if `is_unit_wise` is false, it receives the rows of all `units`.
+        It may change the units that it received, and add rows to those of `units` that have no
+        rows. `fence` is checked at each attempt.
 
-        Raises `FencedError` as `compare_and_set` does, and `CommitConflictError` if the changes did
-        not land in 50 attempts.
+        Raises `FencedError` as `compare_and_set` does, and `CommitConflictError` if 50 attempts
+        have failed.
         """
         pending = _PendingChange(self.schema, decide, units, is_unit_wise=is_unit_wise)
+        attempts = 0
 
         def attempt() -> None:
-            self.refresh()
+            nonlocal attempts
+            attempts += 1
+            with self._lock:
+                if attempts > 1:
+                    # In parallel, since others commit during each round trip to an object store.
+                    least = min(attempts, AHEAD_AFTER_LOSS)
+                    self._log.poll_ahead(to_end=True, least=least, counts=False)
+                self._load()
             live = self.sharded_rows()
             undecided = pending.undecided(live)
             if undecided is None or undecided:
                 pending.decide(live, undecided)
             with self._lock:
-                # Another thread may have loaded a newer version, or `decide` itself.
+                # Another thread, or `decide` itself, may have loaded a newer version.
                 if self.sharded_rows() is not live:
                     raise moved(self._log)
                 if pending.changes:
@@ -115,8 +119,11 @@ class ShardedTable(ControlTable):
         try:
             retrying(CommitConflictError)(attempt)
         except Exception:
-            self._discard(pending.drop_files())
+            pending.drop_files()
             raise
+        finally:
+            # Done after the commit, since others may commit while a store removes a file.
+            self._discard(pending.dropped)
         return pending.changes.as_changes()
 
     def _commit_changes(
@@ -128,7 +135,7 @@ class ShardedTable(ControlTable):
             return
         self._add_columns()
         self._write_pending(live, pending, planned)
-        # No other attempt may use or discard them while the outcome of this one is unknown.
+        # No other attempt may use or discard these files while the outcome of this one is unknown.
         committing, pending.files = pending.files, {}
         try:
             self._commit_shards(
@@ -142,8 +149,8 @@ class ShardedTable(ControlTable):
     def _write_pending(
         self, live: ShardedRows, pending: _PendingChange, planned: Sequence[Rewrite]
     ) -> None:
-        """Write the files of the rewrites for which an earlier attempt has not written them."""
-        self._discard(pending.drop_files(except_for=planned))
+        """Write the files of the rewrites that no earlier attempt has written."""
+        pending.drop_files(except_for=planned)
         next_number = 1 + max(map(_number, live.shards), default=-1)
         new: list[tuple[Rewrite, int, pa.Table]] = []
         for rewrite in planned:
@@ -168,7 +175,7 @@ class ShardedTable(ControlTable):
 
         found: list[_Written] = []
         try:
-            in_order = side_by_side(write, new, 0, is_local=self.location.is_local)
+            in_order = map_in_parallel(write, new, 0, is_local=self.location.is_local)
         except Exception:
             self._discard(file for file, _ in found)
             raise
@@ -222,7 +229,7 @@ _Written: TypeAlias = tuple[AddedFile, Shard]
 class _PendingChange:
     """Changes that are not committed yet, and the files that were written for them.
 
-    Invariant: `changes` are the decision on the rows that `undecided` was given last.
+    Invariant: `changes` is the decision on the rows that `undecided` received last.
     """
 
     def __init__(
@@ -240,9 +247,11 @@ class _PendingChange:
         self._decided: ShardedRows | None = None
         self.changes = DecidedChanges(schema)
         self.files: dict[Rewrite, list[_Written]] = {}
+        self.dropped: list[AddedFile] = []
+        """Files that were written and are no longer needed by the changes."""
 
     def undecided(self, live: ShardedRows) -> AbstractSet[Unit] | None:
-        """Return the units to be decided upon in the `live` rows, `None` for all."""
+        """Return the units of the `live` rows that need a decision, `None` for all."""
         if self._decided is None:
             return self._units
         changed: AbstractSet[Unit] = changed_units(self._decided, live)
@@ -260,13 +269,13 @@ class _PendingChange:
         self.changes.replace(RowChanges(stored, decided.removed), units)
         self._decided = live
 
-    def drop_files(self, except_for: Collection[Rewrite] = ()) -> list[AddedFile]:
-        """Forget the written files that the changes do not need any more, and return them."""
-        dropped = [one for one in self.files if one not in except_for]
-        return [file for one in dropped for file, _ in self.files.pop(one)]
+    def drop_files(self, except_for: Collection[Rewrite] = ()) -> None:
+        """Mark the written files that the changes no longer need as dropped."""
+        for one in [one for one in self.files if one not in except_for]:
+            self.dropped += [file for file, _ in self.files.pop(one)]
 
 
 def _number(path: str) -> int:
-    """Return the number in the name of a file, which gives it its place; 0 without one."""
+    """Return the number in a file's name, which orders the files, or 0 without one."""
     numbered = _NUMBERED.match(path)
     return int(numbered[1]) if numbered else 0

@@ -1,11 +1,11 @@
-"""The rows of a sharded table: which file holds which rows, and which rows differ in two versions.
+"""The rows of a sharded table by file, and the comparison of two versions.
 
-A shard is a data file with some of a table's rows. Files are immutable, so the rows of each are
-kept in memory as long as it is live, and a new version costs reading the files that it has added.
+A shard is a data file with some of a table's rows. Files are immutable, so the rows of each live
+file are kept in memory, and a new version costs reading only the files that it has added.
 
-Rows with equal values in the schema's `conflict_key` form one unit. Invariant: the live files
-together hold each primary key once. The rows of a unit are in one file as a rule; a unit with more
-rows than fit there is in several.
+Rows with equal values in the schema's `conflict_key` form one unit. Invariant: each primary key is
+in exactly one live file. The rows of a unit are normally in one file; a unit with more rows than
+fit there is in several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[Any, ...]
 """The values of a row's primary key."""
 
 Unit: TypeAlias = tuple[Any, ...]
-"""The values of the conflict key, which are the first of the primary key."""
+"""The values of the conflict key, which is a prefix of the primary key."""
 
 
 def keys_of(rows: pa.Table, schema: TableSchema) -> list[Key]:
@@ -32,8 +32,8 @@ def keys_of(rows: pa.Table, schema: TableSchema) -> list[Key]:
     return list(zip(*(rows[name].to_pylist() for name in schema.key), strict=True))
 
 
-def taken(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
-    """Return the rows with these numbers, in their order."""
+def rows_at(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    """Return the rows with these numbers, in the order of `numbers`."""
     return rows.take(pa.array(numbers, pa.int64()))
 
 
@@ -56,7 +56,7 @@ class Shard:
 
     @cached_property
     def units(self) -> dict[Unit, list[int]]:
-        """The numbers of the rows of each unit."""
+        """The row numbers of each unit."""
         length = len(self._schema.conflict_key)
         units: dict[Unit, list[int]] = {}
         for number, key in enumerate(self.keys):
@@ -68,11 +68,11 @@ class Shard:
         held = [self.units[unit] for unit in units if unit in self.units]
         if sum(map(len, held)) == self.rows.num_rows:
             return self.rows
-        return taken(self.rows, sorted(chain.from_iterable(held)))
+        return rows_at(self.rows, sorted(chain.from_iterable(held)))
 
 
 class ShardedRows:
-    """All rows of one version, by the path of their file; files are in the order of their paths."""
+    """All rows of one version, by the path of their file; files are sorted by path."""
 
     def __init__(self, shards: Mapping[str, Shard], schema: TableSchema) -> None:
         self.shards = {path: shards[path] for path in sorted(shards)}
@@ -89,7 +89,7 @@ class ShardedRows:
         return sum(shard.rows.num_rows for shard in self.shards.values())
 
     def rows_of(self, units: Collection[Unit]) -> pa.Table:
-        """Return the rows of some units; units without rows are left out."""
+        """Return the rows of some units; units without rows are ignored."""
         wanted = set(units)
         found = []
         for shard in self.shards.values():
@@ -104,9 +104,9 @@ class ShardedRows:
 
 
 def changed_units(before: ShardedRows, after: ShardedRows) -> set[Unit]:
-    """Return the units whose rows differ in two versions of a table, whatever their order.
+    """Return the units whose rows differ between two versions of a table, regardless of order.
 
-    Only files that are live in one of the versions alone are compared, column by column.
+    Only files that are live in exactly one of the versions are compared, column by column.
     """
     gone = [one for path, one in before.shards.items() if path not in after.shards]
     new = [one for path, one in after.shards.items() if path not in before.shards]
@@ -127,13 +127,13 @@ def _changed_keys(gone: Sequence[Shard], new: Sequence[Shard]) -> set[Key]:
     common = [number for number, key in enumerate(old_keys) if key in positions]
     kept = [old_keys[number] for number in common]
     differing = _differing_rows(
-        taken(old_rows, common), taken(new_rows, [positions[key] for key in kept])
+        rows_at(old_rows, common), rows_at(new_rows, [positions[key] for key in kept])
     )
     return positions.keys() ^ set(old_keys) | {kept[number] for number in differing}
 
 
 def _differing_rows(before: pa.Table, after: pa.Table) -> list[int]:
-    """Return the numbers of the rows that differ; row n of one table belongs to row n of the other.
+    """Return the numbers of the rows that differ; both tables have the same keys in each row.
 
     Nulls are equal to nulls.
     """

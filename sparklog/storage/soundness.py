@@ -1,7 +1,7 @@
-"""How much of a replica's log can be believed: its sound prefix (rule 9.5).
+"""The sound prefix of a replica's log: its batches before the first fault (rule 9.5).
 
-Batches are dense: each begins where the one before it ends. Leader epochs never decrease along
-offsets. Headers have their checksums. The prefix ends before the first fault.
+Invariants of a sound log: each batch begins at the offset where the previous one ends; leader
+epochs never decrease with the offset; each header matches its checksum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparklog.storage.batch_actions import header_checksum
 
 
 class Fault(NamedTuple):
-    """The first fault of a replica's log: the batches of its sound prefix, and what is wrong."""
+    """The first fault of a replica's log: the number of batches before it, and its description."""
 
     sound_count: int
     fault: str
@@ -27,19 +27,19 @@ def first_fault(
     first: int = 0,
     last: int | None = None,
 ) -> Fault | None:
-    """Return the first fault of a replica's log, or `None` where it is sound.
+    """Return the first fault of a replica's log, or `None` if it is sound.
 
-    Parameters: `batches`, those whose headers have their checksums, in order of offset; `damaged`,
-    the others, each with the checksum that its header carries; `first` and `last`, the positions
-    in `batches` between which neighbours are compared.
+    Parameters: `batches`, those whose headers match their checksums, by ascending offset;
+    `damaged`, the others, each with the checksum that its header carries; `first` and `last`, the
+    positions in `batches` between which neighbours are compared.
     """
     fault = _disorder(batches, first, len(batches) if last is None else last)
     if not damaged:
         return fault
     wrong = ", ".join(batch.path for batch, _ in damaged)
     end = len(batches) if fault is None else fault.sound_count
-    # Every damaged header must have its place at a gap or at the end: one that may have been
-    # before the prefix, or in it, leaves nothing that can be believed.
+    # Each damaged header must belong to a gap or to the end. If one may belong before or in the
+    # prefix, no batch is sound.
     places = {
         one.next_offset
         for one, following in pairwise(batches)
@@ -61,7 +61,7 @@ def _disorder(batches: Sequence[Batch], first: int, last: int) -> Fault | None:
             if previous.next_offset != batch.base_offset:
                 end = previous.next_offset
                 is_gap = end < batch.base_offset
-                # Of two that overlap either may be the wrong one.
+                # Either of two overlapping batches may be the wrong one.
                 return Fault(
                     index if is_gap else _count_below(batches, batch.base_offset, index),
                     f"{batch.path} begins at offset {batch.base_offset} and the batch before it "
@@ -85,9 +85,9 @@ def _count_below(batches: Sequence[Batch], offset: int, count: int) -> int:
 
 
 def _fits(batch: Batch, checksum: str, places: set[int], start: int) -> bool:
-    """Say whether a damaged header belongs at one of `places`, base offsets, and not at the front.
+    """Return whether a damaged header belongs to one of `places` and not before the first batch.
 
-    `start` is the base offset of the first sound batch.
+    Parameters: `places`, base offsets; `start`, the base offset of the first sound batch.
     """
 
     def was_at(base_offset: int) -> bool:

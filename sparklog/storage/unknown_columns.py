@@ -1,7 +1,7 @@
-"""Columns of a control table that a later release has added and this one does not know.
+"""Columns of a control table that a later release has added and that this one does not know.
 
-Two releases write to one table while a cluster is upgraded. The earlier one overwrites the table
-whole, so it has to carry over the values of the columns that it does not know.
+During an upgrade two releases write to one table. The earlier one overwrites the whole table, so it
+must preserve the values of columns that it does not know.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def with_unknown_columns(
 ) -> pa.Table:
     """Return `rows` with the unknown columns of the rows that they replace.
 
-    Parameters: `rows`, the new rows, in the columns of `schema`; `stored`, the rows of the table's
-    files with all of their columns; `declared`, the columns that the table has by its own schema,
-    since a client may put anything into a file that it appends. A row keeps the values of the
-    stored row that has the same primary key, or is equal where the table has no key. New rows have
-    nulls.
+    Parameters: `rows`, the new rows with the columns of `schema`; `stored`, the rows of the table's
+    files with all of their columns; `declared`, the columns of the table's own schema. Other
+    columns are ignored, since a client may append a file with any columns. A row keeps the values
+    of the stored row with the same primary key, or of the equal stored row if the table has no key.
+    New rows have nulls.
     """
     known = schema.columns.names
     unknown = {

@@ -1,4 +1,4 @@
-"""For tests, the project's own and its users': a cluster in a folder, and time in one's hand."""
+"""Test support for the project and its users: a cluster in a local folder, with a manual clock."""
 
 from sparklog.testing.history import History, RecordedProducer
 from sparklog.testing.history_check import Violation, check

@@ -1,8 +1,8 @@
-"""What producers sent, what they were told and what was read: recorded, for a check to judge.
+"""A recording of sent records, their answers and reads, for a consistency check.
 
-`history_check.check` names what must not be: what was acknowledged and is lost, what is there
-twice, in another order, at another place, or though nobody has sent it. It needs nothing but values
-that differ from each other, so it serves for any cluster that is tried under fire:
+`history_check.check` reports violations: acknowledged records that are lost, and records that are
+duplicated, reordered, moved or never sent. It requires only that values differ from each other, so
+it can test any cluster under faults:
 
     history = History()
     producer = RecordedProducer(Producer(cluster), "orders-1", history)
@@ -22,13 +22,35 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparklog.clients.accumulator import RecordMetadata
-from sparklog.clients.producer import Producer
 from sparklog.errors import ProtocolError, SparklogError
+from sparklog.producer.accumulator import RecordMetadata
+from sparklog.producer.plain import Producer
 
 
 class SentRecord(NamedTuple):
-    """A record as it was given to a producer; `number` counts the producer's records from 0."""
+    """A record as it was sent.
+
+    Attributes
+    ----------
+    producer : str
+        The name of the producer.
+    number : int
+        The number of the producer's records before it.
+    topic : str
+        The name of the topic.
+    partition : int or None
+        The partition that the producer has named, or `None`.
+    value : bytes
+        The value, which no other record of the topic has.
+
+    Examples
+    --------
+    >>> from sparklog.testing import History
+    >>> history = History()
+    >>> number = history.record_sent("orders-1", "orders", b"an order")
+    >>> history.sent
+    [SentRecord(producer='orders-1', number=0, topic='orders', partition=None, value=b'an order')]
+    """
 
     producer: str
     number: int
@@ -41,7 +63,30 @@ class SentRecord(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a producer was told of a record: Kafka's name of an error, or NONE and where it is."""
+    """The answer for a record.
+
+    Attributes
+    ----------
+    producer : str
+        The name of the producer.
+    number : int
+        The number of the record.
+    error : str
+        The name of Kafka's error, or NONE.
+    partition : int
+        The number of the partition; -1 if it is unknown.
+    offset : int
+        The offset of the record; -1 if it is unknown.
+
+    Examples
+    --------
+    >>> from sparklog.testing import History
+    >>> history = History()
+    >>> number = history.record_sent("orders-1", "orders", b"an order")
+    >>> history.record_answer("orders-1", number, "NONE", partition=0, offset=0)
+    >>> history.answers[0].is_acknowledgement
+    True
+    """
 
     producer: str
     number: int
@@ -51,12 +96,32 @@ class Answer(NamedTuple):
 
     @property
     def is_acknowledgement(self) -> bool:
-        """Whether it promises a place; with acks=0 nothing is promised."""
+        """Whether it acknowledges an offset; with acks=0 it does not."""
         return self.error == "NONE" and self.offset >= 0
 
 
 class Read(NamedTuple):
-    """One pass over a partition: all there was, from `first_offset` up, as (offset, value)."""
+    """One pass over a partition.
+
+    Attributes
+    ----------
+    topic : str
+        The name of the topic.
+    partition : int
+        The number of the partition.
+    first_offset : int
+        The offset at which the pass began.
+    records : tuple of (int, bytes or None)
+        All records from there on, as (offset, value).
+
+    Examples
+    --------
+    >>> from sparklog.testing import History
+    >>> history = History()
+    >>> history.record_read("orders", 0, [(0, b"an order")])
+    >>> history.reads
+    [Read(topic='orders', partition=0, first_offset=0, records=((0, b'an order'),))]
+    """
 
     topic: str
     partition: int
@@ -65,7 +130,7 @@ class Read(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record lies."""
+    """The position of a record."""
 
     topic: str
     partition: int
@@ -76,10 +141,30 @@ class Place(NamedTuple):
 
 
 class History:
-    """Events in the order in which they were recorded; threads may share one.
+    """Sent records, their answers and reads, in the order in which they were recorded.
 
-    Records are known by their values, which must differ within a topic. Each thread that sends
-    is a producer of its own here, since only the order of one thread is known.
+    Threads may share an instance. Records are identified by their values, which must differ within
+    a topic. Each sending thread counts as a separate producer, since order is known only within a
+    thread.
+
+    Attributes
+    ----------
+    sent : list of SentRecord
+        The records, in the order in which they were sent.
+    answers : list of Answer
+        The answers, in the order in which they came.
+    reads : list of Read
+        The passes over partitions, in order.
+
+    Examples
+    --------
+    >>> from sparklog.testing import History, check
+    >>> history = History()
+    >>> number = history.record_sent("orders-1", "orders", b"an order")
+    >>> history.record_answer("orders-1", number, "NONE", partition=0, offset=0)
+    >>> history.record_read("orders", 0, [(0, b"an order")])
+    >>> check(history)
+    []
     """
 
     def __init__(self) -> None:
@@ -93,10 +178,28 @@ class History:
     def record_sent(
         self, producer: str, topic: str, value: bytes, partition: int | None = None
     ) -> int:
-        """Record that `producer` is about to send a record, and return the record's number.
+        """Record that a producer is about to send a record.
 
-        Parameters: `partition`, where the producer names one. Raises `SparklogError` for a value
-        that was sent to the topic before.
+        Parameters
+        ----------
+        producer : str
+            The name of the producer.
+        topic : str
+            The name of the topic.
+        value : bytes
+            The value, which no other record of the topic has.
+        partition : int, optional
+            The partition, if the producer names one.
+
+        Returns
+        -------
+        int
+            The number of the record among those of the producer, from 0.
+
+        Raises
+        ------
+        SparklogError
+            The value was sent to the topic before.
         """
         with self._lock:
             record = SentRecord(producer, self._numbers[producer], topic, partition, value)
@@ -106,10 +209,27 @@ class History:
     def record_answer(
         self, producer: str, number: int, error: str, partition: int = -1, offset: int = -1
     ) -> None:
-        """Record what was told of a record: NONE with its place, or the name of an error.
+        """Record the answer for a record: NONE with its position, or the name of an error.
 
-        What is never answered, or without a place (acks=0), may be there or not. Raises
-        `SparklogError` for a record that was not sent.
+        A record without an answer, or without a position (acks=0), may exist or not.
+
+        Parameters
+        ----------
+        producer : str
+            The name of the producer.
+        number : int
+            The number of the record, from `record_sent`.
+        error : str
+            The name of Kafka's error, or NONE.
+        partition : int, default -1
+            The number of the partition; -1 if it is unknown.
+        offset : int, default -1
+            The offset of the record; -1 if it is unknown.
+
+        Raises
+        ------
+        SparklogError
+            The record was not sent.
         """
         with self._lock:
             if not 0 <= number < self._numbers[producer]:
@@ -125,29 +245,59 @@ class History:
     ) -> None:
         """Record one pass over a partition, from `first_offset` to the high watermark.
 
-        Parameters: `records`, (offset, value) of everything that was there. The passes over a
-        partition are recorded in the order in which they were made, the last of them when all
-        producers have ended.
+        Record the passes over a partition in the order in which they were made, and the last one
+        after all producers have ended.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+        records : iterable of (int, bytes or None)
+            All records found, as (offset, value).
+        first_offset : int, default 0
+            The offset at which the pass began.
         """
         with self._lock:
             self.reads.append(Read(topic, partition, first_offset, tuple(records)))
 
     def merge(self, other: History) -> None:
-        """Add what another history holds, of other producers; its reads count as later ones.
+        """Add the events of another history with other producers; its reads count as later ones.
 
-        Raises `SparklogError` for a producer that is in both.
+        Parameters
+        ----------
+        other : History
+            The history to be added.
+
+        Raises
+        ------
+        SparklogError
+            A producer is in both.
         """
         with self._lock:
             both = sorted(self._numbers.keys() & other._numbers.keys())
             if both:
-                raise SparklogError(f"producer {both[0]} is in both histories: name one anew")
+                raise SparklogError(f"producer {both[0]} is in both histories: rename one")
             for record in other.sent:
                 self._add(record)
             self.answers += other.answers
             self.reads += other.reads
 
     def save(self, file: str | Path) -> None:
-        """Write the history as lines of JSON, for `load` in another process."""
+        """Write the history as lines of JSON, for `load` in another process.
+
+        Parameters
+        ----------
+        file : str or os.PathLike
+            The path of the file; an existing file is replaced.
+
+        Examples
+        --------
+        >>> history.save("history.json")
+        >>> check(History.load("history.json"))
+        []
+        """
         with self._lock:
             events = [*self.sent, *self.answers, *self.reads]
         lines = [json.dumps([type(event).__name__, *map(_to_json, event)]) for event in events]
@@ -155,7 +305,18 @@ class History:
 
     @classmethod
     def load(cls, file: str | Path) -> History:
-        """Read what `save` wrote."""
+        """Return the history in a file that `save` wrote.
+
+        Parameters
+        ----------
+        file : str or os.PathLike
+            The path of the file.
+
+        Returns
+        -------
+        History
+            The history.
+        """
         history = cls()
         for line in Path(file).read_text(encoding="utf-8").splitlines():
             kind, *fields = json.loads(line)
@@ -171,7 +332,7 @@ class History:
         return history
 
     def summary(self) -> str:
-        """Return how much was sent, acknowledged and read, in one line."""
+        """Return the numbers of records sent, acknowledged and read, in one line."""
         acknowledged = sum(answer.is_acknowledgement for answer in self.answers)
         failed = Counter(answer.error for answer in self.answers if answer.error != "NONE")
         producers = len({record.producer for record in self.sent})
@@ -185,7 +346,7 @@ class History:
         if (record.topic, record.value) in self._values:
             raise SparklogError(
                 f"the value {record.value!r} was sent to topic {record.topic} before: records are "
-                "known by their values, so let each have its own"
+                "identified by their values, so give each its own"
             )
         self._values.add((record.topic, record.value))
         self._numbers[record.producer] = max(self._numbers[record.producer], record.number + 1)
@@ -193,7 +354,28 @@ class History:
 
 
 class RecordedProducer:
-    """A `Producer` whose sends and answers are recorded in `history` under `name`."""
+    """A `Producer` whose sends and answers are recorded.
+
+    Parameters
+    ----------
+    producer : Producer
+        The producer that sends.
+    name : str
+        The producer's name in the history.
+    history : History
+        The history in which sends and answers are recorded.
+
+    Examples
+    --------
+    >>> from sparklog import Producer
+    >>> from sparklog.testing import History, RecordedProducer
+    >>> history = History()
+    >>> with Producer("sparklog-data/cluster") as producer:
+    ...     recorded = RecordedProducer(producer, "orders-1", history)
+    ...     sent = recorded.send("orders", b"a recorded order")
+    >>> history.answers[0].error
+    'NONE'
+    """
 
     def __init__(self, producer: Producer, name: str, history: History) -> None:
         self._producer = producer
@@ -203,7 +385,29 @@ class RecordedProducer:
     def send(
         self, topic: str, value: bytes, *, partition: int | None = None, **of: Any
     ) -> Future[RecordMetadata]:
-        """Send as `Producer.send` does, which takes what `of` holds, too; `value` is its own."""
+        """Send a record as `Producer.send` does, and record it.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        value : bytes
+            The value, which no other record of the topic has.
+        partition : int, optional
+            The number of the partition; chosen by the partitioner by default.
+        **of
+            Further arguments of `Producer.send`.
+
+        Returns
+        -------
+        Future of RecordMetadata
+            As of `Producer.send`.
+
+        Raises
+        ------
+        ProtocolError, SparklogError
+            As `Producer.send` does.
+        """
         number = self._history.record_sent(self._name, topic, value, partition)
         try:
             future = self._producer.send(topic, value, partition=partition, **of)

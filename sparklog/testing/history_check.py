@@ -1,4 +1,8 @@
-"""What a history shows that must not be: records lost, duplicated, reordered, invented or moved."""
+"""The check of a history: records that are lost, duplicated, reordered, invented or moved.
+
+A history has requests, answers and reads, and no logs, rows or epochs. Its checkers therefore share
+no condition with those of the same invariants on tables, and invariants about them have none here.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,66 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from sparklog.protocol.invariants import Invariant, checks
 from sparklog.testing.history import Answer, History, Place, Read, SentRecord
 
-Kind = Literal["lost", "duplicated", "reordered", "invented", "moved"]
+ViolationKind = Literal["lost", "duplicated", "reordered", "invented", "moved"]
 
 
 class Violation(NamedTuple):
-    """A promise that was not kept, and the sentence that says which and where."""
+    """A violated guarantee.
 
-    kind: Kind
+    Attributes
+    ----------
+    kind : {"lost", "duplicated", "reordered", "invented", "moved"}
+        The kind of the violation; see `check`.
+    sentence : str
+        A sentence with the record and its position.
+
+    Examples
+    --------
+    >>> from sparklog.testing import History, check
+    >>> history = History()
+    >>> history.record_read("orders", 0, [(0, b"an order")])
+    >>> [violation.kind for violation in check(history)]
+    ['invented']
+    """
+
+    kind: ViolationKind
     sentence: str
 
 
 def check(history: History, *, at_least_once: Collection[str] = ()) -> list[Violation]:
-    """Return every promise that `history` shows to be broken; an empty list when all is well.
+    """Return the violations that a history shows.
 
-    lost: acknowledged, or read before, and not there. duplicated: there twice. reordered: one
-    producer's records stand in one partition in another order than they were sent. invented:
-    there, and never sent. moved: read elsewhere than was answered, or before, or was asked for.
+    lost: acknowledged, or read before, and missing. duplicated: present twice. reordered: a
+    producer's records are in one partition in another order than they were sent. invented: present,
+    and never sent. moved: read at another position than acknowledged, read before or requested.
 
-    What failed or was not answered may be there or not, but once. Parameters: `at_least_once`, the
-    producers without idempotence, whose records may be there more often. A topic with acks=1 may
-    lose what a leader acknowledged alone, which is told as lost here.
+    A record that failed or was not answered may be present or not, but not twice. A topic with
+    acks=1 may lose records that only the leader has acknowledged; this check reports them as lost.
+
+    Parameters
+    ----------
+    history : History
+        The recorded sends, answers and reads.
+    at_least_once : collection of str, optional
+        The producers without idempotence, whose records may be present more than once.
+
+    Returns
+    -------
+    list of Violation
+        The violations; an empty list if the history is consistent.
+
+    Examples
+    --------
+    >>> from sparklog.testing import History, check
+    >>> history = History()
+    >>> number = history.record_sent("orders-1", "orders", b"an order")
+    >>> history.record_answer("orders-1", number, "NONE", partition=0, offset=0)
+    >>> history.record_read("orders", 0, [])
+    >>> [violation.kind for violation in check(history)]
+    ['lost']
     """
     by_value = {(record.topic, record.value): record for record in history.sent}
     there: dict[Place, bytes | None] = {}
@@ -51,6 +93,7 @@ def check(history: History, *, at_least_once: Collection[str] = ()) -> list[Viol
     ]
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def _lost_answers(history: History, places: dict[SentRecord, list[Place]]) -> Iterator[Violation]:
     passes: dict[tuple[str, int], list[Read]] = defaultdict(list)
     for read in history.reads:
@@ -63,7 +106,7 @@ def _lost_answers(history: History, places: dict[SentRecord, list[Place]]) -> It
 
 
 def _has_passed(passes: list[Read], offset: int) -> bool:
-    """Whether `offset` would have been read: retention may have removed it before."""
+    """Return whether the passes must contain `offset`; retention may have removed it before."""
     if offset >= passes[-1].first_offset:
         return True
     return any(
@@ -72,8 +115,9 @@ def _has_passed(passes: list[Read], offset: int) -> bool:
     )
 
 
+@checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
 def _lost_reads(history: History) -> Iterator[Violation]:
-    """What one pass has shown and the last one does not."""
+    """Yield the records of any pass that the last pass does not contain."""
     last = {(read.topic, read.partition): read for read in history.reads}
     left = {of: {offset for offset, _ in read.records} for of, read in last.items()}
     told = set()
@@ -86,6 +130,7 @@ def _lost_reads(history: History) -> Iterator[Violation]:
                 yield Violation("lost", f"a record was read at {place} and is not there any more")
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def _duplicated(
     places: dict[SentRecord, list[Place]], at_least_once: Collection[str]
 ) -> Iterator[Violation]:
@@ -99,7 +144,7 @@ def _reordered(places: dict[SentRecord, list[Place]]) -> Iterator[Violation]:
     lines: dict[tuple[str, str, int], list[tuple[int, SentRecord]]] = defaultdict(list)
     for record, found in places.items():
         for partition in {place.partition for place in found}:
-            # A repetition stands behind the first one, and is told as such.
+            # A duplicate follows the first occurrence, and is reported as a duplicate.
             first = min(place.offset for place in found if place.partition == partition)
             lines[record.producer, record.topic, partition].append((first, record))
     for (_, topic, partition), line in lines.items():
@@ -127,6 +172,7 @@ def _invented(
         yield Violation("invented", f"{shown} is at {place} and nobody has sent it")
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def _moved_from_answers(
     history: History, places: dict[SentRecord, list[Place]]
 ) -> Iterator[Violation]:
@@ -144,6 +190,7 @@ def _moved_from_answers(
             yield Violation("moved", f"{record} was sent to {asked} and is at {elsewhere[0]}")
 
 
+@checks(Invariant.IN_SYNC_REPLICAS_AGREE, Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
 def _moved_between_reads(history: History, there: dict[Place, bytes | None]) -> Iterator[Violation]:
     told = set()
     for read in history.reads:

@@ -1,7 +1,7 @@
-"""A whole cluster in one process and one folder, tick by tick, for tests.
+"""A whole cluster in one process and one local folder, tick by tick, for tests.
 
-The tables are real and the code is the one that runs in production; only time and the order of the
-ticks are the test's. Without Spark the same code copies files in this process.
+The tables and the code are those of production. Only the time and the order of the ticks are
+controlled by the test. Without Spark the same code copies files in this process.
 """
 
 from __future__ import annotations
@@ -13,35 +13,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from sparklog.broker.broker import Broker, round_of_ticks
-from sparklog.broker.election import ElectionType
+from sparklog.broker.broker import Broker
 from sparklog.broker.merger import MergeReport
-from sparklog.broker.observations import Observations
 from sparklog.broker.tick import StoppedError, TickReport
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import (
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.election import ElectionType
+from sparklog.cluster.metadata import PartitionState
+from sparklog.cluster.observations import Observations
+from sparklog.config import Settings, parse
+from sparklog.errors import SparklogError, StorageError
+from sparklog.model import Record, TopicIdPartition, batch_id, new_batch_path
+from sparklog.producer.produce_requests import (
     Acks,
     PendingProduce,
     ProduceClient,
     RequestedBatch,
     acks_number,
 )
-from sparklog.clients.producer_ids import ProducerIds
-from sparklog.config import Settings, parse
-from sparklog.errors import SparklogError, StorageError
-from sparklog.model import (
-    Record,
-    TopicIdPartition,
-    batch_id,
-    new_batch_path,
-)
+from sparklog.producer.producer_ids import ProducerIds
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import SparkRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier, copy_file
 from sparklog.storage.location import Location, StorageOptions
-from sparklog.storage.metadata import PartitionState
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing.local_producer import LocalProducer
 from sparklog.testing.manual_clock import ManualClock
@@ -50,11 +45,34 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROUNDS = 1000
-"""More rounds than any scenario needs to come to rest."""
+"""The number of rounds after which a cluster that is not idle counts as stuck."""
 
 
 class ReplicaView(NamedTuple):
-    """What a replica's tables say of it."""
+    """The state of a replica according to its tables.
+
+    Attributes
+    ----------
+    log_start_offset : int
+        The earliest offset.
+    log_end_offset : int
+        The offset of the next record.
+    high_watermark : int
+        The offset after the last record that the replica knows to be committed.
+    leader_epoch : int
+        The newest leader epoch in which it was leader or follower; -1 if there was none.
+    role : str
+        leader or follower.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> cluster = LocalCluster("replica-view", brokers=[0])
+    >>> cluster.create_topic("t")
+    >>> cluster.tick_until_idle()
+    >>> cluster.replica(0, "t", 0)
+    ReplicaView(log_start_offset=0, log_end_offset=0, ..., leader_epoch=0, role='leader')
+    """
 
     log_start_offset: int
     log_end_offset: int
@@ -64,7 +82,29 @@ class ReplicaView(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """What the controller has published of a partition; `leader` is `None` when offline."""
+    """The published state of a partition.
+
+    Attributes
+    ----------
+    leader : int or None
+        The broker that leads it; `None` if the partition is offline.
+    leader_epoch : int
+        The number of elections.
+    partition_epoch : int
+        The number of changes of this state.
+    replicas : list of int
+        The brokers with a replica, in the order of the assignment.
+    isr : list of int
+        The brokers whose replica is in sync, sorted.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> cluster = LocalCluster("partition-view", brokers=[0, 1])
+    >>> cluster.create_topic("t", assignment={0: [1, 0]})
+    >>> cluster.partition("t", 0)
+    PartitionView(leader=1, leader_epoch=0, partition_epoch=0, replicas=[1, 0], isr=[0, 1])
+    """
 
     leader: int | None
     leader_epoch: int
@@ -74,11 +114,50 @@ class PartitionView(NamedTuple):
 
 
 class LocalCluster:
-    """A cluster in the folder `root`, whose brokers act only when they are told to.
+    """A cluster in a local folder, whose brokers act only when a method is called.
 
-    Parameters: `brokers`, their ids; `spark`, the session whose tasks copy files, or `None` to copy
-    in this process; `config`, Kafka's cluster-wide keys; `racks`, by broker id; `storage_options`,
-    by URI prefix, e.g. {"/": {"sync": "false"}}.
+    Parameters
+    ----------
+    root : str or os.PathLike
+        The local folder; it is created if it is missing.
+    brokers : sequence of int, default (0, 1, 2)
+        The ids of the brokers.
+    spark : SparkSession, optional
+        The session whose tasks copy files; `None` to copy in this process.
+    config : dict of str to object, optional
+        Kafka's cluster-wide keys, such as `{"min.insync.replicas": 2}`; see `Settings`.
+    racks : dict of int to str, optional
+        The racks of the brokers, by id.
+    storage_options : dict of str to dict, optional
+        Options by URI prefix, such as `{"/": {"sync": "false"}}`.
+
+    Attributes
+    ----------
+    root : pathlib.Path
+        The local folder with all roots: `cluster`, and `broker-0` and so on.
+    settings : Settings
+        The cluster-wide settings.
+    brokers : dict of int to Broker
+        The brokers that run, paused ones among them, by their ids.
+    clock : ManualClock
+        The time of the cluster; `clock.advance` also makes the brokers' heartbeats.
+    connection : Connection
+        The connection by which the cluster's own producers and consumers read its state.
+
+    Raises
+    ------
+    ConfigError
+        A key in `config` is unknown or has an unusable value.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> cluster = LocalCluster("my-cluster", brokers=[0, 1, 2])
+    >>> cluster.create_topic("t", configs={"min.insync.replicas": 2}, assignment={0: [0, 1, 2]})
+    >>> pending = cluster.produce("t", 0, [b"m0", b"m1"], acks="all")
+    >>> cluster.tick_until_idle()
+    >>> pending.response
+    ProduceResponse(error='NONE', base_offset=0, last_offset=1)
     """
 
     def __init__(
@@ -90,7 +169,7 @@ class LocalCluster:
         racks: Mapping[int, str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
-        self._root = Path(root)
+        self.root = Path(root)
         self._storage_options = storage_options
         self._spark = spark
         self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
@@ -101,18 +180,18 @@ class LocalCluster:
         )
         self._racks = dict(racks or {})
         self._observations = Observations()
-        self._brokers: dict[int, Broker] = {}
-        self._all = tuple(brokers)
-        self.clock = ManualClock(before_move=self._look, after_move=self._heartbeat)
-        for broker_id in self._all:
+        self.brokers: dict[int, Broker] = {}
+        """The brokers that run, paused ones among them, by their ids."""
+        self.broker_ids = tuple(brokers)
+        """The ids of all brokers, including those that have crashed."""
+        self.clock = ManualClock(before_move=self._poll, after_move=self._heartbeat)
+        for broker_id in self.broker_ids:
             self._start(broker_id)
-        self._connection = Connection(
-            str(self._root / "cluster"), storage_options=storage_options, rules=self._rules
-        )
-        self._producer_ids = ProducerIds(self._connection, clock=self.clock)
-        self._client = ProduceClient(self._connection, client_id="local", clock=self.clock)
+        self.connection: Connection
+        """The connection by which the cluster's own producers and consumers read its state."""
+        self.reconnect()
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -122,12 +201,31 @@ class LocalCluster:
         assignment: Mapping[int, Sequence[int]] | None = None,
         configs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Create a topic, on all brokers unless the replication factor says otherwise."""
-        admin = Admin(self._connection, settings=self.settings, clock=self.clock)
+        """Create a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The name.
+        partitions : int, default 1
+            The number of partitions, without an `assignment`.
+        replication_factor : int, optional
+            The number of replicas, without an `assignment`; the number of brokers by default.
+        assignment : dict of int to sequence of int, optional
+            The broker ids of each partition, the preferred leader first.
+        configs : dict of str to object, optional
+            Kafka's topic keys, as for `Admin.create_topic`.
+
+        Raises
+        ------
+        ProtocolError, ConfigError
+            As `Admin.create_topic` does.
+        """
+        admin = Admin(self.connection, settings=self.settings, clock=self.clock)
         if assignment is not None:
             admin.create_topic(topic, assignment=assignment, configs=configs)
         else:
-            factor = len(self._all) if replication_factor is None else replication_factor
+            factor = len(self.broker_ids) if replication_factor is None else replication_factor
             admin.create_topic(topic, partitions, factor, configs=configs)
 
     def produce(
@@ -140,12 +238,37 @@ class LocalCluster:
         timeout_ms: int = 30_000,
         producer: LocalProducer | None = None,
     ) -> PendingProduce:
-        """Put one batch into the leader's inbox and name it in a request.
+        """Store one batch in the leader's inbox and append a request for it.
 
-        `producer` makes it a batch of an idempotent producer.
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+        values : sequence of bytes or None
+            The values of the records.
+        acks : {"all", -1, 1, 0}, default "all"
+            Required acknowledgements: 0 none, 1 the leader, all every in-sync replica.
+        keys : sequence of bytes or None, optional
+            The keys of the records; null by default.
+        timeout_ms : int, default 30000
+            The time in ms, of the cluster's clock, that the leader may take to answer.
+        producer : LocalProducer, optional
+            An idempotent producer whose next batch this is.
+
+        Returns
+        -------
+        PendingProduce
+            The request; its `response` is there after the ticks of the brokers.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUIRED_ACKS.
         """
         acks_number(acks)
-        state = self._connection.metadata().partition(topic, partition)
+        state = self.connection.metadata().partition(topic, partition)
         writer = BatchFileWriter(self._inbox(state), new_batch_path())
         writer.write(records_table(values, keys, self.clock.now_ms()))
         batch = RequestedBatch(state, writer.close())
@@ -154,23 +277,141 @@ class LocalCluster:
         return self._client.send([batch], acks, timeout_ms)
 
     def idempotent_producer(self, transactional_id: str | None = None) -> LocalProducer:
-        """Return an idempotent producer; a transactional id fences its older self."""
-        return LocalProducer(self._producer_ids.allot(transactional_id), self._send_again)
+        """Return an idempotent producer.
+
+        Parameters
+        ----------
+        transactional_id : str, optional
+            A name (transactional.id) under which this producer fences the earlier one.
+
+        Returns
+        -------
+        LocalProducer
+            The producer, for `produce(producer=...)`.
+
+        Examples
+        --------
+        >>> producer = cluster.idempotent_producer()
+        >>> pending = cluster.produce("t", 0, [b"m2"], producer=producer)
+        >>> again = producer.retry(pending)
+        >>> cluster.tick_until_idle()
+        >>> pending.response == again.response
+        True
+        """
+        return LocalProducer(self._producer_ids.allot(transactional_id), self.retry)
+
+    def retry(self, pending: PendingProduce, *, new_batch_id: bool = False) -> PendingProduce:
+        """Send the batch of a request again, to the current leader of its partition.
+
+        A leader recognises the batch by its id, as it does every retry of a client.
+
+        Parameters
+        ----------
+        pending : PendingProduce
+            The request.
+        new_batch_id : bool, default False
+            Whether the batch gets another id, so that a leader can recognise it only by the
+            sequence number of its idempotent producer.
+
+        Returns
+        -------
+        PendingProduce
+            The new request.
+
+        Raises
+        ------
+        SparklogError
+            The batch file is missing or damaged.
+        """
+        [batch] = pending.batches
+        state = self.connection.metadata().partitions[batch.state.key]
+        source, target = self._inbox(batch.state), self._inbox(state)
+        file = batch.file
+        path = new_batch_path() if new_batch_id else new_batch_path(batch_id(file.path))
+        fault = copy_file(Copy(source, file.path, target, path, file.size_bytes, file.checksum))
+        if fault is not None:
+            raise SparklogError(f"the batch cannot be sent again: {fault}")
+        again = batch._replace(state=state, file=file._replace(path=path))
+        return self._client.send([again], pending.acks, pending.timeout_ms)
+
+    def reconnect(self) -> None:
+        """Replace `connection` by a new one, as in clients that have just started.
+
+        Answers to earlier requests can still be read. Idempotent producers keep their ids.
+        """
+        self.connection = Connection(
+            str(self.root / "cluster"), storage_options=self._storage_options, rules=self._rules
+        )
+        self._producer_ids = ProducerIds(self.connection, clock=self.clock)
+        self._client = ProduceClient(self.connection, client_id="local", clock=self.clock)
 
     def leader_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
-        """Let a broker play the leader once; `stop_after` ends it there as a crash would."""
+        """Run a broker's leader role once.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+        stop_after : str, optional
+            The step after which the broker crashes: epoch_entry, log_commit, isr_change, checkpoint
+            or responses.
+
+        Returns
+        -------
+        TickReport
+            The changes and the cost of the tick.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
+        """
         return self._tick(broker_id, "leader_tick", stop_after)
 
     def follower_tick(self, broker_id: int, stop_after: str | None = None) -> TickReport:
-        """Let a broker play the follower once; `stop_after` ends it there as a crash would."""
+        """Run a broker's follower role once.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+        stop_after : str, optional
+            The step after which the broker crashes: truncate, copy, log_commit or checkpoint.
+
+        Returns
+        -------
+        TickReport
+            The changes and the cost of the tick.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
+        """
         return self._tick(broker_id, "follower_tick", stop_after)
 
     def merge(self, broker_id: int, stop_after: str | None = None) -> MergeReport:
-        """Let a broker merge small batches of its replicas once (rule 8.4).
+        """Merge small batches of a broker's replicas once (rule 8.4).
 
-        Returns how many batches were merged into how many: (0, 0) where nothing is to be merged.
-        Only batches are that are log.merger.min.lag.ms old on the cluster's clock.
-        `stop_after`: files, producer_state, log_commit or checkpoint.
+        Only batches that are log.merger.min.lag.ms old on the cluster's clock are merged.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+        stop_after : str, optional
+            The step after which the broker crashes: files, producer_state, log_commit or
+            checkpoint.
+
+        Returns
+        -------
+        MergeReport
+            The numbers of batches before and after the merge; (0, 0) if there is nothing to merge.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
         """
         broker = self._living(broker_id)
         try:
@@ -180,82 +421,265 @@ class LocalCluster:
             return MergeReport()
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
-        """Let the living brokers watch, and the one with the lease act."""
+        """Run the controller role of each live broker once: all observe, the lease holder acts.
+
+        Parameters
+        ----------
+        stop_after : str, optional
+            The step after which a broker crashes: lease, fence or election.
+
+        Returns
+        -------
+        TickReport
+            The sum of the reports of all brokers.
+        """
         report = TickReport()
         for broker in sorted(self._awake(), key=lambda broker: not broker.is_controller):
             report.add(self._tick(broker.broker_id, "controller_tick", stop_after))
         return report
 
     def tick_until_idle(self) -> None:
-        """Repeat rounds of controller, leaders, followers until one changes nothing."""
+        """Repeat rounds of controller, leaders and followers until a round changes nothing.
+
+        Raises
+        ------
+        SparklogError
+            The cluster is not idle after 1,000 rounds.
+        """
         for _ in range(_ROUNDS):
             if not round_of_ticks(self._awake()).changed:
                 return
-        raise SparklogError(f"the cluster did not come to rest in {_ROUNDS} rounds")
+        raise SparklogError(
+            f"the cluster is not idle after {_ROUNDS} rounds: tick its brokers singly"
+        )
 
     def elect_leaders(
         self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], str]:
-        """Elect leaders by hand, at once; see `Admin.elect_leaders`."""
-        admin = Admin(self._connection, settings=self.settings, clock=self.clock)
+        """Elect leaders on request, at once; see `Admin.elect_leaders`.
+
+        Parameters
+        ----------
+        election_type : {"preferred", "unclean"}
+            The kind of election.
+        partitions : collection of (str, int)
+            The partitions, as pairs (topic, number).
+
+        Returns
+        -------
+        dict of (str, int) to str
+            The name of Kafka's error for each partition.
+
+        Raises
+        ------
+        ProtocolError
+            As `Admin.elect_leaders` does.
+        """
+        admin = Admin(self.connection, settings=self.settings, clock=self.clock)
         return admin.elect_leaders(election_type, partitions)
 
     def crash(self, broker_id: int) -> None:
-        """Stop a broker at once; its tables stay as they are."""
+        """Stop a broker at once; its tables stay as they are.
+
+        The `Broker` that `brokers` had is not closed: it acts as a process that was suspended, or
+        has not ended yet, if a test calls its methods after `restart`.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
+
+        Examples
+        --------
+        >>> cluster.crash(0)
+        >>> cluster.fence(0)
+        >>> cluster.tick_until_idle()
+        >>> cluster.partition("t", 0).leader
+        1
+        """
         broker = self._living(broker_id)
         if self._awake() == [broker]:
-            # The next process counts the silence of this one, as if another had watched it.
+            # The next process measures the silence of this one as if another broker had observed
+            # it.
             with suppress(SparklogError, DeltaError, OSError):
-                broker.look()
-        del self._brokers[broker_id]
+                broker.poll()
+        del self.brokers[broker_id]
 
     def restart(self, broker_id: int) -> None:
-        """Start a crashed broker: it registers and loads its state, and does nothing more."""
-        if broker_id in self._brokers:
+        """Start a crashed broker: it registers and loads its state, and does nothing else.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+
+        Raises
+        ------
+        SparklogError
+            The broker runs.
+
+        Examples
+        --------
+        >>> cluster.restart(0)
+        >>> cluster.tick_until_idle()
+        >>> cluster.partition("t", 0).isr
+        [0, 1, 2]
+        """
+        if broker_id in self.brokers:
             raise SparklogError(f"broker {broker_id} runs: crash it first")
         self._start(broker_id)
 
     def pause(self, broker_id: int) -> None:
-        """Stop a broker's process for a while, between loading its state and acting on it.
+        """Suspend a broker's process between loading its state and acting on it.
 
-        Its heartbeats stop, and it has no part in `tick_until_idle` and `controller_tick`. A
-        `leader_tick` or `follower_tick` of it lets it wake up for that tick: it begins with what
-        it had loaded before the pause, as a zombie would.
+        Its heartbeats stop, and it takes no part in `tick_until_idle` and `controller_tick`. Its
+        `leader_tick` or `follower_tick` runs with the state that it had loaded before the pause, as
+        in a zombie.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed.
         """
         self._living(broker_id).is_paused = True
 
     def resume(self, broker_id: int) -> None:
-        """Let a paused broker go on: it heartbeats, and its ticks load what is there by now."""
+        """Resume a paused broker: it sends a heartbeat, and its ticks load the current state.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+
+        Raises
+        ------
+        SparklogError
+            The broker is not paused, or has crashed.
+        FencedError
+            A newer process of the broker was started in the meantime.
+        """
         broker = self._living(broker_id)
         if not broker.is_paused:
-            raise SparklogError(f"broker {broker_id} is not paused")
+            raise SparklogError(f"broker {broker_id} is not paused: pause it first")
         broker.is_paused = False
-        broker.look()
+        broker.poll()
         broker.heartbeat()
 
     def fence(self, broker_id: int) -> None:
-        """Let the session of a crashed or paused broker expire and the controller act on it."""
-        if broker_id in self._brokers and not self._brokers[broker_id].is_paused:
+        """Expire the session of a crashed or paused broker, and run the controller role.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+
+        Raises
+        ------
+        SparklogError
+            The broker runs.
+        """
+        if broker_id in self.brokers and not self.brokers[broker_id].is_paused:
             raise SparklogError(f"broker {broker_id} runs: crash or pause it first")
         self.clock.advance(self.settings.broker_session_timeout_ms + 1)
         self.controller_tick()
 
     def close(self) -> None:
-        """Let go of everything; the folder stays."""
-        self._brokers.clear()
+        """Drop all brokers; the folder stays.
 
-    # --- what there is --------------------------------------------------------------------------
+        Examples
+        --------
+        >>> cluster.close()
+        """
+        self.brokers.clear()
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def location(self, broker_id: int | None = None) -> Location:
+        """Return the location of a root.
+
+        Parameters
+        ----------
+        broker_id : int, optional
+            The id of a broker; by default the cluster root is returned.
+
+        Returns
+        -------
+        Location
+            The folder, or the prefix of an object store.
+        """
+        name = "cluster" if broker_id is None else f"broker-{broker_id}"
+        return Location.of(str(self.root / name), self._storage_options)
 
     def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
-        """Return every record of a replica's log, committed or not, in order of offset."""
+        """Return all records of a replica's log, committed or not, by ascending offset.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker; it need not run.
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+
+        Returns
+        -------
+        list of Record
+            The records.
+
+        Raises
+        ------
+        SparklogError
+            The broker has no replica of the partition.
+
+        Examples
+        --------
+        >>> [record.value for record in cluster.log(2, "t", 0)]
+        [b'm0', b'm1', b'm2']
+        """
         location = self._location(broker_id, topic, partition)
         log = RecordLog(location)
         key = self._key(topic, partition)
         return list(read_records(log.location, log.batches(key), 0, log.log_end_offset(key)))
 
     def replica(self, broker_id: int, topic: str, partition: int) -> ReplicaView:
-        """Return what a replica's tables say of it."""
-        journal = self._connection.journal(self._location(broker_id, topic, partition))
+        """Return the state of a replica according to its tables.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker; it need not run.
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+
+        Returns
+        -------
+        ReplicaView
+            Its offsets, leader epoch and role.
+
+        Raises
+        ------
+        SparklogError
+            The broker has no replica of the partition.
+
+        Examples
+        --------
+        >>> cluster.replica(2, "t", 0).log_end_offset
+        3
+        """
+        journal = self.connection.journal(self._location(broker_id, topic, partition))
         key = self._key(topic, partition)
         row = journal.rows.get(key)
         if row is None:
@@ -270,41 +694,106 @@ class LocalCluster:
         )
 
     def leader_epochs(self, broker_id: int, topic: str, partition: int) -> list[tuple[int, int]]:
-        """Return a replica's leader-epoch history: (epoch, start offset), oldest first."""
-        journal = self._connection.journal(self._location(broker_id, topic, partition))
+        """Return a replica's leader-epoch history (rule 6.1).
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker; it need not run.
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+
+        Returns
+        -------
+        list of (int, int)
+            Pairs (epoch, start offset), the oldest first.
+
+        Raises
+        ------
+        SparklogError
+            The broker has no replica of the partition.
+
+        Examples
+        --------
+        >>> cluster.leader_epochs(2, "t", 0)[0]
+        (0, 0)
+        """
+        journal = self.connection.journal(self._location(broker_id, topic, partition))
         entries = journal.epochs.get(self._key(topic, partition), ())
         return [(entry.epoch, entry.start_offset) for entry in entries]
 
     def partition(self, topic: str, partition: int) -> PartitionView:
-        """Return what the controller has published of a partition."""
-        state = self._connection.metadata().partition(topic, partition)
+        """Return the published state of a partition.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+
+        Returns
+        -------
+        PartitionView
+            Its leader, epochs, replicas and ISR.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        state = self.connection.metadata().partition(topic, partition)
         replicas = [one.broker_id for one in state.replicas]
         return PartitionView(
             state.leader, state.leader_epoch, state.partition_epoch, replicas, state.isr
         )
 
     def consume(self, topic: str, partition: int, from_offset: int = 0) -> list[Record]:
-        """Return the committed records at or after `from_offset`.
+        """Return the committed records of a partition.
 
-        Raises Kafka's error where the partition is offline, or where its new leader has yet to
-        catch up with what was shown (rule 2.6).
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        partition : int
+            The number of the partition.
+        from_offset : int, default 0
+            The offset at which the records begin.
+
+        Returns
+        -------
+        list of Record
+            The records at or after `from_offset`, by ascending offset.
+
+        Raises
+        ------
+        ProtocolError
+            LEADER_NOT_AVAILABLE if the partition is offline; OFFSET_NOT_AVAILABLE if its new leader
+            has not yet reached offsets that were visible before (rule 2.6).
+
+        Examples
+        --------
+        >>> [record.value for record in cluster.consume("t", 0, from_offset=1)]
+        [b'm1', b'm2']
         """
-        state = self._connection.metadata().partition(topic, partition)
-        [visible] = self._connection.visible([state])
+        state = self.connection.metadata().partition(topic, partition)
+        [visible] = self.connection.visible([state])
         log = RecordLog(visible.location)
         log.refresh(visible.log_version)
         batches = log.batches(state.key, from_offset)
         start = max(from_offset, visible.log_start_offset)
         return list(read_records(log.location, batches, start, visible.high_watermark))
 
-    # --- the parts ------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _start(self, broker_id: int) -> None:
         copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
-        self._brokers[broker_id] = Broker(
+        self.brokers[broker_id] = Broker(
             broker_id,
-            self._at("cluster"),
-            [self._at(f"broker-{broker_id}")],
+            self.location(),
+            [self.location(broker_id)],
             rules=self._rules,
             copier=copier,
             clock=self.clock,
@@ -314,13 +803,10 @@ class LocalCluster:
             observations=self._observations,
         )
 
-    def _at(self, name: str) -> Location:
-        return Location.of(str(self._root / name), self._storage_options)
-
     def _living(self, broker_id: int) -> Broker:
-        if broker_id not in self._brokers:
+        if broker_id not in self.brokers:
             raise SparklogError(f"broker {broker_id} has crashed: restart it first")
-        return self._brokers[broker_id]
+        return self.brokers[broker_id]
 
     def _tick(self, broker_id: int, role: str, stop_after: str | None) -> TickReport:
         broker = self._living(broker_id)
@@ -333,43 +819,47 @@ class LocalCluster:
         return report
 
     def _awake(self) -> list[Broker]:
-        return [broker for broker in self._brokers.values() if not broker.is_paused]
+        return [broker for broker in self.brokers.values() if not broker.is_paused]
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for broker in self._awake():
-            broker.look()
+            broker.poll()
 
     def _heartbeat(self) -> None:
         for broker in self._awake():
-            # A session has several heartbeats. A broker whose roots cannot be written to is silent.
+            # A session has several heartbeats, so one may fail. A broker with unwritable roots is
+            # silent.
             for _ in range(2):
                 with suppress(StorageError, DeltaError, OSError):
                     broker.heartbeat()
                     break
-            broker.look()
+            broker.poll()
 
     def _inbox(self, state: PartitionState) -> Location:
-        """Return the log whose inbox the leader reads; of an offline partition, any replica's."""
+        """Return the log with the leader's inbox; for an offline partition, any replica's log."""
         addressed = state.replicas[0].broker_id if state.leader is None else state.leader
-        return self._at(f"broker-{addressed}").child("log")
-
-    def _send_again(self, pending: PendingProduce) -> PendingProduce:
-        [batch] = pending.batches
-        state = self._connection.metadata().partitions[batch.state.key]
-        source, target = self._inbox(batch.state), self._inbox(state)
-        path = new_batch_path(batch_id(batch.file.path))
-        file = batch.file
-        fault = copy_file(Copy(source, file.path, target, path, file.size_bytes, file.checksum))
-        if fault is not None:
-            raise SparklogError(f"the batch cannot be sent again: {fault}")
-        again = batch._replace(state=state, file=file._replace(path=path))
-        return self._client.send([again], pending.acks, pending.timeout_ms)
+        return self.location(addressed).child("log")
 
     def _key(self, topic: str, partition: int) -> TopicIdPartition:
-        return self._connection.metadata().partition(topic, partition).key
+        return self.connection.metadata().partition(topic, partition).key
 
     def _location(self, broker_id: int, topic: str, partition: int) -> Location:
-        state = self._connection.metadata().partition(topic, partition)
+        state = self.connection.metadata().partition(topic, partition)
         if state.replica(broker_id) is None:
-            raise SparklogError(f"broker {broker_id} has no replica of {topic}-{partition}")
-        return self._at(f"broker-{broker_id}")
+            brokers = [one.broker_id for one in state.replicas]
+            raise SparklogError(
+                f"broker {broker_id} has no replica of {topic}-{partition}: name one of {brokers}"
+            )
+        return self.location(broker_id)
+
+
+def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:
+    """Tick every broker once: controllers, then leaders, then followers; return the sum."""
+    report = TickReport()
+    for broker in sorted(brokers, key=lambda broker: not broker.is_controller):
+        report.add(broker.controller_tick())
+    for broker in brokers:
+        report.add(broker.leader_tick())
+    for broker in brokers:
+        report.add(broker.follower_tick())
+    return report

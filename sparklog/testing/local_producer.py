@@ -1,17 +1,41 @@
-"""An idempotent producer in a test's hand: it retries when it is told to."""
+"""An idempotent producer for tests, which retries only when a method is called."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 
-from sparklog.clients.produce import PendingProduce, RequestedBatch
-from sparklog.clients.producer_ids import ProducerId
 from sparklog.model import TopicIdPartition
+from sparklog.producer.produce_requests import PendingProduce, RequestedBatch
+from sparklog.producer.producer_ids import ProducerId
 
 
 class LocalProducer:
-    """A producer id with its sequences, as `LocalCluster.produce(producer=...)` takes it."""
+    """A producer id with its sequence numbers, for `LocalCluster.produce(producer=...)`.
+
+    Parameters
+    ----------
+    identity : ProducerId
+        The producer id and epoch; `LocalCluster.idempotent_producer` allots them (KIP-98).
+    send_again : callable
+        The function that sends a pending request again.
+
+    Attributes
+    ----------
+    producer_id : int
+        The producer's id.
+    producer_epoch : int
+        Its epoch, which rises with each producer of the same transactional.id.
+
+    Examples
+    --------
+    >>> from sparklog.testing import LocalCluster
+    >>> cluster = LocalCluster("idempotent", brokers=[0])
+    >>> first = cluster.idempotent_producer("a name")
+    >>> second = cluster.idempotent_producer("a name")
+    >>> second.producer_epoch - first.producer_epoch
+    1
+    """
 
     def __init__(
         self, identity: ProducerId, send_again: Callable[[PendingProduce], PendingProduce]
@@ -22,7 +46,18 @@ class LocalProducer:
         self._next_sequence: dict[TopicIdPartition, int] = defaultdict(int)
 
     def stamp(self, batch: RequestedBatch) -> RequestedBatch:
-        """Return `batch` as the next one of this producer in its partition."""
+        """Return a batch as the next one of this producer in its partition.
+
+        Parameters
+        ----------
+        batch : RequestedBatch
+            The batch without a producer.
+
+        Returns
+        -------
+        RequestedBatch
+            The batch with the producer's id, epoch and next sequence number.
+        """
         sequence = self._next_sequence[batch.state.key]
         self._next_sequence[batch.state.key] = (sequence + batch.file.record_count) % (1 << 31)
         return batch._replace(
@@ -32,5 +67,21 @@ class LocalProducer:
         )
 
     def retry(self, pending: PendingProduce) -> PendingProduce:
-        """Send the same batch again, to the leader that its partition has now."""
+        """Send the same batch again, to the current leader of its partition.
+
+        Parameters
+        ----------
+        pending : PendingProduce
+            The request with the batch.
+
+        Returns
+        -------
+        PendingProduce
+            The new request; the batch keeps its id and sequence numbers.
+
+        Raises
+        ------
+        SparklogError
+            The batch file cannot be read any more.
+        """
         return self._send_again(pending)

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that moves only when `advance` is called."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ from collections.abc import Callable
 
 
 class ManualClock:
-    """Time in the test's hand, in ms; a `Clock`.
+    """A clock that a test controls: its time moves only when `advance` is called.
 
-    `before_move` and `after_move` are called around every `advance`.
+    Parameters
+    ----------
+    start_ms : int, default 1000000
+        The time at the start in ms.
+    before_move : callable, optional
+        Called before each `advance`.
+    after_move : callable, optional
+        Called after each `advance`.
+
+    Examples
+    --------
+    >>> from sparklog.testing import ManualClock
+    >>> clock = ManualClock(start_ms=1_000)
+    >>> clock.advance(500)
+    >>> clock.now_ms(), clock.monotonic_ms()
+    (1500, 1500)
     """
 
     def __init__(
@@ -22,15 +37,26 @@ class ManualClock:
         self._after_move = after_move
 
     def now_ms(self) -> int:
-        """Return the time."""
+        """Return the time in ms."""
         return self._now_ms
 
     def monotonic_ms(self) -> int:
-        """Return the time."""
+        """Return the time in ms."""
         return self._now_ms
 
     def advance(self, ms: int) -> None:
-        """Move the time forward by `ms`, which is not negative."""
+        """Advance the time.
+
+        Parameters
+        ----------
+        ms : int
+            The time in ms by which the clock advances, at least 0.
+
+        Raises
+        ------
+        ValueError
+            `ms` is negative.
+        """
         if ms < 0:
             raise ValueError(f"time does not go back: advance by 0 ms or more, not {ms}")
         self._before_move()

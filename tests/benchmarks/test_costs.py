@@ -1,7 +1,8 @@
-"""What ticks cost, in counts that no machine changes: files, bytes, Spark jobs, store requests.
+"""The costs of ticks, in counts that do not depend on the machine: files, bytes, Spark jobs,
+requests.
 
-Each number is a bound that was just reached when it was written: less is welcome, and then the
-bound is to be lowered. How many commits a tick makes is counted in tests/broker/test_counts.py.
+Each number is a limit that was just reached when it was written: if the count decreases, the limit
+is to be lowered. The number of commits per tick is tested in tests/broker/test_counts.py.
 """
 
 from __future__ import annotations
@@ -16,14 +17,7 @@ from benchmarks.figures import Figures
 from benchmarks.request_list import by_table, listed
 from benchmarks.s3_server import Logged
 from benchmarks.s3_store import running_store
-from benchmarks.works.storage_requests import (
-    BUSY,
-    IDLE,
-    ROUND,
-    ROUND_LIST,
-    SEND,
-    Counted,
-)
+from benchmarks.works.storage_requests import BUSY, IDLE, ROUND, ROUND_LIST, SEND, Counted
 from sparklog.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -32,12 +26,13 @@ if TYPE_CHECKING:
 BROKERS = (0, 1, 2)
 
 MOST_COMMITS, MOST_FILES = 24, 39
-"""Of a round in which all three brokers take requests and copy, until it is answered."""
+"""Files of a round in which all three brokers take requests and copy, until it is answered."""
 MOST_BYTES = 55_000
-"""Of a batch of one record, on three brokers with all tables that it passes."""
+"""Bytes of a batch of one record, on three brokers with all tables that it changes."""
 MOST_IDLE_LISTS, MOST_IDLE_GETS, MOST_BUSY_PUTS, MOST_KEPT_PUTS = 0, 15.34, 30, 20
-"""Asked of a store: by a broker's idle tick, by all brokers for a request of four batches, and for
-what is written every few seconds only."""
+"""Requests to a store: by a broker's idle tick, by all brokers for a request of four batches, and
+for the tables that are written every few seconds only.
+"""
 
 
 def cluster_at_rest(folder: Path, partitions: int, spark: SparkSession | None) -> LocalCluster:
@@ -52,6 +47,7 @@ def cluster_at_rest(folder: Path, partitions: int, spark: SparkSession | None) -
 
 @pytest.mark.parametrize("partitions", [1, 7])
 def test_an_idle_tick_writes_no_file(tmp_path: Path, partitions: int) -> None:
+    """An idle tick writes no file."""
     cluster = cluster_at_rest(tmp_path, partitions, None)
     watch = Watch(tmp_path)
     for broker in BROKERS:
@@ -66,8 +62,8 @@ def test_an_idle_tick_writes_no_file(tmp_path: Path, partitions: int) -> None:
 def test_the_files_of_a_busy_round_are_its_batches_and_a_fixed_number_of_commits(
     tmp_path: Path, partitions: int
 ) -> None:
-    """Every broker leads a third and follows the rest; partitions and batches add their own
-    files on three replicas, and nothing else.
+    """Every broker leads a third and follows the rest; partitions and batches add their own files
+    on three replicas, and no other files.
     """
     cluster = cluster_at_rest(tmp_path, partitions, None)
     pending = [cluster.produce("t", one, [b"x" * 1000] * 10) for one in range(partitions)]
@@ -76,7 +72,7 @@ def test_the_files_of_a_busy_round_are_its_batches_and_a_fixed_number_of_commits
     assert all(one.response is not None and one.response.error == "NONE" for one in pending)
     written = watch.written()
     batches = [name for name in written.files if name.endswith("/log")]
-    # The leaders' own files lay in their inboxes before: two copies of each are new.
+    # The leaders' own files were already in their inboxes: two copies of each are new.
     copies = sum(written.files[name] - written.commits[name] for name in batches)
     assert copies == 2 * partitions
     assert written.commits.total() <= MOST_COMMITS
@@ -84,6 +80,7 @@ def test_the_files_of_a_busy_round_are_its_batches_and_a_fixed_number_of_commits
 
 
 def test_the_bytes_that_a_small_batch_costs_beside_its_own_are_bounded(tmp_path: Path) -> None:
+    """The bytes that a small batch writes in addition to its own are limited."""
     cluster = cluster_at_rest(tmp_path, 1, None)
     watch = Watch(tmp_path)
     cluster.produce("t", 0, [b"x"])
@@ -92,6 +89,7 @@ def test_the_bytes_that_a_small_batch_costs_beside_its_own_are_bounded(tmp_path:
 
 
 def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkSession) -> None:
+    """A follower copies small batches in one Spark job."""
     cluster = cluster_at_rest(tmp_path, 4, spark)
     for partition in range(4):
         cluster.produce("t", partition, [b"x"])
@@ -107,6 +105,7 @@ def test_small_copies_are_one_spark_job_a_follower(tmp_path: Path, spark: SparkS
 
 
 def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
+    """The numbers of requests to a store are limited."""
     figures = Figures()
     with running_store(tmp_path / "log") as store:
         Counted(store, "bucket", 4).measure(figures)
@@ -119,7 +118,7 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
     assert count(IDLE, "LIST") <= MOST_IDLE_LISTS
     assert count(IDLE, "GET", "HEAD") <= MOST_IDLE_GETS
     assert count(BUSY, "PUT") <= MOST_BUSY_PUTS
-    # Checkpoints and the removal of requests fall into some rounds only.
+    # Checkpoints and the removal of requests occur in some rounds only.
     assert 0 < count(ROUND, "PUT") <= count(BUSY, "PUT") + count(SEND, "PUT") + MOST_KEPT_PUTS
     names, *lines = figures.tables[ROUND_LIST]
     assert names.startswith("number,step,")
@@ -130,6 +129,7 @@ def test_requests_to_a_store_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_list_of_requests_is_summed_by_table_and_file() -> None:
+    """A list of requests is summed up by table and kind of file."""
     version, batch = f"{7:020}", "0123456789abcdef0123456789abcdef"
     paths = [
         ("PUT", f"broker-0/log/_inbox/{batch}.0123456789ab.parquet", 200),

@@ -1,4 +1,4 @@
-"""What is made of measurements: verdicts on targets, noted results, the report and its plots."""
+"""The evaluation of measurements: verdicts on targets, noted results, the report and its plots."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def test_a_target_is_a_ratio_to_the_best_of_the_others_medians(ours: float, held
 
 
 def test_a_floor_is_to_be_reached() -> None:
+    """A floor is held if the ratio is at least its value."""
     found = figures(ours=(0.6,), copy=(1.0,))
     assert Target("100 B", "ours", 0.7, None, ("copy",), is_floor=True).judge(found).held == (
         "not held"
@@ -59,11 +60,13 @@ def test_a_floor_is_to_be_reached() -> None:
 
 
 def test_a_target_without_a_measure_is_absolute() -> None:
+    """A target without a comparison is absolute."""
     assert Target("100 B", "ours", 2).judge(figures(ours=(1.0, 2.0, 9.0))).held == "held"
     assert Target("100 B", "ours", 1).judge(figures(ours=(1.0, 2.0, 9.0))).held == "not held"
 
 
 def test_growth_is_compared_with_the_same_system() -> None:
+    """A target against another figure compares figures of the same system."""
     found = figures(ours=(3.0,))
     found.add("empty", "ours", "s", 2.0)
     target = Target("100 B", "ours", 1.5, against_what="empty")
@@ -72,10 +75,12 @@ def test_growth_is_compared_with_the_same_system() -> None:
 
 @pytest.mark.parametrize("found", [figures(theirs=(1.0,)), figures(ours=(1.0,))])
 def test_what_was_not_measured_neither_holds_nor_fails(found: Figures) -> None:
+    """A target without a measurement is neither held nor missed."""
     assert Target("100 B", "ours", 1, None, ("theirs",)).judge(found).held == "not measured"
 
 
 def test_latencies_are_noted_by_quantile_and_run() -> None:
+    """Latencies are noted as quantiles, one value per run."""
     found = Figures()
     for run in (1, 2):
         found.add_latencies("one record", "ours", [run * ms / 1000 for ms in range(1, 101)], 99)
@@ -86,6 +91,7 @@ def test_latencies_are_noted_by_quantile_and_run() -> None:
 
 
 def test_a_work_that_is_run_again_replaces_its_own_results_alone(tmp_path: Path) -> None:
+    """A work that runs again replaces only its own results."""
     file = tmp_path / "results.json"
     assert results.load(file) == {}
     results.note("one", result(figures(ours=(1.0,))), file)
@@ -100,6 +106,7 @@ def test_a_work_that_is_run_again_replaces_its_own_results_alone(tmp_path: Path)
 
 
 def test_the_report_says_what_holds_and_what_does_not(tmp_path: Path) -> None:
+    """The report lists which targets are held and which are not."""
     works = [work(Target("100 B", "ours", 0.9, 0.5, ("theirs",)), Target("100 B", "ours", 0.5))]
     found = {"one": result(figures(ours=(1.0, 1.2, 0.8), theirs=(2.0,)))}
     text = rendered(works, found)
@@ -114,6 +121,7 @@ def test_the_report_says_what_holds_and_what_does_not(tmp_path: Path) -> None:
 
 
 def test_tables_are_noted_and_written_beside_the_report(tmp_path: Path) -> None:
+    """Tables are written to CSV files beside the report."""
     found = figures(ours=(1.0,))
     found.tables["one-list"] = ["number,key", '1,"a,b"']
     results.note("one", result(found), tmp_path / "results.json")
@@ -122,6 +130,7 @@ def test_tables_are_noted_and_written_beside_the_report(tmp_path: Path) -> None:
 
 
 def test_the_plots_of_the_same_figures_are_the_same(tmp_path: Path) -> None:
+    """Plots of the same figures have the same bytes."""
     pytest.importorskip("matplotlib")
     found = {"one": result(figures(ours=(1.0, 2.0), theirs=(2.0,)))}
     for folder in ("first", "second"):
@@ -132,6 +141,7 @@ def test_the_plots_of_the_same_figures_are_the_same(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_small_scale_say_so() -> None:
+    """The report names the scale of figures that were not measured at full size."""
     assert "at 0.01 of the full size" in rendered(
         [work()], {"one": result(figures(ours=(1.0,)), scale=0.01)}
     )
@@ -141,23 +151,28 @@ def test_figures_of_a_small_scale_say_so() -> None:
     ("value", "text"), [(1234567, "1,234,567"), (123.4, "123"), (0.5, "0.5"), (2, "2")]
 )
 def test_numbers_are_written_for_people(value: float, text: str) -> None:
+    """Numbers are rounded for readers."""
     assert number(value) == text
 
 
 def test_the_document_is_that_of_the_noted_results() -> None:
+    """docs/benchmarks.md is the report of the noted results."""
     assert DOCUMENT.read_text(encoding="utf-8") == rendered(WORKS, results.load())
 
 
 def test_every_result_is_of_a_work_that_there_is() -> None:
+    """Every noted result belongs to an existing work."""
     assert set(results.load()) <= {one.name for one in WORKS}
 
 
 def test_a_run_that_names_nothing_leaves_out_what_takes_longest() -> None:
+    """Without names all works run except the longest one."""
     assert [one.name for one in WORKS if one not in chosen([])] == ["log_growth"]
     assert [one.name for one in chosen(["log_growth"])] == ["log_growth"]
 
 
 def test_an_unknown_work_is_refused_with_those_that_there_are() -> None:
+    """The error for an unknown work lists the existing ones."""
     answer = CliRunner().invoke(app, ["prodcue", "--without-kafka"])
     assert answer.exit_code == 2
     assert "prodcue" in answer.output

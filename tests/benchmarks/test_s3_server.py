@@ -1,4 +1,4 @@
-"""The S3 API server of the benchmarks answers as moto's does, counts, logs and adds latency."""
+"""The S3 API server of the benchmarks answers like moto's, counts, logs and adds latency."""
 
 from __future__ import annotations
 
@@ -21,16 +21,8 @@ from obstore.store import S3Store
 
 from benchmarks import s3_server
 from benchmarks.s3_buckets import LEAST_PART_BYTES, Bucket, S3Error
-from benchmarks.s3_server import (
-    BYTES,
-    BYTES_READ,
-    NOT_FOUND,
-    REFUSED,
-    Request,
-    S3Api,
-    charged_as,
-)
-from benchmarks.s3_store import Store, running_store
+from benchmarks.s3_server import BYTES, BYTES_READ, NOT_FOUND, REFUSED, Request, S3Api, charged_as
+from benchmarks.s3_store import Store, await_port, running_store
 
 needs_moto = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("moto", "flask_cors", "boto3")),
@@ -65,15 +57,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, "moto's server does not answer"
-                time.sleep(0.05)
+        await_port(port, process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
@@ -229,6 +213,7 @@ def uploads(transcript: Transcript) -> None:
 def test_calls_are_answered_as_by_moto(
     calls: Callable[[Transcript], None], tmp_path: Path, moto: str
 ) -> None:
+    """Calls get the same results and errors as from moto."""
     theirs = Transcript(moto)
     with running_store(tmp_path / "log") as own:
         ours = Transcript(own.url)
@@ -241,6 +226,8 @@ def test_calls_are_answered_as_by_moto(
 
 
 def test_of_many_puts_of_a_new_object_one_succeeds(store: Store, bucket: S3Store) -> None:
+    """Of many conditional PUTs of one new object, one succeeds."""
+
     def put(number: int) -> int:
         try:
             obstore.put(bucket, "key", b"%d" % number, mode="create")
@@ -259,6 +246,7 @@ def test_of_many_puts_of_a_new_object_one_succeeds(store: Store, bucket: S3Store
 
 
 def test_a_large_object_is_put_in_parts_and_read_whole(bucket: S3Store) -> None:
+    """A large object is uploaded in parts and read completely and in ranges."""
     content = bytes(range(256)) * (80 << 10)
     with obstore.open_writer(bucket, "large", buffer_size=8 << 20) as writer:
         writer.write(content)
@@ -267,6 +255,7 @@ def test_a_large_object_is_put_in_parts_and_read_whole(bucket: S3Store) -> None:
 
 
 def test_a_listing_has_pages(bucket: S3Store) -> None:
+    """A listing of many objects has several pages."""
     paths = [f"folder/{number:05}" for number in range(2500)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda path: obstore.put(bucket, path, b"x"), paths))
@@ -278,6 +267,7 @@ def test_a_listing_has_pages(bucket: S3Store) -> None:
 
 
 def test_deltalake_commits_in_parallel(store: Store, bucket: S3Store) -> None:
+    """Parallel commits by delta-rs all land."""
     sender = bucket.config["access_key_id"]
     uri, options = f"s3://{sender}/table", dict(store.options(sender)["s3://"])
     write_deltalake(uri, pa.table({"n": [-1]}), storage_options=options)
@@ -293,6 +283,7 @@ def test_deltalake_commits_in_parallel(store: Store, bucket: S3Store) -> None:
 
 
 def test_requests_are_counted_by_sender_and_logged_in_order(store: Store, bucket: S3Store) -> None:
+    """Requests are counted by sender, and logged in order."""
     sender = bucket.config["access_key_id"]
     with store.logged() as log:
         obstore.put(bucket, "a/key", b"12345")
@@ -322,7 +313,7 @@ def test_requests_are_counted_by_sender_and_logged_in_order(store: Store, bucket
 
 
 def test_requests_wait_in_parallel(store: Store, bucket: S3Store) -> None:
-    """A lower bound of time holds on any machine; the sum would be 10 s."""
+    """A lower limit of time holds on any machine; the sum of latencies would be 10 s."""
     store.set_latency(500)
     try:
         began = time.monotonic()
@@ -334,6 +325,7 @@ def test_requests_wait_in_parallel(store: Store, bucket: S3Store) -> None:
 
 
 def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
+    """A server process ends with its parent."""
     process = subprocess.Popen(
         [sys.executable, "-m", s3_server.__name__, "0"],
         cwd=Path(s3_server.__file__).parents[1],
@@ -353,6 +345,7 @@ def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
     ],
 )
 def test_requests_that_are_not_offered_are_refused(headers: dict[str, str], status: int) -> None:
+    """Unsupported conditions are refused, and do not store an object."""
     api = S3Api()
     api.respond(Request("PUT", "bucket", "", {}, {}, b""))
     assert api.respond(Request("PUT", "bucket", "key", {}, headers, b"content")).status == status
@@ -365,6 +358,7 @@ def test_requests_that_are_not_offered_are_refused(headers: dict[str, str], stat
     [("", ["a", "b", "bc", "c"]), ("b", ["bc", "c"]), ("bb", ["bc", "c"]), ("c", [])],
 )
 def test_a_listing_starts_after_a_key(start_after: str, found: list[str]) -> None:
+    """A listing starts after the given key."""
     bucket = Bucket()
     for key in ("c", "bc", "a", "b"):
         bucket.put(key, b"", {})
@@ -373,6 +367,7 @@ def test_a_listing_starts_after_a_key(start_after: str, found: list[str]) -> Non
 
 
 def test_parts_are_completed_in_order() -> None:
+    """The parts of an upload must be completed in order."""
     bucket = Bucket()
     upload_id = bucket.begin_upload("key")
     parts = [(number, bucket.put_part("key", upload_id, number, PART)) for number in (1, 2)]
@@ -383,6 +378,7 @@ def test_parts_are_completed_in_order() -> None:
 
 
 def test_an_aborted_upload_cannot_be_completed() -> None:
+    """An aborted upload cannot be completed."""
     bucket = Bucket()
     upload_id = bucket.begin_upload("key")
     parts = [(1, bucket.put_part("key", upload_id, 1, b"content"))]
@@ -392,6 +388,7 @@ def test_an_aborted_upload_cannot_be_completed() -> None:
 
 
 def test_pages_count_common_prefixes_and_do_not_repeat_them() -> None:
+    """Pages count common prefixes, and do not repeat them."""
     bucket = Bucket()
     for key in ("a", "b/1", "b/2", "c/1", "d"):
         bucket.put(key, b"", {})
@@ -420,4 +417,5 @@ def test_pages_count_common_prefixes_and_do_not_repeat_them() -> None:
 def test_requests_are_counted_as_what_they_are_charged(
     method: str, key: str, query: dict[str, str], charged: str
 ) -> None:
+    """Requests are counted in the classes in which they are charged."""
     assert charged_as(method, key, query) == charged

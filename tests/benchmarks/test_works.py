@@ -1,4 +1,4 @@
-"""Works run, small and without Kafka, and measure what they say."""
+"""Benchmarks run at a small scale and without Kafka, and measure the figures that they declare."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from benchmarks.report import rendered
 from benchmarks.rows import SIZES
 from benchmarks.s3_store import CLIENT, running_store
 from benchmarks.work import Work
-from benchmarks.works import WORKS, idle_tick, partitions, produce, read
+from benchmarks.works import WORKS, control_state, idle_tick, partitions, produce, read, store_start
 from benchmarks.works.store_record import send, timed
 from sparklog import Producer
-from sparklog.clients.connection import connect
+from sparklog.cluster.connection import connect
 from sparklog.errors import SparklogError
 from sparklog.logger import get_logger
 
@@ -36,7 +36,7 @@ Measure = Callable[[str], Figures]
 def test_a_cluster_of_this_process_leaves_the_log_level_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A benchmark once silenced every test after it that looked for a warning."""
+    """A benchmark once silenced every later test that expected a warning."""
     logger = get_logger("sparklog.test")
     with embedded(tmp_path):
         logger.warning("not wanted")
@@ -63,6 +63,7 @@ def measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_produce(measured: Measure) -> None:
+    """`produce` measures all systems without Kafka."""
     figures = measured("produce")
     systems = {
         produce.SPARKLOG,
@@ -76,11 +77,12 @@ def test_produce(measured: Measure) -> None:
 
 
 def test_read_gives_the_same_rows_from_every_system(measured: Measure) -> None:
-    """The work compares their hashes itself."""
+    """The work itself compares the hashes of the rows."""
     assert {one.system for one in measured("read")} == {read.FORMAT, read.READ, read.DELTA}
 
 
 def test_an_idle_tick_runs_no_job_and_writes_no_file(measured: Measure) -> None:
+    """An idle tick runs no job and writes no file."""
     figures = measured("idle_tick")
     counted = [
         figures.get(what, idle_tick.SPARKLOG)
@@ -90,6 +92,7 @@ def test_an_idle_tick_runs_no_job_and_writes_no_file(measured: Measure) -> None:
 
 
 def test_partitions(measured: Measure) -> None:
+    """The time of the controller's tick is the sum of its steps."""
     figures = measured("partitions")
     [control] = [one for one in figures if one.what == partitions.CONTROL]
     steps = [
@@ -98,12 +101,31 @@ def test_partitions(measured: Measure) -> None:
     assert control.values[0] == pytest.approx(sum(one.values[0] for one in steps), rel=0.01)
 
 
+def test_control_state_changes_in_folders_and_on_an_object_store(measured: Measure) -> None:
+    """The work checks that each change is read by another handle."""
+    figures = measured("control_state")
+    assert {one.system for one in figures} == {control_state.FOLDER, control_state.STORE}
+    whats = {one.what for one in figures}
+    assert {one.what for one in control_state.WORK.targets} <= whats
+
+
+def test_starts_on_an_object_store_list_no_table_of_a_root_twice(measured: Measure) -> None:
+    """A start on an object store lists each table of a root once."""
+    figures = measured("store_start")
+    assert {one.what for one in store_start.WORK.targets} <= {one.what for one in figures}
+    lists = figures.get(f"LIST while {store_start.BROKER}", store_start.STORE)
+    # Tables of the two roots, `format` of each twice or three times, and further listings of names.
+    assert lists is not None
+    assert lists.values[0] < 25
+
+
 def test_catch_up(measured: Measure) -> None:
-    """The work checks that the follower has everything in the end."""
-    assert len([*measured("catch_up")]) == 3
+    """The work checks that the follower has all records at the end."""
+    assert len([*measured("catch_up")]) == 5
 
 
 def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None:
+    """Brokers in separate processes share a store, with a sender name each."""
     with (
         running_store(tmp_path / "log") as store,
         on_store(store, tmp_path) as cluster,
@@ -119,6 +141,7 @@ def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None
 
 
 def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
+    """The error for a broker that does not start has the end of its log."""
     with (
         running_store(tmp_path / "log") as store,
         pytest.raises(SparklogError, match=r"(?s)has ended with.*no\.such\.key"),
@@ -128,6 +151,7 @@ def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -
 
 
 def test_a_guarded_process_ends_with_its_parent(tmp_path: Path) -> None:
+    """A guarded process ends with its parent."""
     command = [sys.executable, "-m", "benchmarks.guarded", "http.server", "0"]
     process = subprocess.Popen(
         command,
@@ -142,11 +166,14 @@ def test_a_guarded_process_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_sends_are_measured_until_the_time_is_over_and_three_at_least() -> None:
+    """Sends are measured until the time is over, and at least three times."""
     assert len(timed(lambda: None, 5, 60)) == 5
     assert len(timed(lambda: None, 1000, -1)) == 3
 
 
 def test_a_work_is_run_no_more_often_than_it_says(tmp_path: Path) -> None:
+    """A work runs at most `most_runs` times."""
+
     def run(bench: Bench, figures: Figures) -> None:
         for _ in range(bench.runs):
             figures.add("a figure", "ours", "s", 1.0)

@@ -1,4 +1,6 @@
-"""What the tests of the broker share: clusters in a folder, and a hand inside a tick."""
+"""Fixtures of the broker's tests: clusters in local folders, and actions in the middle of a
+tick.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
-from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 
 Action = Callable[[], object]
@@ -23,7 +25,9 @@ Action = Callable[[], object]
 
 @pytest.fixture(scope="session")
 def empty_roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The roots of a cluster and three brokers, just created: copying them is quicker."""
+    """The roots of a newly created cluster of three brokers; copying them is faster than creating
+    them.
+    """
     folder = tmp_path_factory.mktemp("roots")
     cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
     for broker in range(3):
@@ -34,7 +38,7 @@ def empty_roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, empty_roots: Path) -> Callable[..., LocalCluster]:
-    """Start a cluster with a topic `t` of one partition on all brokers, the first one leading."""
+    """Start a cluster with a topic `t` of one partition on all brokers, led by the first one."""
 
     def make(
         *brokers: int,
@@ -59,7 +63,7 @@ def start(tmp_path: Path, empty_roots: Path) -> Callable[..., LocalCluster]:
 
 @pytest.fixture
 def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None]:
-    """Let something happen once, inside a tick: just before a rule runs next."""
+    """Run an action once within a tick, just before a rule runs next."""
     run = DriverRules.run
     waiting: dict[str, Action] = {}
 
@@ -75,7 +79,7 @@ def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None
 
 @pytest.fixture
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Let the next access to a table fail once, as a store that is away does.
+    """Make the next access to a table fail once, as on an unavailable store.
 
     Called with "write" or the name of a method of the table's class, and the end of its URI.
     """
@@ -103,7 +107,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def rules_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the rules that have run since, in order."""
+    """The names of the rules that have run since the fixture was requested, in order."""
     run = DriverRules.run
     names: list[str] = []
 

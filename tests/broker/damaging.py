@@ -1,4 +1,4 @@
-"""Damage to a broker's log as a disk or a hand does it: to a header, or to a batch file."""
+"""Damage to a broker's log by a disk or by hand: to a header, or to a batch file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Action = dict[str, Any]
 
 
 def log_folder(cluster: LocalCluster, broker: int) -> Path:
-    """The folder of a broker's log table."""
-    return Path(cluster._root) / f"broker-{broker}" / "log"
+    """Return the folder of a broker's log table."""
+    return Path(cluster.root) / f"broker-{broker}" / "log"
 
 
 def change_add(log: Path, path: str, change: Callable[[Action], object]) -> None:
-    """Let `change` alter the add action of the batch at `path`, in the commit that holds it."""
+    """Let `change` alter the add action of the batch at `path`, in the commit that contains it."""
     for commit in sorted((log / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         for action in actions:
@@ -33,8 +33,8 @@ def change_add(log: Path, path: str, change: Callable[[Action], object]) -> None
 
 
 def batch_of(cluster: LocalCluster, broker: int, offset: int) -> Batch:
-    """The batch that holds `offset` of the partition, in a broker's log."""
-    key = cluster._connection.metadata().partition("t", 0).key
+    """Return the batch that contains `offset` of the partition, in a broker's log."""
+    key = cluster.connection.metadata().partition("t", 0).key
     log = RecordLog(Location.of(str(log_folder(cluster, broker).parent)))
     found = log.batch_at(key, offset)
     assert found is not None, f"replica {broker} has no offset {offset}"
@@ -44,7 +44,7 @@ def batch_of(cluster: LocalCluster, broker: int, offset: int) -> Batch:
 def change_header(
     cluster: LocalCluster, broker: int, offset: int, column: str, value: object
 ) -> None:
-    """Change one value of the header of the batch that holds `offset`."""
+    """Change one value of the header of the batch that contains `offset`."""
     path = batch_of(cluster, broker, offset).path
 
     def change(add: Action) -> None:
@@ -55,18 +55,18 @@ def change_header(
 
 
 def batch_file(cluster: LocalCluster, broker: int, offset: int) -> Path:
-    """The Parquet file of the batch that holds `offset`."""
+    """Return the Parquet file of the batch that contains `offset`."""
     return log_folder(cluster, broker) / batch_of(cluster, broker, offset).path
 
 
 def flip_byte(file: Path) -> None:
-    """Flip a byte in the middle of a file."""
+    """Flip the bits of a byte in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
 
 
 def cut(file: Path) -> None:
-    """Cut a file in half."""
+    """Truncate a file to half its size."""
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])

@@ -1,4 +1,6 @@
-"""Answers to produce requests: part of the commit that decides them, read by clients from there."""
+"""Answers to produce requests: part of the commit that decides them, from which clients read
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,17 @@ Start = Callable[..., LocalCluster]
 
 
 def test_an_answer_is_in_the_commit_that_appends(start: Start) -> None:
-    """A crash leaves both or neither."""
+    """A crash leaves both the batch and its answer, or neither."""
     cluster = start(0, 1)
     pending = cluster.produce("t", 0, [b"a"], acks=1)
-    before = cluster._brokers[0]._roots[0].log.version
+    before = cluster.brokers[0]._roots[0].log.version
     cluster.leader_tick(0, stop_after="log_commit")
     assert error(pending) == "NONE"
-    assert cluster._connection.journal(cluster._at("broker-0")).version == before + 1
+    assert cluster.connection.journal(cluster.location(0)).version == before + 1
 
 
-def test_clients_that_look_late_find_their_answers(start: Start) -> None:
+def test_clients_that_poll_late_find_their_answers(start: Start) -> None:
+    """A client that reads its answer many commits later still finds it."""
     cluster = start(0, 1)
     pending = []
     for n in range(10):
@@ -33,7 +36,9 @@ def test_clients_that_look_late_find_their_answers(start: Start) -> None:
 
 
 def test_a_request_that_was_answered_is_not_served_again(start: Start) -> None:
-    """The process died before it removed the request; the journal says that it is taken (3.1)."""
+    """The process died before it removed the request; the journal records that it was taken
+    (3.1).
+    """
     cluster = start(0, 1)
     cluster.clock.advance(5_000)
     cluster.produce("t", 0, [b"last"], acks=1)
@@ -48,14 +53,16 @@ def test_a_request_that_was_answered_is_not_served_again(start: Start) -> None:
 
 
 def test_a_request_that_was_answered_is_known_also_by_the_checkpoint_alone(start: Start) -> None:
-    """Its commit may be cleaned up behind the checkpoint, before the request is removed."""
+    """The commit of the answer may be cleaned up after the checkpoint, before the request is
+    removed.
+    """
     cluster = start(0, 1)
     # The first removal is due at once.
     cluster.produce("t", 0, [b"removed"], acks=0)
     cluster.leader_tick(0)
     cluster.produce("t", 0, [b"a"], acks=1)
     cluster.leader_tick(0)
-    replicas = cluster._brokers[0]._leaders[0]._replicas
+    replicas = cluster.brokers[0]._leaders[0]._replicas
     assert replicas.checkpoints.write(0)
     assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
     cluster.crash(0)
@@ -66,7 +73,7 @@ def test_a_request_that_was_answered_is_known_also_by_the_checkpoint_alone(start
 
 
 def test_requests_are_removed_together_after_a_while(start: Start) -> None:
-    """Removing each at once would be a commit a tick."""
+    """Removing each request at once would cost a commit per tick."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"], acks=1)
     cluster.leader_tick(0)

@@ -1,11 +1,11 @@
-"""What quotas are measured by: bytes within a window that slides."""
+"""Byte rates for quotas: the bytes within a sliding window."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.broker.byte_rates import ByteRates
+from sparklog.broker.leading.byte_rates import ByteRates
 
 STEPS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 500), st.integers(0, 90)), max_size=60
@@ -13,9 +13,10 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_recent_bytes_are_the_sum_of_what_lies_in_the_window(
+def test_recent_bytes_are_the_sum_of_the_bytes_in_the_window(
     steps: list[tuple[str, int, int]],
 ) -> None:
+    """`recent_bytes` is the sum of the bytes noted for a topic within the last window."""
     rates, noted, now_ms = ByteRates(100), [], 1_000
     for topic_id, size_bytes, passed_ms in steps:
         now_ms += passed_ms
@@ -27,6 +28,7 @@ def test_recent_bytes_are_the_sum_of_what_lies_in_the_window(
 
 
 def test_a_topic_that_is_no_longer_written_to_leaves_nothing() -> None:
+    """Once a topic's last bytes have left the window, its entry is removed."""
     rates = ByteRates(100)
     rates.note("a", 10, 0)
     assert rates.recent_bytes("a", 99) == 10

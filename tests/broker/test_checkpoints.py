@@ -1,4 +1,6 @@
-"""Checkpoints: they lag behind the journal, and with the commits after them say what it says."""
+"""Checkpoints lag behind the journal; a checkpoint and the later commits give the journal's
+state.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.checkpoints import MOST_COMMITS
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.errors import DamagedError
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
-from sparklog.storage.delta_log import LOG_VERSION, await_checkpoints
+from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.delta_checkpoints import await_checkpoints
 from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, journal, log, table, values
@@ -21,17 +24,18 @@ FailOnce = Callable[[str, str], None]
 
 
 def described(cluster: LocalCluster, broker: int) -> list[int]:
-    """Which versions of the journal the checkpoints of a broker describe."""
+    """Return the journal versions that the checkpoints of a broker describe."""
     found = [table(cluster, broker, schema).held_by(LOG_VERSION) for schema in CHECKPOINTS]
     return [version or 0 for version in found]
 
 
 def commits(cluster: LocalCluster, broker: int) -> list[Path]:
-    """The commits of a broker's journal that are there, oldest first."""
-    return sorted((Path(cluster._root) / f"broker-{broker}/log/_delta_log").glob("*.json"))
+    """Return the remaining commits of a broker's journal, oldest first."""
+    return sorted((Path(cluster.root) / f"broker-{broker}/log/_delta_log").glob("*.json"))
 
 
 def test_they_are_written_at_intervals_and_not_with_every_step(start: Start) -> None:
+    """A checkpoint is written once its interval has passed, and not after every tick."""
     cluster = start(0, 1)
     before = described(cluster, 0)
     for n in range(3):
@@ -47,7 +51,9 @@ def test_they_are_written_at_intervals_and_not_with_every_step(start: Start) -> 
 
 
 def test_a_table_whose_rows_stay_the_same_keeps_up_too(start: Start) -> None:
-    """Else the commits after it would be cleaned up one day, and nobody could open the root."""
+    """An unchanged table is checkpointed too. Otherwise the commits after it would be cleaned up at
+    some time, and the root could not be opened.
+    """
     cluster = start(0)
     for n in range(MOST_COMMITS + 20):
         cluster.produce("t", 0, [b"%d" % n], acks=1)
@@ -59,12 +65,14 @@ def test_a_table_whose_rows_stay_the_same_keeps_up_too(start: Start) -> None:
 
 
 def test_what_they_describe_needs_no_commit(start: Start) -> None:
-    """Whoever opens the root after clean-up sees what a follower of the journal sees."""
+    """A process that opens the root after clean-up reads the same state as a follower of the
+    journal.
+    """
     cluster = start(0, 1)
     for n in range(3):
         cluster.produce("t", 0, [b"%d" % n])
         cluster.tick_until_idle()
-    cluster._brokers[0]._replicas[0].checkpoints.write(0)
+    cluster.brokers[0]._replicas[0].checkpoints.write(0)
     cluster.produce("t", 0, [b"after"], acks=1)
     cluster.leader_tick(0)
     before = journal(cluster, 0)
@@ -86,6 +94,9 @@ def test_what_they_describe_needs_no_commit(start: Start) -> None:
 
 
 def test_a_failing_checkpoint_fails_no_tick(start: Start, fail_once: FailOnce) -> None:
+    """A tick succeeds although its checkpoint cannot be written; a later tick writes the
+    checkpoint.
+    """
     cluster = start(0, 1)
     cluster.clock.advance(5_000)
     before = described(cluster, 0)
@@ -100,16 +111,17 @@ def test_a_failing_checkpoint_fails_no_tick(start: Start, fail_once: FailOnce) -
 
 
 def test_a_clean_stop_leaves_nothing_to_be_replayed(start: Start) -> None:
+    """After a park or a stop all checkpoints describe the newest version of the journal."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
     for stop in ("park", "stop"):
-        getattr(cluster._brokers[0], stop)()
+        getattr(cluster.brokers[0], stop)()
         assert set(described(cluster, 0)) == {journal(cluster, 0).version}
 
 
 class TestAMissingCommit:
-    """A commit after the checkpoints is gone, before Delta's own checkpoint: by a foreign tool."""
+    """Another tool removed a commit after the checkpoints, before Delta's own checkpoint."""
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
@@ -125,32 +137,37 @@ class TestAMissingCommit:
         missing.unlink()
         return cluster
 
-    def test_is_named_to_whoever_opens_the_root(self, cluster: LocalCluster) -> None:
+    def test_is_named_to_a_process_that_opens_the_root(self, cluster: LocalCluster) -> None:
+        """Opening the root raises `DamagedError`, which names the missing commit."""
         with pytest.raises(DamagedError, match="it is missing"):
-            Journal(cluster._at("broker-0"))
+            Journal(cluster.location(0))
 
     def test_is_made_up_for_from_the_log_when_the_broker_starts(
         self, cluster: LocalCluster
     ) -> None:
-        """As a damaged checkpoint: the broker leaves the ISR where others stay, and joins again."""
+        """A starting broker rebuilds its journal's state from its log.
+
+        As with a damaged checkpoint, it leaves the ISR if others remain, and joins again later.
+        """
         cluster.crash(0)
         cluster.restart(0)
         assert cluster.partition("t", 0).isr == [1, 2]
         check_at_rest(cluster, "a", "b")
 
     def test_does_not_matter_to_those_who_have_read_it(self, cluster: LocalCluster) -> None:
+        """A follower that has already read the missing commit goes on copying."""
         cluster.produce("t", 0, [b"c"])
         cluster.tick_until_idle()
         assert log(cluster, 2) == ["a", "b", "c"]
 
 
 def test_the_root_of_an_earlier_release_is_opened_and_goes_on(start: Start) -> None:
-    """Its checkpoints name no version, and its commits carry nothing: they said it all at once."""
+    """Checkpoints of an earlier release name no version and contain the complete state."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
     for broker in (0, 1):
-        cluster._brokers[broker]._replicas[0].checkpoints.write(0)
+        cluster.brokers[broker]._replicas[0].checkpoints.write(0)
         cluster.crash(broker)
         await_checkpoints()
         for schema in CHECKPOINTS:
@@ -172,4 +189,4 @@ def test_the_root_of_an_earlier_release_is_opened_and_goes_on(start: Start) -> N
     cluster.produce("t", 0, [b"b"])
     check_at_rest(cluster, "a", "b")
     assert values(cluster.consume("t", 0)) == ["a", "b"]
-    assert Connection(str(Path(cluster._root) / "cluster")).metadata().brokers.keys() == {0, 1}
+    assert Connection(str(Path(cluster.root) / "cluster")).metadata().brokers.keys() == {0, 1}

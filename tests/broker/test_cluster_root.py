@@ -1,4 +1,4 @@
-"""A cluster root that is gone, older than its brokers, or another cluster's."""
+"""A cluster root that is missing, older than its brokers, or from another cluster."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.model import BROKERS, PARTITION_STATE
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest
 
@@ -20,11 +20,11 @@ Start = Callable[..., LocalCluster]
 
 
 def cluster_root(cluster: LocalCluster) -> Path:
-    return Path(cluster._root) / "cluster"
+    return Path(cluster.root) / "cluster"
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, with its content; empty where there is no folder."""
+    """Return every file below a folder with its content; empty if the folder is missing."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
@@ -35,27 +35,31 @@ def put_in_place(copy: Path, root: Path) -> None:
 
 
 class TestRunningBrokers:
-    """Each role of each broker says so and writes nothing; all go on when the root is back."""
+    """Each role of each broker reports it and writes nothing; all go on once the root is
+    restored.
+    """
 
     def said_by_all(self, cluster: LocalCluster, said: str, *, is_older: bool = False) -> None:
-        before = files(cluster._root)
-        for broker in cluster._brokers.values():
+        before = files(cluster.root)
+        for broker in cluster.brokers.values():
             actions = [broker.controller_tick, broker.leader_tick, broker.follower_tick]
-            # A heartbeat is a commit of the broker's own root, which lost nothing. The ticks fail,
-            # so that it ends after a session.
+            # A heartbeat is a commit of the broker's own root, which is intact. The ticks fail, so
+            # that heartbeats end after a session.
             if not is_older:
                 actions.append(broker.heartbeat)  # type: ignore[arg-type]
             for action in actions:
                 for _ in range(2):
                     with pytest.raises(StorageError, match=said):
                         action()
-        assert files(cluster._root) == before
+        assert files(cluster.root) == before
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
-        """A cluster with a record; a copy of its root is from before the record's leader."""
+        """A cluster with a record, and a copy of its root from before that record's leader was
+        elected.
+        """
         cluster = start(0, 1)
-        shutil.copytree(cluster_root(cluster), cluster._root / "copy")
+        shutil.copytree(cluster_root(cluster), cluster.root / "copy")
         cluster.crash(0)
         cluster.fence(0)
         cluster.restart(0)
@@ -66,7 +70,8 @@ class TestRunningBrokers:
         return cluster
 
     def test_of_a_root_that_is_gone(self, cluster: LocalCluster) -> None:
-        away = cluster._root / "away"
+        """Every role refuses to write while the cluster root is missing or empty."""
+        away = cluster.root / "away"
         shutil.move(cluster_root(cluster), away)
         self.said_by_all(cluster, "there is no cluster root at .*cluster any more: restore it")
         assert not cluster_root(cluster).exists()
@@ -76,7 +81,8 @@ class TestRunningBrokers:
         check_at_rest(cluster, "a")
 
     def test_of_a_root_that_is_another_clusters(self, cluster: LocalCluster) -> None:
-        away = cluster._root / "away"
+        """Every role refuses to write while the cluster root is the one of another cluster."""
+        away = cluster.root / "away"
         shutil.move(cluster_root(cluster), away)
         ClusterRoot.create(Location.of(str(cluster_root(cluster))))
         self.said_by_all(cluster, "holds cluster .* now, and this")
@@ -84,15 +90,16 @@ class TestRunningBrokers:
         check_at_rest(cluster, "a")
 
     def test_of_a_root_that_is_older(self, cluster: LocalCluster) -> None:
-        shutil.copytree(cluster_root(cluster), cluster._root / "newest")
-        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        """Every role refuses to write while the cluster root is an older copy."""
+        shutil.copytree(cluster_root(cluster), cluster.root / "newest")
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
         self.said_by_all(cluster, "lost or restored", is_older=True)
-        put_in_place(cluster._root / "newest", cluster_root(cluster))
+        put_in_place(cluster.root / "newest", cluster_root(cluster))
         check_at_rest(cluster, "a")
 
     def test_of_a_root_that_is_older_and_was_written_to_since(self, cluster: LocalCluster) -> None:
-        """Its tables have had more commits by then than those that the brokers know."""
-        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        """The older root's tables have more commits by then than the brokers have seen."""
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
         location = Location.of(str(cluster_root(cluster)))
         for schema in (BROKERS, PARTITION_STATE):
             table = ControlTable(location, schema)
@@ -102,22 +109,22 @@ class TestRunningBrokers:
 
 
 class TestStart:
-    """A broker that starts compares its own roots with the cluster root before it writes."""
+    """At its start a broker compares its own roots with the cluster root before it writes."""
 
     def refused(self, cluster: LocalCluster, broker_id: int, said: str) -> None:
-        before = files(cluster._root)
+        before = files(cluster.root)
         with pytest.raises(StorageError, match=said) as refusal:
             cluster.restart(broker_id)
         assert "\n" not in str(refusal.value)
-        assert files(cluster._root) == before
+        assert files(cluster.root) == before
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
-        """Two brokers that have crashed; nothing was lost so far."""
+        """Two crashed brokers, without any loss so far."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        shutil.copytree(cluster_root(cluster), cluster._root / "copy")
+        shutil.copytree(cluster_root(cluster), cluster.root / "copy")
         cluster.crash(0)
         return cluster
 
@@ -125,7 +132,7 @@ class TestStart:
     def test_is_refused_where_the_root_is_gone(
         self, cluster: LocalCluster, is_folder: bool
     ) -> None:
-        """A new cluster in its place would share nothing with the brokers' roots."""
+        """A new cluster root in its place would not match the brokers' roots."""
         shutil.rmtree(cluster_root(cluster))
         if is_folder:
             cluster_root(cluster).mkdir()
@@ -140,9 +147,12 @@ class TestStart:
     def test_is_refused_where_the_root_knows_an_earlier_registration(
         self, cluster: LocalCluster
     ) -> None:
+        """A start is refused if the cluster root has a lower broker epoch than the broker's own
+        root.
+        """
         cluster.restart(0)
         cluster.crash(0)
-        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
         self.refused(
             cluster,
             0,
@@ -151,25 +161,29 @@ class TestStart:
         )
 
     def test_is_refused_where_the_root_knows_an_earlier_leader(self, cluster: LocalCluster) -> None:
-        """Broker 1 was elected since; its own registration is the same."""
+        """Broker 1 was elected since then; its own registration is unchanged."""
         cluster.fence(0)
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).leader == 1
         cluster.crash(1)
-        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
         self.refused(
             cluster, 1, "older than .*broker-1: .* leader epoch 0 of t-0, and the broker had 1"
         )
 
     def test_is_refused_where_the_root_does_not_know_a_topic(self, cluster: LocalCluster) -> None:
+        """A start is refused if the broker has records of a topic that the cluster root does not
+        have.
+        """
         cluster.create_topic("u", assignment={0: [1]})
         cluster.tick_until_idle()
         cluster.produce("u", 0, [b"u"])
         cluster.tick_until_idle()
         cluster.crash(1)
-        put_in_place(cluster._root / "copy", cluster_root(cluster))
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
         self.refused(cluster, 1, "older than .*broker-1: .* no topic u .* records of u-0")
 
     def test_goes_on_with_the_newest_state(self, cluster: LocalCluster) -> None:
+        """A start succeeds if the cluster root has the newest state."""
         cluster.restart(0)
         check_at_rest(cluster, "a")

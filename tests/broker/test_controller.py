@@ -1,4 +1,4 @@
-"""The controller: one broker acts; who leads after brokers came, went, or began anew."""
+"""The controller: its lease, and leadership after brokers join, leave or restart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.broker.election import Elections
-from sparklog.broker.isr import leave_isr
+from sparklog.cluster.election import Elections
+from sparklog.cluster.isr import leave_isr
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, CONTROLLER, PARTITION_STATE, PRODUCE_REQUESTS, TOPICS
-from sparklog.storage.delta_log import CONTROLLER_EPOCH
+from sparklog.storage.commits import CONTROLLER_EPOCH
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
@@ -28,8 +28,10 @@ def lease(cluster: LocalCluster) -> tuple[int, int]:
     return row["broker_id"], row["controller_epoch"]
 
 
-def test_a_broker_that_registers_anew_leads_nothing_until_it_is_elected(start: Start) -> None:
-    """Its log is the same, so it stays in sync; the epoch tells its two lives apart (7.2)."""
+def test_a_broker_that_registers_again_leads_nothing_until_it_is_elected(start: Start) -> None:
+    """Its log is unchanged, so it stays in sync; the epoch distinguishes its two processes
+    (7.2).
+    """
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -50,7 +52,7 @@ def test_a_broker_that_registers_anew_leads_nothing_until_it_is_elected(start: S
 
 
 def test_what_a_restarted_broker_led_goes_to_the_preferred_replica(start: Start) -> None:
-    """First of the assigned replicas that is in sync and alive (7.5), not who led last."""
+    """The first assigned replica that is in sync and alive leads (7.5), not the previous leader."""
     cluster = start(0, 1, 2)
     cluster.crash(0)
     cluster.fence(0)
@@ -64,6 +66,7 @@ def test_what_a_restarted_broker_led_goes_to_the_preferred_replica(start: Start)
 
 
 def test_election_follows_the_order_of_assignment_among_the_in_sync(start: Start) -> None:
+    """The first assigned replica that is in sync and alive becomes the leader."""
     cluster = start(0, 1, 2, assignment={0: [2, 0, 1]})
     cluster.crash(0)
     cluster.fence(0)
@@ -76,7 +79,7 @@ def test_election_follows_the_order_of_assignment_among_the_in_sync(start: Start
 
 
 def test_a_partition_without_an_in_sync_replica_alive_is_offline(start: Start) -> None:
-    """The in-sync set stays whole, and its members lead when they come back (7.5)."""
+    """The ISR is unchanged, and its members lead when they return (7.5)."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -100,7 +103,7 @@ def test_a_partition_without_an_in_sync_replica_alive_is_offline(start: Start) -
 
 
 def test_fencing_a_follower_leaves_the_leader_epoch(start: Start) -> None:
-    """Only the partition epoch moves (5.3)."""
+    """Fencing a follower increases only the partition epoch (5.3)."""
     cluster = start(0, 1, 2)
     before = cluster.partition("t", 0)
     cluster.crash(2)
@@ -114,7 +117,7 @@ def test_fencing_a_follower_leaves_the_leader_epoch(start: Start) -> None:
 
 
 def test_a_fenced_broker_that_a_leader_re_added_is_taken_out_again(start: Start) -> None:
-    """At every tick, and not only at the transition (7.2)."""
+    """The controller checks it at every tick, and not only when a broker becomes fenced (7.2)."""
     cluster = start(0, 1)
     cluster.crash(1)
     cluster.fence(1)
@@ -129,6 +132,7 @@ def test_a_fenced_broker_that_a_leader_re_added_is_taken_out_again(start: Start)
 
 class TestTheLease:
     def test_is_taken_over_when_it_has_lapsed_and_not_before(self, start: Start) -> None:
+        """Another broker takes the lease once it has lapsed, 1 ms after the session timeout."""
         cluster = start(0, 1, 2)
         assert lease(cluster) == (0, 1)
         cluster.crash(0)
@@ -140,6 +144,7 @@ class TestTheLease:
         assert lease(cluster) == (1, 2)
 
     def test_is_kept_by_heartbeats(self, start: Start) -> None:
+        """The holder keeps the lease as long as its heartbeats go on."""
         cluster = start(0, 1)
         for _ in range(3):
             cluster.clock.advance(cluster.settings.broker_session_timeout_ms)
@@ -147,7 +152,9 @@ class TestTheLease:
         assert lease(cluster) == (0, 1)
 
     def test_is_taken_again_by_a_broker_that_held_it_and_was_restarted(self, start: Start) -> None:
-        """Under a higher epoch: its older self may still be about."""
+        """A restarted holder of the lease takes it again under a higher epoch, because its older
+        process may run.
+        """
         cluster = start(0, 1)
         cluster.crash(0)
         cluster.restart(0)
@@ -155,6 +162,7 @@ class TestTheLease:
         assert lease(cluster) == (0, 2)
 
     def test_fences_every_table_before_anything_is_decided(self, start: Start) -> None:
+        """A new controller writes its epoch to every table before it decides anything."""
         cluster = start(0, 1, 2)
         cluster.crash(0)
         cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
@@ -164,40 +172,44 @@ class TestTheLease:
         assert {row["state"] for row in rows(cluster, None, BROKERS)} == {"alive"}
 
     def test_is_held_by_one_of_many(self, start: Start) -> None:
+        """One of several brokers holds the lease."""
         cluster = start(0, 1, 2)
         cluster.controller_tick()
-        assert [one.is_controller for one in cluster._brokers.values()].count(True) == 1
+        assert [one.is_controller for one in cluster.brokers.values()].count(True) == 1
 
 
 class TestRegistration:
     def test_gives_a_higher_epoch_than_any_before(self, start: Start) -> None:
+        """A broker that registers again gets a higher broker epoch than any before."""
         cluster = start(0, 1)
         cluster.crash(0)
         cluster.restart(0)
-        assert cluster._brokers[0].broker_epoch == 3
+        assert cluster.brokers[0].broker_epoch == 3
 
     def test_of_a_parked_broker_that_resumes_keeps_what_it_leads(self, start: Start) -> None:
-        """It is no new registration (7.2)."""
+        """A resumed broker does not register again (7.2)."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
         waits = cluster.produce("t", 0, [b"b"])
         cluster.leader_tick(0)
         for broker in (0, 1):
-            cluster._brokers[broker].park()
+            cluster.brokers[broker].park()
             cluster.crash(broker)
         for broker in (0, 1):
             cluster.restart(broker)
-        assert cluster._brokers[0].broker_epoch == 1
+        assert cluster.brokers[0].broker_epoch == 1
         cluster.tick_until_idle()
         assert cluster.partition("t", 0)[:2] == (0, 0)
         assert error(waits) == "NONE"
         check_at_rest(cluster, "a", "b")
 
     def test_of_a_stopped_broker_is_a_new_one(self, start: Start) -> None:
-        """What it led is given away at once, without waiting for a session to lapse."""
+        """A stopped broker registers again; its partitions got another leader without waiting for a
+        session.
+        """
         cluster = start(0, 1)
-        cluster._brokers[0].stop()
+        cluster.brokers[0].stop()
         cluster.crash(0)
         cluster.fence(0)
         assert cluster.partition("t", 0)[:2] == (1, 1)
@@ -206,12 +218,12 @@ class TestRegistration:
 
 
 class TestAParkedLeader:
-    def test_appends_nothing_that_was_sent_while_nobody_looked(self, start: Start) -> None:
-        """It led but never moved a high watermark, so only its taking the role tells when it
-        looked last (3.1).
+    def test_appends_nothing_that_was_sent_while_it_did_not_run(self, start: Start) -> None:
+        """The broker led but never moved a high watermark. Only the time at which it became the
+        leader shows when it last polled its inbox (3.1).
         """
         cluster = start(0)
-        cluster._brokers[0].park()
+        cluster.brokers[0].park()
         cluster.crash(0)
         pending = cluster.produce("t", 0, [b"x"], acks=1, timeout_ms=1000)
         cluster.clock.advance(3_600_000)
@@ -220,22 +232,22 @@ class TestAParkedLeader:
         assert error(pending) == "REQUEST_TIMED_OUT"
         assert cluster.log(0, "t", 0) == []
 
-    def test_does_not_judge_anew_what_it_has_answered(
+    def test_does_not_judge_again_what_it_has_answered(
         self, start: Start, fail_once: Callable[[str, str], None]
     ) -> None:
-        """Its file was not readable, the client was told so; the request is still there, and the
-        file has come back.
+        """The request's file was not readable, so the client got CORRUPT_MESSAGE. The request is
+        still in the table, and the file is readable again.
         """
         cluster = start(0)
         refused = cluster.produce("t", 0, [b"x"], acks=1)
-        file = cluster._root / "broker-0" / "log" / refused.batches[0].file.path
+        file = cluster.root / "broker-0" / "log" / refused.batches[0].file.path
         content = file.read_bytes()
         file.write_bytes(b"changed")
         fail_once("remove", "broker-0/produce_requests")
         cluster.leader_tick(0)
         assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
         assert error(refused) == "CORRUPT_MESSAGE"
-        cluster._brokers[0].park()
+        cluster.brokers[0].park()
         cluster.crash(0)
         file.write_bytes(content)
         cluster.restart(0)
@@ -248,10 +260,12 @@ class TestAParkedLeader:
 def test_a_broker_that_comes_while_the_controller_decides_is_not_overlooked(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It registers after the controller has looked and before it has finished."""
+    """A broker registers after the controller has read the cluster's state and before it has
+    finished.
+    """
     cluster = start(2, 0, 1, assignment={0: [0, 1]})
-    assert cluster._brokers[2].is_controller
-    controller = cluster._brokers[2]._controller
+    assert cluster.brokers[2].is_controller
+    controller = cluster.brokers[2]._controller
     cluster.create_topic("u", assignment={0: [1, 2]})
     cluster.crash(1)
     cluster.restart(1)
@@ -269,15 +283,15 @@ def test_a_broker_that_comes_while_the_controller_decides_is_not_overlooked(
     cluster.controller_tick()
     [epoch] = {row["broker_epoch"] for row in rows(cluster, None, BROKERS) if not row["broker_id"]}
     assert cluster.partition("t", 0).leader_epoch == 1
-    assert epoch == cluster._connection.metadata().partition("t", 0).leader_broker_epoch
+    assert epoch == cluster.connection.metadata().partition("t", 0).leader_broker_epoch
 
 
 class TestTheElectionOfManyPartitions:
-    """A decision on 60 partitions, beside commits about other ones."""
+    """A decision about 60 partitions, while others commit changes of other partitions."""
 
     @pytest.fixture
     def decided(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """The number of rows that each election has decided upon."""
+        """The number of rows that each election has decided."""
         elect = Elections.elect
         counts: list[int] = []
 
@@ -299,7 +313,7 @@ class TestTheElectionOfManyPartitions:
         self, cluster: LocalCluster, decided: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Others add and change a partition before each of its first ten commits (7.2, 7.5)."""
-        other = ClusterRoot(Location.of(str(cluster._root / "cluster"))).partition_state
+        other = ClusterRoot(Location.of(str(cluster.root / "cluster"))).partition_state
         commit = ShardedTable._commit_shards
         lost: list[int] = []
 
@@ -323,14 +337,16 @@ class TestTheElectionOfManyPartitions:
     def test_leaves_out_the_partitions_of_which_nothing_is_new(
         self, cluster: LocalCluster, decided: list[int]
     ) -> None:
-        key = cluster._connection.metadata().partition("t", 7).key
-        leave_isr(cluster._connection.root.partition_state, 1, [key])
+        """An election decides only the partitions whose state has changed."""
+        key = cluster.connection.metadata().partition("t", 7).key
+        leave_isr(cluster.connection.root.partition_state, 1, [key])
         cluster.controller_tick()
         cluster.controller_tick()
         assert decided == [3]
 
 
 def test_an_unknown_topic_is_refused(start: Start) -> None:
+    """An unknown topic or partition is refused with UNKNOWN_TOPIC_OR_PARTITION."""
     cluster = start(0)
     for act in (cluster.consume, cluster.partition):
         with pytest.raises(ProtocolError, match="UNKNOWN_TOPIC_OR_PARTITION"):

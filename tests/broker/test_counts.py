@@ -1,4 +1,4 @@
-"""What a tick costs: counted in commits and rules, which no machine makes faster or slower."""
+"""The cost of a tick, counted in commits and rules, which do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Start = Callable[..., LocalCluster]
 
 
 def all_versions(cluster: LocalCluster) -> Counter[str]:
-    """The versions of every table of the cluster, by root and name."""
+    """Return the versions of every table of the cluster, by root and name."""
     found = Counter(
         {
             f"cluster/{schema.name}": table(cluster, None, schema).version
             for schema in CLUSTER_TABLES
         }
     )
-    for broker in cluster._all:
+    for broker in cluster.broker_ids:
         found |= Counter({f"{broker}/{k}": v for k, v in versions(cluster, broker).items()})
     return found
 
@@ -30,7 +30,7 @@ def all_versions(cluster: LocalCluster) -> Counter[str]:
 def test_a_tick_with_nothing_to_do_writes_nothing_and_runs_no_rule_on_replicas(
     start: Start, rules_run: list[str]
 ) -> None:
-    """Only the controller asks who is silent."""
+    """Only the controller checks for silent brokers in an idle tick."""
     cluster = start(0, 1, 2, assignment={n: [0, 1, 2] for n in range(5)})
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -47,7 +47,7 @@ def test_a_tick_with_nothing_to_do_writes_nothing_and_runs_no_rule_on_replicas(
 
 
 def test_a_dead_follower_does_not_keep_its_leader_busy(start: Start, rules_run: list[str]) -> None:
-    """Once it has left the in-sync set, nothing more comes of time alone."""
+    """Once the follower has left the ISR, time alone causes no more work."""
     cluster = start(0, 1, 2, replica_lag_time_max_ms=5000)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -67,8 +67,8 @@ def test_a_dead_follower_does_not_keep_its_leader_busy(start: Start, rules_run: 
 def test_the_commits_of_a_busy_tick_grow_with_nothing(
     start: Start, partitions: int, requests: int
 ) -> None:
-    """One of the journal, of the leader and of the follower. Neither partitions nor requests make
-    them more.
+    """One commit each of the journal, of the leader and of the follower. Their number does not
+    depend on the number of partitions or requests.
     """
     cluster = start(0, 1, assignment={n: [0, 1] for n in range(partitions)})
 
@@ -78,7 +78,7 @@ def test_the_commits_of_a_busy_tick_grow_with_nothing(
                 cluster.produce("t", partition, [b"%d" % n], acks=acks)  # type: ignore[arg-type]
 
     produce(1)
-    # And the requests that are taken by then are removed.
+    # This includes the commit that removes the requests that were taken by then.
     assert cluster.leader_tick(0).commits == 2
     assert cluster.follower_tick(1).commits == 1
     assert cluster.leader_tick(0).commits == 1
@@ -93,7 +93,8 @@ def test_the_commits_of_a_busy_tick_grow_with_nothing(
 
 def test_the_commits_of_a_failover_grow_with_nothing(start: Start) -> None:
     """Controller: lease, two fences, the silent broker, the elections. New leader: its journal, and
-    the two checkpoints, which are due. Follower: its journal, once it has agreed, and the same.
+    the two checkpoints, which are due. Follower: its journal, after log reconciliation with the new
+    leader, and the two checkpoints.
     """
     cluster = start(0, 1, 2, assignment={n: [0, 1, 2] for n in range(6)})
     cluster.crash(0)
@@ -106,20 +107,20 @@ def test_the_commits_of_a_failover_grow_with_nothing(start: Start) -> None:
 
 
 def test_an_in_sync_set_is_one_commit_for_all_partitions(start: Start) -> None:
-    """And it is counted, although its table is the cluster's."""
+    """The commit is counted although the table belongs to the cluster."""
     cluster = start(0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=5000)
     cluster.crash(1)
     for partition in range(4):
         cluster.produce("t", partition, [b"a"], acks=1)
     cluster.leader_tick(0)
     cluster.clock.advance(5001)
-    # The set, what is committed by it, and the checkpoint of rows, which is due.
+    # The ISR, the high watermark that it allows, and the checkpoint of rows, which is due.
     assert cluster.leader_tick(0).commits == 3
     assert [cluster.partition("t", n).isr for n in range(4)] == [[0]] * 4
 
 
 def test_an_idle_follower_renews_its_rows_in_one_commit(start: Start) -> None:
-    """At least every third of replica.lag.time.max.ms (5.1)."""
+    """An idle follower renews its rows at least every third of replica.lag.time.max.ms (5.1)."""
     cluster = start(0, 1, assignment={n: [0, 1] for n in range(4)}, replica_lag_time_max_ms=3000)
     cluster.clock.advance(999)
     assert cluster.follower_tick(1).commits == 0
@@ -128,7 +129,8 @@ def test_an_idle_follower_renews_its_rows_in_one_commit(start: Start) -> None:
     assert (report.commits, report.files_copied, report.spark_jobs) == (1, 0, 0)
 
 
-def test_what_a_follower_copies_is_told(start: Start) -> None:
+def test_what_a_follower_copies_is_reported(start: Start) -> None:
+    """A follower's tick reports the number and the bytes of the files that it copied."""
     cluster = start(0, 1)
     for _ in range(3):
         cluster.produce("t", 0, [b"a"], acks=1)
@@ -136,14 +138,15 @@ def test_what_a_follower_copies_is_told(start: Start) -> None:
     report = cluster.follower_tick(1)
     sizes = [
         batch.size_bytes
-        for batch in cluster._brokers[0]
+        for batch in cluster.brokers[0]
         ._leaders[0]
-        ._root.log.batches(cluster._connection.metadata().partition("t", 0).key)
+        ._root.log.batches(cluster.connection.metadata().partition("t", 0).key)
     ]
     assert (report.files_copied, report.bytes_copied) == (3, sum(sizes))
 
 
 def test_heartbeats_are_one_commit_each_of_the_brokers_own_journal(start: Start) -> None:
+    """Each broker's heartbeat is one commit of its own journal."""
     cluster = start(0, 1)
     before = all_versions(cluster)
     cluster.clock.advance(1)

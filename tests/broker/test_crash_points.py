@@ -1,7 +1,7 @@
-"""A broker may die between any two effects of a tick: nothing is lost, nothing is there twice.
+"""A broker that dies between any two effects of a tick causes neither loss nor duplicates.
 
-After every crash point the broker comes back, or another one takes over; what a client was not
-told, its retry finds out.
+After every crash point the broker restarts, or another one takes over. A client without an answer
+learns the outcome from its retry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.clients.produce import PendingProduce
+from sparklog.producer.produce_requests import PendingProduce
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, log, values
 
@@ -23,11 +23,13 @@ Start = Callable[..., LocalCluster]
 
 
 def retry_until_stored(cluster: LocalCluster, pending: PendingProduce) -> None:
-    """What a client does: where it was not told NONE, it sends the same batch again."""
+    """Send the same batch again until it is stored, as a client does after an error or no
+    answer.
+    """
     for _ in range(3):
         if error(pending) == "NONE":
             return
-        pending = cluster._send_again(pending)
+        pending = cluster.retry(pending)
         cluster.tick_until_idle()
     raise AssertionError(f"not stored after three retries: {pending.response}")
 
@@ -43,6 +45,9 @@ def come_back(cluster: LocalCluster, broker: int, *, fails_over: bool) -> None:
 @pytest.mark.parametrize("fails_over", [False, True], ids=["restarts", "fails over"])
 @pytest.mark.parametrize("point", LEADER_POINTS)
 def test_leader(start: Start, point: str, fails_over: bool) -> None:
+    """A leader that dies after any effect of its tick loses no record that it acknowledged with
+    acks=all.
+    """
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -54,7 +59,7 @@ def test_leader(start: Start, point: str, fails_over: bool) -> None:
     at_once = cluster.produce("t", 0, [b"c"], acks=1)
     cluster.produce("t", 0, [b"d"], acks=0)
     cluster.leader_tick(0, stop_after=point)
-    assert 0 not in cluster._brokers
+    assert 0 not in cluster.brokers
     told = error(waits), error(at_once)
 
     come_back(cluster, 0, fails_over=fails_over)
@@ -68,7 +73,8 @@ def test_leader(start: Start, point: str, fails_over: bool) -> None:
         retry_until_stored(cluster, at_once)
     stored = values(cluster.consume("t", 0))
     assert max(Counter(stored).values()) == 1
-    # What was answered after the leader's own append alone may go with the leader.
+    # A record that was acknowledged after the leader's own append alone may be lost with the
+    # leader.
     lost = {"c"} if told[1] is not None and fails_over else set()
     assert {"a", "b1", "b2", "c"} - lost <= set(stored) <= {"a", "b1", "b2", "c", "d"}
     assert stored.index("b2") == stored.index("b1") + 1
@@ -77,7 +83,7 @@ def test_leader(start: Start, point: str, fails_over: bool) -> None:
 
 @pytest.mark.parametrize("point", LEADER_POINTS[1:4])
 def test_a_leader_that_dies_while_the_in_sync_set_shrinks(start: Start, point: str) -> None:
-    """The set is smaller, the high watermark goes on, the answer goes out: each may be missing."""
+    """The smaller ISR, the higher high watermark and the answer may each be missing."""
     cluster = start(0, 1, 2, replica_lag_time_max_ms=5000)
     cluster.crash(2)
     pending = cluster.produce("t", 0, [b"a"])
@@ -99,7 +105,9 @@ def test_a_leader_that_dies_while_the_in_sync_set_shrinks(start: Start, point: s
 @pytest.mark.parametrize("leads_next", [False, True], ids=["restarts", "leads next"])
 @pytest.mark.parametrize("point", FOLLOWER_POINTS)
 def test_follower(start: Start, point: str, leads_next: bool) -> None:
-    """A deposed leader truncates what nobody else has, copies what it lacks, and dies midway."""
+    """A deposed leader truncates uncommitted records, copies the missing ones, and dies in
+    between.
+    """
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -115,7 +123,7 @@ def test_follower(start: Start, point: str, leads_next: bool) -> None:
     cluster.restart(0)
 
     cluster.follower_tick(0, stop_after=point)
-    assert 0 not in cluster._brokers
+    assert 0 not in cluster.brokers
     expected = {"truncate": ["a"], "copy": ["a"]}.get(point, ["a", "b", "c"])
     assert log(cluster, 0) == expected
     come_back(cluster, 0, fails_over=False)
@@ -132,7 +140,7 @@ def test_follower(start: Start, point: str, leads_next: bool) -> None:
 
 @pytest.mark.parametrize("point", ["copy", "log_commit"])
 def test_a_follower_that_dies_with_its_leader(start: Start, point: str) -> None:
-    """What one of them acknowledged is there when either comes back."""
+    """A record that either of them acknowledged is available when one of them returns."""
     cluster = start(0, 1)
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -151,14 +159,14 @@ def test_a_follower_that_dies_with_its_leader(start: Start, point: str) -> None:
 @pytest.mark.parametrize("fails_over", [False, True], ids=["restarts", "fails over"])
 @pytest.mark.parametrize("point", CONTROLLER_POINTS)
 def test_controller(start: Start, point: str, fails_over: bool) -> None:
-    """A controller that dies in the middle of a failover: the next one completes it."""
+    """A controller dies in the middle of a failover, and the next one completes it."""
     cluster = start(0, 1, 2, min_isr=1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
     cluster.crash(0)
     cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
     cluster.controller_tick(stop_after=point)
-    [dead] = {1, 2} - cluster._brokers.keys()
+    [dead] = {1, 2} - cluster.brokers.keys()
     assert (cluster.partition("t", 0).leader == 0) == (point != "election")
 
     come_back(cluster, dead, fails_over=fails_over)

@@ -1,4 +1,4 @@
-"""A replica with damaged headers or batch files is served to nobody, and is refilled."""
+"""A replica with damaged headers or batch files does not serve them, and is refilled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_DAMAGES = [flip_byte, cut, Path.unlink]
 
 
 def with_four_records(start: Start, *brokers: int, min_isr: int = 1) -> LocalCluster:
-    """Four batches of one record, on all replicas."""
+    """Start a cluster with four batches of one record on all replicas."""
     cluster = start(*(brokers or (0, 1, 2)), min_isr=min_isr)
     produce(cluster, *VALUES)
     return cluster
@@ -44,19 +44,20 @@ def scrub(cluster: LocalCluster, broker: int) -> None:
 
 
 def offered(cluster: LocalCluster, broker: int) -> int:
-    """The end of what a broker's log offers to its readers."""
-    key = cluster._connection.metadata().partition("t", 0).key
+    """Return the log end offset that a broker's log reports to its readers."""
+    key = cluster.connection.metadata().partition("t", 0).key
     opened = RecordLog(Location.of(str(log_folder(cluster, broker).parent)))
     return opened.log_end_offset(key)
 
 
 class TestDamagedHeaders:
-    """One changed digit in a commit, found when the log is opened (rule 9.5)."""
+    """A changed digit in a commit, found when the log is opened (rule 9.5)."""
 
     @pytest.mark.parametrize(("offset", "value"), [(0, 7), (1, 0), (2, 7), (3, 7)])
     def test_a_follower_with_a_changed_base_offset_is_refilled(
         self, start: Start, offset: int, value: int
     ) -> None:
+        """A follower whose log has a wrong base offset is refilled from the leader."""
         cluster = with_four_records(start)
         cluster.crash(1)
         change_header(cluster, 1, offset, "base_offset", value)
@@ -66,6 +67,7 @@ class TestDamagedHeaders:
     def test_a_damaged_replica_leaves_the_isr_before_its_batches_are_removed(
         self, start: Start
     ) -> None:
+        """A damaged replica leaves the ISR first, and removes its damaged batches afterwards."""
         cluster = with_four_records(start)
         cluster.crash(1)
         change_header(cluster, 1, 2, "base_offset", 7)
@@ -80,6 +82,7 @@ class TestDamagedHeaders:
     def test_a_leader_that_restarts_with_damage_hands_over_and_is_refilled(
         self, start: Start
     ) -> None:
+        """A leader that restarts with a damaged header gives up its leadership and is refilled."""
         cluster = with_four_records(start, min_isr=2)
         cluster.crash(0)
         change_header(cluster, 0, 1, "leader_epoch", 5)
@@ -93,6 +96,7 @@ class TestDamagedHeaders:
     def test_a_damaged_replica_does_not_lead_when_the_leader_falls_silent(
         self, start: Start
     ) -> None:
+        """A damaged replica is not elected when the leader becomes fenced."""
         cluster = with_four_records(start)
         cluster.crash(1)
         change_header(cluster, 1, 3, "base_offset", 8)
@@ -109,7 +113,7 @@ class TestDamagedHeaders:
         check_at_rest(cluster, *VALUES, "late")
 
     def test_the_last_member_is_offline_and_its_batches_stay(self, start: Start) -> None:
-        """Nothing is removed as long as there is no leader to copy it from."""
+        """Batches are removed only if there is a leader from which they can be copied."""
         cluster = with_four_records(start, 0)
         cluster.crash(0)
         change_header(cluster, 0, 2, "base_offset", 9)
@@ -118,15 +122,16 @@ class TestDamagedHeaders:
         state = cluster.partition("t", 0)
         assert (state.leader, state.isr) == (None, [])
         assert error_of_consume(cluster) == "LEADER_NOT_AVAILABLE"
-        key = cluster._connection.metadata().partition("t", 0).key
-        assert len(cluster._brokers[0]._roots[0].log.unsound_batches(key)) == 2
+        key = cluster.connection.metadata().partition("t", 0).key
+        assert len(cluster.brokers[0]._roots[0].log.unsound_batches(key)) == 2
         for _ in range(3):
             cluster.crash(0)
             cluster.restart(0)
             cluster.tick_until_idle()
-        assert len(cluster._brokers[0]._roots[0].log.unsound_batches(key)) == 2
+        assert len(cluster.brokers[0]._roots[0].log.unsound_batches(key)) == 2
 
     def test_after_an_unclean_election_the_sound_prefix_is_the_log(self, start: Start) -> None:
+        """After an unclean election of a damaged replica, its log is the sound prefix."""
         cluster = with_four_records(start, 0)
         cluster.crash(0)
         change_header(cluster, 0, 2, "base_offset", 9)
@@ -145,6 +150,9 @@ class TestDamagedHeaders:
     def test_a_crash_after_the_cut_is_repaired_after_the_restart(
         self, start: Start, broker: int
     ) -> None:
+        """A broker that dies after it has cut its damaged log completes the repair after its
+        restart.
+        """
         effect = "damage_cut"
         cluster = with_four_records(start, min_isr=2)
         cluster.crash(broker)
@@ -153,7 +161,7 @@ class TestDamagedHeaders:
         for _ in range(5):
             cluster.controller_tick()
             cluster.leader_tick(broker, stop_after=effect)
-            if broker not in cluster._brokers:
+            if broker not in cluster.brokers:
                 break
             cluster.leader_tick(1 - broker)
             cluster.leader_tick(2)
@@ -164,7 +172,9 @@ class TestDamagedHeaders:
         check_at_rest(cluster, *VALUES)
 
     def test_damage_that_only_followers_read_makes_the_leader_hand_over(self, start: Start) -> None:
-        """The leader has the sound header in memory, and verifies its table when it is told."""
+        """The leader has the sound header in memory, and verifies its table on a follower's
+        report.
+        """
         cluster = start(0, 1, 2)
         cluster.crash(2)
         cluster.fence(2)
@@ -177,11 +187,14 @@ class TestDamagedHeaders:
 
 @pytest.mark.parametrize("damage", FILE_DAMAGES)
 class TestDamagedFiles:
-    """A batch file whose bytes are flipped, cut or missing (rule 10.8)."""
+    """A batch file whose bytes are flipped, truncated or missing (rule 10.8)."""
 
     def test_a_leader_finds_it_hands_over_and_is_refilled(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:
+        """A leader that finds a damaged file leaves the ISR, gives up its leadership and is
+        refilled.
+        """
         cluster = with_four_records(start, min_isr=2)
         damage(batch_file(cluster, 0, 1))
         scrub(cluster, 0)
@@ -196,6 +209,7 @@ class TestDamagedFiles:
     def test_a_follower_finds_it_and_is_refilled(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:
+        """A follower that finds a damaged file leaves the ISR and is refilled."""
         cluster = with_four_records(start)
         damage(batch_file(cluster, 1, 2))
         scrub(cluster, 1)
@@ -203,9 +217,10 @@ class TestDamagedFiles:
         assert (state.leader, state.isr) == (0, [0, 2])
         check_at_rest(cluster, *VALUES)
 
-    def test_a_follower_that_cannot_copy_it_tells_the_leader(
+    def test_a_follower_that_cannot_copy_it_reports_it_to_the_leader(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:
+        """A follower that cannot copy a damaged file reports it, and the leader hands over."""
         cluster = start(0, 1, 2)
         cluster.crash(2)
         cluster.fence(2)
@@ -216,10 +231,10 @@ class TestDamagedFiles:
         assert cluster.partition("t", 0).leader == 1
         check_at_rest(cluster, *VALUES)
 
-    def test_the_only_copy_keeps_its_place_and_is_told(
+    def test_the_only_copy_keeps_its_place_and_is_reported(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:
-        """What is left can still be read, and a restored file ends it."""
+        """The rest can still be read, and restoring the file ends the damage."""
         cluster = with_four_records(start, 0)
         file = batch_file(cluster, 0, 1)
         content = file.read_bytes()
@@ -240,13 +255,14 @@ class TestDamagedFiles:
     def test_a_crash_between_two_steps_is_repaired_after_the_restart(
         self, start: Start, damage: Callable[[Path], object], effect: str, broker: int
     ) -> None:
+        """A broker that dies between two steps of a repair completes it after its restart."""
         cluster = with_four_records(start, min_isr=2)
         damage(batch_file(cluster, broker, 1))
         cluster.clock.advance(1_000)
         for _ in range(5):
             cluster.controller_tick()
             cluster.leader_tick(broker, stop_after=effect)
-            if broker not in cluster._brokers:
+            if broker not in cluster.brokers:
                 break
             cluster.leader_tick(1 - broker)
             cluster.leader_tick(2)
@@ -255,16 +271,16 @@ class TestDamagedFiles:
         assert broker not in cluster.partition("t", 0).isr
         cluster.restart(broker)
         cluster.tick_until_idle()
-        # Without another scrub: the checkpoint has named the batch.
+        # No other scrub is needed: the checkpoint names the damaged batch.
         check_at_rest(cluster, *VALUES)
 
 
 class TestSafety:
     def test_a_report_that_is_wrong_moves_nothing(self, start: Start) -> None:
-        """The leader verifies its own file; a follower's word alone counts for nothing."""
+        """The leader verifies its own file; a follower's report alone has no effect."""
         cluster = with_four_records(start)
-        replicas = cluster._brokers[1]._followers[0]._replicas
-        key = cluster._connection.metadata().partition("t", 0).key
+        replicas = cluster.brokers[1]._followers[0]._replicas
+        key = cluster.connection.metadata().partition("t", 0).key
         replicas.note_leader_fault(key, 1)
         replicas.commit(0)
         assert report(cluster, 1)["leader_damaged_offset"] == 1
@@ -273,18 +289,19 @@ class TestSafety:
         assert cluster.partition("t", 0) == before
 
     def test_a_root_that_is_gone_is_no_damage(self, start: Start, tmp_path: Path) -> None:
-        """An unmounted disk has no file at all, and no reason to remove batches."""
+        """On an unmounted disk all files are missing, which is no reason to remove batches."""
         cluster = with_four_records(start)
         root = log_folder(cluster, 1)
         root.rename(tmp_path / "away")
         cluster.clock.advance(1_000)
-        repairs = cluster._brokers[1]._repairs[0]
+        repairs = cluster.brokers[1]._repairs[0]
         repairs._scrub(cluster.clock.now_ms())
         assert not repairs._replicas.damaged
         (tmp_path / "away").rename(root)
         check_at_rest(cluster, *VALUES)
 
     def test_records_that_are_written_meanwhile_are_kept(self, start: Start) -> None:
+        """A record that is acknowledged during a repair is kept."""
         cluster = with_four_records(start)
         flip_byte(batch_file(cluster, 0, 0))
         cluster.clock.advance(1_000)
@@ -297,6 +314,7 @@ class TestSafety:
         check_at_rest(cluster, *expected)
 
     def test_two_damaged_replicas_are_refilled_from_the_third(self, start: Start) -> None:
+        """Two damaged replicas are refilled from the third one."""
         cluster = with_four_records(start)
         flip_byte(batch_file(cluster, 0, 1))
         flip_byte(batch_file(cluster, 1, 2))
@@ -306,7 +324,9 @@ class TestSafety:
         check_at_rest(cluster, *VALUES)
 
     def test_the_last_good_copy_of_other_records_does_not_leave(self, start: Start) -> None:
-        """Both members are damaged, each elsewhere: one stays, so that the rest can be read."""
+        """Both members are damaged at different offsets. One stays in the ISR, so that the rest can
+        be read.
+        """
         cluster = with_four_records(start, 0, 1)
         flip_byte(batch_file(cluster, 0, 1))
         flip_byte(batch_file(cluster, 1, 2))
@@ -317,6 +337,7 @@ class TestSafety:
         assert damaged == {0, 1}
 
     def test_a_merge_that_meets_damage_repairs_the_replica(self, start: Start) -> None:
+        """A merge that reads a damaged file starts the repair of the replica."""
         cluster = start(
             0,
             1,
@@ -334,6 +355,7 @@ class TestSafety:
         check_at_rest(cluster, *VALUES)
 
     def test_a_producer_is_known_again_after_the_refill(self, start: Start) -> None:
+        """A refilled replica recognises the retry of an idempotent producer's batch."""
         cluster = start(0, 1, 2)
         producer = cluster.idempotent_producer()
         first = cluster.produce("t", 0, [b"a"], producer=producer)
@@ -353,6 +375,7 @@ class TestSafety:
         check_at_rest(cluster, "a")
 
     def test_checkpoints_show_it_as_columns(self, start: Start) -> None:
+        """The checkpoint has columns for damage, which are null for sound replicas."""
         cluster = with_four_records(start)
         for row in rows(cluster, 0, HIGH_WATERMARK_CHECKPOINT):
             assert row["damaged_offset"] is None
@@ -369,12 +392,15 @@ def newest_commit(cluster: LocalCluster, broker: int) -> Path:
 
 
 class TestDamagedCommit:
-    """A commit of the log table is cut while its broker runs: the broker has it in memory."""
+    """A commit of the log table is truncated while its broker, which has it in memory, runs."""
 
     @pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: path.write_bytes(b"")])
     def test_another_leads_and_the_broker_comes_back_with_the_restored_commit(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:
+        """Another broker leads while the commit is damaged; after its restoration the broker is in
+        sync again.
+        """
         cluster = with_four_records(start, min_isr=2)
         commit = newest_commit(cluster, 0)
         content = commit.read_bytes()
@@ -383,7 +409,7 @@ class TestDamagedCommit:
         cluster.tick_until_idle()
         state = cluster.partition("t", 0)
         assert (state.leader, state.isr) == (1, [1, 2])
-        # The others go on, also one that is started now.
+        # The others go on, including one that is started now.
         cluster.crash(2)
         cluster.restart(2)
         produce(cluster, "e")
@@ -397,6 +423,7 @@ class TestDamagedCommit:
     def test_the_last_member_stays_a_member_and_leads_again_with_the_restored_commit(
         self, start: Start
     ) -> None:
+        """The last ISR member stays in the ISR, and leads again once the commit is restored."""
         cluster = with_four_records(start)
         for broker in (1, 2):
             cluster.crash(broker)

@@ -1,7 +1,7 @@
-"""Damaged and missing control tables: each costs what depends on it, and is named with a remedy.
+"""Damaged and missing control tables: the effect of each is limited and reported with a remedy.
 
-Every control table of a broker root and of the cluster root is damaged in every way, and each of
-those who use it does its work, or says which file is damaged and what to do.
+Every control table of a broker root and of the cluster root is damaged in every way. Each user of
+the table does its work, or reports which file is damaged and what to do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from sparklog.clients.connection import Connection
-from sparklog.clients.consumer import Consumer
+from sparklog.cluster.connection import Connection
+from sparklog.consumer.consumer import Consumer
 from sparklog.errors import DamagedError
 from sparklog.maintenance.audit import audit
 from sparklog.model import (
@@ -32,7 +32,7 @@ from sparklog.model import (
     TopicPartition,
 )
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.damage import REBUILT_FROM_LOG
+from sparklog.storage.control_table_damage import REBUILT_FROM_LOG
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log
@@ -46,7 +46,7 @@ class Damage(NamedTuple):
 
     name: str
     inflict: Callable[[Path, Path], object]
-    """Takes the table's folder, and its newest data file."""
+    """A function of the table's folder and its newest data file."""
 
     def __str__(self) -> str:
         return self.name
@@ -74,21 +74,21 @@ OF_BROKER = [schema for schema in (*BROKER_TABLES, FORMAT) if schema is not LOG]
 OF_CLUSTER = [*CLUSTER_TABLES, FORMAT]
 each_damage = pytest.mark.parametrize("damage", DAMAGES, ids=str)
 OF_THE_LOG = [one for one in DAMAGES if one.name in ("table removed", "commit emptied")]
-"""Damage to what names the data files, and not to those."""
+"""Damage to the log that names the data files, and not to the data files."""
 
 
 def folder(cluster: LocalCluster, root: str, schema: TableSchema) -> Path:
-    return Path(cluster._root) / root / schema.name
+    return Path(cluster.root) / root / schema.name
 
 
 def inflict(cluster: LocalCluster, root: str, schema: TableSchema, damage: Damage) -> None:
-    """Damage a table, which gets a row first where it has no data file, or an empty one."""
+    """Damage a table. A table without a data file gets a row, or an empty one, first."""
     if schema is PRODUCE_REQUESTS:
-        # Its files are those of the log.
+        # Its data files are those of the log.
         if damage in OF_THE_LOG:
             damage.inflict(folder(cluster, root, schema), folder(cluster, root, schema) / "none")
         return
-    table = ControlTable(Location.of(str(Path(cluster._root) / root)), schema)
+    table = ControlTable(Location.of(str(Path(cluster.root) / root)), schema)
     if schema is DELAYED_OPERATIONS or not table._files:
         columns = {one.name: None for one in schema.columns}
         table.compare_and_set(schema.rows([columns]))
@@ -97,7 +97,9 @@ def inflict(cluster: LocalCluster, root: str, schema: TableSchema, damage: Damag
 
 
 def check_named(text: str, schema: TableSchema) -> None:
-    """A message names a path of the table, says that it is damaged, and what to do, in a line."""
+    """Check that a message names a path of the table, reports damage, and states a remedy in one
+    line.
+    """
     assert f"/{schema.name}" in text
     assert "is damaged: " in text
     assert any(word in text for word in ("restart the broker", "restore it", "delete the table"))
@@ -106,11 +108,11 @@ def check_named(text: str, schema: TableSchema) -> None:
 
 @pytest.fixture
 def three(start: Start) -> LocalCluster:
-    """Broker 0 leads `t`, 1 and 2 follow; one record is committed everywhere."""
+    """Broker 0 leads `t`, 1 and 2 follow; one record is committed on all of them."""
     cluster = start(0, 1, 2, min_isr=2)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
-    for broker in cluster._brokers.values():
+    for broker in cluster.brokers.values():
         broker._replicas[0].checkpoints.write(cluster.clock.now_ms())
     return cluster
 
@@ -119,7 +121,7 @@ def three(start: Start) -> LocalCluster:
 def test_a_dead_brokers_tables_stop_nobody_else(
     three: LocalCluster, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others elect, append, commit and answer; an audit names each table."""
+    """The others elect, append, commit and answer; an audit names each damaged table."""
     three.crash(0)
     for schema in OF_BROKER:
         inflict(three, "broker-0", schema, damage)
@@ -133,9 +135,9 @@ def test_a_dead_brokers_tables_stop_nobody_else(
     assert (high_watermark(three, 1), high_watermark(three, 2)) == (2, 2)
     assert log(three, 2) == ["a", "b"]
     assert len([one for one in caplog.records if "not readable" in one.message]) <= 3
-    found = [str(one) for one in audit(Connection(str(three._root / "cluster")))]
+    found = [str(one) for one in audit(Connection(str(three.root / "cluster")))]
     for schema in OF_BROKER:
-        # The files of requests are anything that clients have written.
+        # The data files of requests are arbitrary files, written by clients.
         if schema is PRODUCE_REQUESTS and damage not in OF_THE_LOG:
             continue
         [line] = [one for one in found if f"broker-0/{schema.name}" in one]
@@ -146,7 +148,9 @@ def test_a_dead_brokers_tables_stop_nobody_else(
 def test_a_broker_starts_with_the_tables_about_its_replicas_damaged(
     three: LocalCluster, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It names each, leaves the ISR, takes what its log has, and joins again."""
+    """The broker names each table, leaves the ISR, rebuilds the tables from its log, and joins
+    again.
+    """
     three.crash(2)
     for schema in REBUILT_FROM_LOG:
         inflict(three, "broker-2", schema, damage)
@@ -164,7 +168,7 @@ def test_a_broker_starts_with_the_tables_about_its_replicas_damaged(
 def test_a_broker_starts_with_its_other_tables_damaged_and_keeps_its_place(
     three: LocalCluster, damage: Damage
 ) -> None:
-    """Requests, answers and delayed operations say nothing of the replicas."""
+    """Requests, answers and delayed operations contain no state of the replicas."""
     three.crash(2)
     for schema in OF_BROKER:
         if schema not in (*REBUILT_FROM_LOG, FORMAT):
@@ -180,6 +184,7 @@ def test_a_broker_starts_with_its_other_tables_damaged_and_keeps_its_place(
 def test_a_broker_whose_format_table_is_damaged_does_not_start_and_names_it(
     three: LocalCluster, damage: Damage
 ) -> None:
+    """A broker whose `format` table is damaged refuses to start and names the table."""
     three.crash(2)
     inflict(three, "broker-2", FORMAT, damage)
     with pytest.raises(DamagedError) as refused:
@@ -189,6 +194,7 @@ def test_a_broker_whose_format_table_is_damaged_does_not_start_and_names_it(
 
 @each_damage
 def test_the_only_replica_stays_leader_with_what_its_log_has(start: Start, damage: Damage) -> None:
+    """A broker that is the only replica rebuilds its tables from its log and stays the leader."""
     cluster = start(0)
     for value in (b"a", b"b"):
         cluster.produce("t", 0, [value])
@@ -198,14 +204,14 @@ def test_the_only_replica_stays_leader_with_what_its_log_has(start: Start, damag
         inflict(cluster, "broker-0", schema, damage)
     cluster.restart(0)
     check_at_rest(cluster, "a", "b")
-    assert audit(Connection(str(cluster._root / "cluster"))) == []
+    assert audit(Connection(str(cluster.root / "cluster"))) == []
 
 
 @each_damage
 def test_a_broker_that_runs_goes_on_with_its_own_tables_damaged(
     three: LocalCluster, damage: Damage
 ) -> None:
-    """Its memory is written again: at the next change, or after ten seconds."""
+    """The broker writes its state from memory again, at the next change or after ten seconds."""
     for schema in OF_BROKER:
         inflict(three, "broker-0", schema, damage)
     three.clock.advance(10_000)
@@ -219,26 +225,30 @@ def test_a_broker_that_runs_goes_on_with_its_own_tables_damaged(
 def test_the_checkpoints_of_brokers_that_run_are_mended_although_nothing_happens(
     three: LocalCluster, damage: Damage
 ) -> None:
+    """Running brokers rewrite their damaged checkpoints within ten seconds, also if they are
+    idle.
+    """
     for broker in (0, 1):
         for schema in REBUILT_FROM_LOG[:2]:
             inflict(three, f"broker-{broker}", schema, damage)
     three.clock.advance(10_000)
     three.tick_until_idle()
-    assert audit(Connection(str(three._root / "cluster"))) == []
+    assert audit(Connection(str(three.root / "cluster"))) == []
     check_at_rest(three, "a")
 
 
 INDISPENSABLE = (BROKERS, TOPICS, PARTITION_STATE)
-"""The tables of the cluster root that replication depends on."""
+"""The tables of the cluster root on which replication depends."""
 
 
 @each_damage
 def test_replication_goes_on_without_the_other_tables_of_the_cluster_root(
     three: LocalCluster, damage: Damage
 ) -> None:
+    """Replication goes on while the other tables of the cluster root are damaged."""
     damaged = [one for one in OF_CLUSTER if one not in INDISPENSABLE]
     if damage.name == "table removed":
-        # Without it there is no cluster root: see test_cluster_root.py.
+        # Without this table there is no cluster root: see test_cluster_root.py.
         damaged.remove(FORMAT)
     for schema in damaged:
         inflict(three, "cluster", schema, damage)
@@ -259,19 +269,20 @@ def test_replication_goes_on_without_the_other_tables_of_the_cluster_root(
 def test_clients_and_the_command_line_name_each_table_of_the_cluster_root(
     three: LocalCluster, schema: TableSchema
 ) -> None:
+    """Clients, brokers and the command line name each damaged table of the cluster root."""
     for damage in DAMAGES:
         saved = folder(three, "cluster", schema).with_name("saved")
         inflict(three, "cluster", schema, Damage("none", lambda *_: None))
         shutil.copytree(folder(three, "cluster", schema), saved)
         inflict(three, "cluster", schema, damage)
-        ended = run("audit", cluster=three._root / "cluster")
+        ended = run("audit", cluster=three.root / "cluster")
         if (schema, damage.name) != (FORMAT, "table removed"):
             assert ended.exit_code in (1, 2)
             [line] = (ended.stdout + ended.stderr).splitlines()
             check_named(line, schema)
         if schema in INDISPENSABLE:
             with pytest.raises(DamagedError) as refused:
-                Connection(str(three._root / "cluster")).metadata()
+                Connection(str(three.root / "cluster")).metadata()
             check_named(str(refused.value), schema)
             try:
                 three.leader_tick(0)
@@ -283,12 +294,12 @@ def test_clients_and_the_command_line_name_each_table_of_the_cluster_root(
 
 @pytest.fixture
 def two_topics(start: Start) -> Iterator[tuple[LocalCluster, Consumer]]:
-    """Partition 0 is led by broker 0, partition 1 by broker 1; a consumer of both."""
+    """Broker 0 leads partition 0, broker 1 leads partition 1; a consumer reads both."""
     cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]})
     for partition in (0, 1):
         cluster.produce("t", partition, [b"%d" % partition])
     cluster.tick_until_idle()
-    with Consumer(str(cluster._root / "cluster"), auto_offset_reset="earliest") as consumer:
+    with Consumer(str(cluster.root / "cluster"), auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition("t", 0), TopicPartition("t", 1)])
         yield cluster, consumer
 
@@ -299,6 +310,7 @@ def test_a_consumer_goes_on_with_the_partitions_of_other_leaders(
     damage: Damage,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A consumer goes on reading the partitions of leaders whose tables are readable."""
     cluster, consumer = two_topics
     for schema in REBUILT_FROM_LOG[:2]:
         inflict(cluster, "broker-0", schema, damage)

@@ -1,4 +1,6 @@
-"""Elections beyond the first in sync: eligible replicas, preferred leaders, planned stops."""
+"""Elections beyond the first in-sync replica: eligible replicas, preferred leaders, planned
+stops.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ MINUTES = 60_000
 
 
 def eligible(cluster: LocalCluster) -> list[int]:
-    """The eligible leader replicas of the partition."""
+    """Return the eligible leader replicas of the partition."""
     return sorted(row["broker_id"] for row in rows(cluster, None, PARTITION_STATE) if row["in_elr"])
 
 
@@ -28,11 +30,13 @@ def fall_silent(cluster: LocalCluster, *brokers: int) -> None:
 
 
 class TestEligibleLeaderReplicas:
-    """KIP-966: whoever leaves below min.insync.replicas holds all that was committed (7.5)."""
+    """KIP-966: a replica that leaves the ISR below min.insync.replicas has all committed records
+    (7.5).
+    """
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
-        """Brokers 1 and 0 have fallen silent, in this order; 2 alone is in sync."""
+        """Brokers 1 and 0 have become fenced, in this order; only 2 is in sync."""
         cluster = start(0, 1, 2, min_isr=2)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -46,10 +50,11 @@ class TestEligibleLeaderReplicas:
         return cluster
 
     def test_are_those_that_left_below_the_minimum(self, cluster: LocalCluster) -> None:
-        """Broker 1 has left before, and lacks a committed record."""
+        """Broker 1 left earlier, and lacks a committed record."""
         assert eligible(cluster) == [0]
 
     def test_lead_when_nobody_in_sync_does(self, cluster: LocalCluster) -> None:
+        """An eligible replica is elected when no in-sync replica is alive."""
         fall_silent(cluster, 2)
         cluster.restart(1)
         cluster.tick_until_idle()
@@ -65,20 +70,23 @@ class TestEligibleLeaderReplicas:
     def test_include_the_last_in_sync_one_whose_place_they_take(
         self, cluster: LocalCluster
     ) -> None:
+        """If an eligible replica becomes the leader, the last in-sync replica becomes eligible."""
         fall_silent(cluster, 2)
         cluster.restart(0)
         cluster.controller_tick()
         assert cluster.partition("t", 0).isr == [0]
         assert eligible(cluster) == [2]
 
-    def test_are_none_any_more_once_enough_are_in_sync(self, cluster: LocalCluster) -> None:
+    def test_end_once_enough_are_in_sync(self, cluster: LocalCluster) -> None:
+        """The eligible replicas are cleared once min.insync.replicas replicas are in sync."""
         cluster.restart(1)
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).isr == [1, 2]
         assert eligible(cluster) == []
 
     def test_that_lost_their_log_are_not_any_more(self, cluster: LocalCluster) -> None:
-        shutil.rmtree(cluster._root / "broker-0")
+        """A replica that has lost its log is no longer eligible."""
+        shutil.rmtree(cluster.root / "broker-0")
         cluster.restart(0)
         assert eligible(cluster) == []
         fall_silent(cluster, 2)
@@ -89,7 +97,9 @@ class TestEligibleLeaderReplicas:
         check_at_rest(cluster, "a", "b")
 
     def test_are_forgotten_by_an_unclean_election(self, cluster: LocalCluster) -> None:
-        """From then on the truth is what broker 1 has; nobody else is known to have all of it."""
+        """The log of broker 1 is authoritative from then on; no other replica is known to have all
+        of it.
+        """
         cluster.restart(1)
         fall_silent(cluster, 2)
         assert cluster.partition("t", 0).leader is None
@@ -101,6 +111,7 @@ class TestEligibleLeaderReplicas:
         check_at_rest(cluster, "a")
 
     def test_are_named_by_a_leader_too_that_shrinks_the_in_sync_set(self, start: Start) -> None:
+        """A leader that shrinks the ISR below the minimum makes the removed replica eligible."""
         cluster = start(0, 1, min_isr=2)
         take_out(cluster, 1)
         cluster.produce("t", 0, [b"a"], acks=1)
@@ -115,11 +126,11 @@ class TestEligibleLeaderReplicas:
 
 
 class TestPreferredLeaders:
-    """They get their leadership back by themselves, now and then (7.6)."""
+    """The controller returns leadership to preferred leaders at intervals (7.6)."""
 
     @pytest.fixture
     def imbalanced(self, start: Start) -> Callable[..., LocalCluster]:
-        """Broker 0 is the preferred leader of ten partitions, and in sync, but leads only nine."""
+        """Broker 0 is the preferred leader of ten partitions and in sync, but leads only nine."""
 
         def make(**config: object) -> LocalCluster:
             cluster = start(1, 0, **config)
@@ -137,6 +148,7 @@ class TestPreferredLeaders:
     def test_wait_one_interval_from_the_controllers_start(
         self, imbalanced: Callable[..., LocalCluster]
     ) -> None:
+        """The first check of the balance is one interval after the controller's start."""
         cluster = imbalanced(leader_imbalance_per_broker_percentage=9)
         cluster.clock.advance(4 * MINUTES)
         cluster.tick_until_idle()
@@ -152,7 +164,7 @@ class TestPreferredLeaders:
     def test_wait_until_more_than_the_percentage_is_missing(
         self, imbalanced: Callable[..., LocalCluster]
     ) -> None:
-        """One of ten is ten percent, which is not more than ten."""
+        """One of ten is 10 %, which is not more than 10 %."""
         cluster = imbalanced()
         cluster.clock.advance(10 * MINUTES)
         cluster.tick_until_idle()
@@ -161,6 +173,7 @@ class TestPreferredLeaders:
     def test_wait_for_ever_where_that_is_configured(
         self, imbalanced: Callable[..., LocalCluster]
     ) -> None:
+        """Without auto.leader.rebalance.enable the preferred leader is never elected."""
         cluster = imbalanced(
             leader_imbalance_per_broker_percentage=0, auto_leader_rebalance_enable=False
         )
@@ -171,6 +184,7 @@ class TestPreferredLeaders:
     def test_an_interval_passes_between_two_checks(
         self, imbalanced: Callable[..., LocalCluster]
     ) -> None:
+        """Two checks of the balance are one interval apart."""
         cluster = imbalanced(
             leader_imbalance_per_broker_percentage=0, leader_imbalance_check_interval_seconds=60
         )
@@ -186,13 +200,16 @@ class TestPreferredLeaders:
 
 
 class TestAPlannedStop:
-    """The broker hands over before it goes (7.2)."""
+    """The broker hands over its partitions before it stops (7.2)."""
 
     def test_gives_what_the_broker_leads_to_one_in_sync_while_it_still_is(
         self, start: Start
     ) -> None:
+        """A planned stop moves leadership to an in-sync replica while the broker is still in the
+        ISR.
+        """
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         cluster.leader_tick(0)
         assert broker.can_hand_over
         broker.prepare_to_stop()
@@ -205,35 +222,40 @@ class TestAPlannedStop:
         assert not broker.can_hand_over
 
     def test_is_not_undone_by_its_heartbeats_or_a_preferred_election(self, start: Start) -> None:
+        """Neither heartbeats nor a preferred election make a stopping broker the leader again."""
         cluster = start(0, 1)
-        cluster._brokers[0].prepare_to_stop()
+        cluster.brokers[0].prepare_to_stop()
         cluster.clock.advance(6 * MINUTES)
         cluster.controller_tick()
         cluster.elect_leaders("preferred", [("t", 0)])
         assert cluster.partition("t", 0).leader == 1
 
     def test_of_the_only_one_in_sync_leaves_it_leading(self, start: Start) -> None:
+        """A stopping broker that is the only in-sync replica stays the leader."""
         cluster = start(0, 1)
         fall_silent(cluster, 1)
         cluster.leader_tick(0)
-        cluster._brokers[0].prepare_to_stop()
+        cluster.brokers[0].prepare_to_stop()
         cluster.controller_tick()
         cluster.leader_tick(0)
         assert cluster.partition("t", 0)[:2] == (0, 0)
-        assert not cluster._brokers[0].can_hand_over
+        assert not cluster.brokers[0].can_hand_over
 
     def test_of_all_at_once_leaves_them_leading(self, start: Start) -> None:
+        """If all replicas stop at once, the leader stays the leader."""
         cluster = start(0, 1)
         for broker in (0, 1):
-            cluster._brokers[broker].prepare_to_stop()
+            cluster.brokers[broker].prepare_to_stop()
         cluster.tick_until_idle()
         assert cluster.partition("t", 0)[:2] == (0, 0)
-        assert not cluster._brokers[0].can_hand_over
+        assert not cluster.brokers[0].can_hand_over
 
     def test_frees_the_controllers_lease(self, start: Start) -> None:
-        """Nobody has to wait until it lapses."""
+        """After a planned stop another broker can take the lease without waiting until it
+        lapses.
+        """
         cluster = start(0, 1)
-        cluster._brokers[0].stop()
+        cluster.brokers[0].stop()
         cluster.crash(0)
         cluster.controller_tick()
         [lease] = rows(cluster, None, CONTROLLER)

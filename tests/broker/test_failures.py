@@ -1,6 +1,6 @@
-"""A tick that fails in the middle leaves nothing half-done in memory: the next one completes it.
+"""A tick that fails in the middle leaves no partial state in memory: the next tick completes it.
 
-The store is away for one call, or another process was faster. Nobody restarts anything.
+The store is unavailable for one call, or another process was faster. No process is restarted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
+from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.errors import CommitConflictError
 from sparklog.model import PARTITION_STATE
-from sparklog.storage.replica_rows import ReplicaRows
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, high_watermark, log, report, table, values
 
@@ -24,7 +24,9 @@ FailOnce = Callable[[str, str], None]
 def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
     start: Start, fail_once: FailOnce, failing: str
 ) -> None:
-    """What a failed commit said counts for nothing, and what is only kept up fails no tick."""
+    """The content of a failed commit has no effect, and a failed write of a checkpoint fails no
+    tick.
+    """
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"waits"])
     cluster.leader_tick(0)
@@ -47,6 +49,7 @@ def test_an_answer_that_could_not_be_written_is_written_by_the_next_tick(
 def test_a_completed_operation_whose_answer_could_not_be_written(
     start: Start, fail_once: FailOnce
 ) -> None:
+    """A delayed produce whose answer could not be written is answered by the next tick."""
     cluster = start(0, 1)
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -65,7 +68,7 @@ def test_a_completed_operation_whose_answer_could_not_be_written(
 def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
     start: Start, fail_once: FailOnce, action: str, table: str
 ) -> None:
-    """The follower's row does not change again: the high watermark would stand still."""
+    """The follower's row does not change again, so forgetting it would stop the high watermark."""
     cluster = start(0, 1)
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -81,7 +84,9 @@ def test_a_report_is_not_forgotten_when_the_tick_that_read_it_fails(
 def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tick ends between the two by what nobody foresaw, and the row does not change again."""
+    """An unexpected error ends the tick between the two reports, and the row does not change
+    again.
+    """
     cluster = start(0, 1, 2, assignment={0: [0, 1], 1: [0, 2]})
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -106,7 +111,7 @@ def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
 def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
     start: Start, fail_once: FailOnce
 ) -> None:
-    """Its row does not change meanwhile, but the leader has forgotten what it read there."""
+    """Its row does not change meanwhile, but the leader has dropped its cached copy."""
     cluster = start(0, 1, 2)
     waits = cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -123,7 +128,7 @@ def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
 def test_a_follower_reports_in_the_new_epoch_although_its_first_tick_in_it_failed(
     start: Start, fail_once: FailOnce
 ) -> None:
-    """Its leader has no news afterwards, yet waits for the report."""
+    """Its leader has no further commits, yet waits for the report."""
     cluster = start(0, 1, 2)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -140,13 +145,15 @@ def test_a_follower_reports_in_the_new_epoch_although_its_first_tick_in_it_faile
 def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
     start: Start, fail_once: FailOnce
 ) -> None:
-    """Nothing is truncated on a guess, and the partitions of other leaders go on."""
+    """Nothing is truncated without the leader's epochs, and the partitions of other leaders go
+    on.
+    """
     cluster = start(0, 1, 2, assignment={0: [0, 1, 2], 1: [1, 0, 2]})
     cluster.produce("t", 0, [b"a"], acks=1)
     cluster.produce("t", 1, [b"b"], acks=1)
     cluster.leader_tick(0)
     cluster.leader_tick(1)
-    # A new process has to find out where its logs agree with the leaders' (6.3).
+    # A new process has to determine where its logs diverge from the leaders' (6.3).
     cluster.crash(2)
     cluster.restart(2)
     fail_once("refresh", "broker-0/log")
@@ -159,6 +166,7 @@ def test_a_leader_that_cannot_be_read_is_read_again_by_the_next_tick(
 def test_an_in_sync_set_that_could_not_be_written_is_tried_again(
     start: Start, fail_once: FailOnce
 ) -> None:
+    """An ISR change that could not be written is repeated by the next tick."""
     cluster = start(0, 1, replica_lag_time_max_ms=5000)
     cluster.crash(1)
     waits = cluster.produce("t", 0, [b"a"])
@@ -199,7 +207,7 @@ class TestAnInSyncSetOfUnknownOutcome:
 
     @staticmethod
     def late_commit(cluster: LocalCluster) -> Callable[[], None]:
-        """Return what makes the commit land, if nobody else has taken its version."""
+        """Return a function that makes the commit land, if its version is still free."""
         behind = table(cluster, None, PARTITION_STATE)
         rows = behind.rows().to_pylist()
         for row in rows:
@@ -209,6 +217,9 @@ class TestAnInSyncSetOfUnknownOutcome:
     def test_is_settled_before_anything_is_committed_without_the_new_member(
         self, cluster: LocalCluster
     ) -> None:
+        """The leader takes the version of the pending commit before it commits without the new
+        member.
+        """
         land = self.late_commit(cluster)
         waits = cluster.produce("t", 0, [b"b"])
         cluster.leader_tick(0)
@@ -219,6 +230,7 @@ class TestAnInSyncSetOfUnknownOutcome:
     def test_that_lands_within_a_tick_keeps_the_high_watermark_back(
         self, cluster: LocalCluster, before_rule: Callable[[str, Callable[[], object]], None]
     ) -> None:
+        """An ISR change that lands within a tick holds the high watermark back."""
         before_rule("isr_shrink", self.late_commit(cluster))
         waits = cluster.produce("t", 0, [b"b"])
         cluster.leader_tick(0)
@@ -230,6 +242,7 @@ class TestAnInSyncSetOfUnknownOutcome:
 def test_an_election_that_could_not_be_written_is_tried_again(
     start: Start, fail_once: FailOnce
 ) -> None:
+    """An election that could not be written is repeated by the next tick."""
     cluster = start(1, 0)
     cluster.crash(1)
     fail_once("write", "cluster/partition_state")
@@ -242,7 +255,7 @@ def test_an_election_that_could_not_be_written_is_tried_again(
 def test_a_controller_that_could_not_fence_every_table_at_its_take_over(
     start: Start, fail_once: FailOnce
 ) -> None:
-    """It holds the lease but not the tables: it takes over once more."""
+    """The controller holds the lease but has not fenced the tables: it takes over once more."""
     cluster = start(0, 1, 2)
     cluster.crash(0)
     fail_once("take_fence", "cluster/partition_state")
@@ -256,7 +269,7 @@ def test_a_controller_that_could_not_fence_every_table_at_its_take_over(
 def test_a_leader_that_could_not_write_its_epoch_entry_appends_nothing_before_it(
     start: Start, fail_once: FailOnce
 ) -> None:
-    """Followers wait for the entry, and go on at once when it is there (6.1, 6.3)."""
+    """Followers wait for the entry, and go on as soon as it is written (6.1, 6.3)."""
     cluster = start(0, 1, 2)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()

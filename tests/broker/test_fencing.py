@@ -1,6 +1,6 @@
-"""Two processes, one role: the older one can write nothing, whatever it believes.
+"""Two processes in one role: the older one cannot write anything, whatever state it has.
 
-Between registering and its own first tick a new process has done nothing but take its fence.
+Between its registration and its first tick a new process only takes its fence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
 )
 from sparklog.storage.copying import Copy
-from sparklog.storage.delta_log import open_delta_table
+from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
 from tests.broker.states import (
@@ -45,31 +45,31 @@ BeforeRule = Callable[[str, Callable[[], object]], None]
 
 
 def taken_over(cluster: LocalCluster, broker: int) -> Broker:
-    """Start a second process of a broker; return the first one, which does not know."""
+    """Start a second process of a broker; return the first one, which has not noticed."""
     old = take_out(cluster, broker)
     cluster.restart(broker)
     return old
 
 
 def everything(cluster: LocalCluster) -> list[dict[str, int]]:
-    """The versions of all tables of the cluster."""
-    roots = [versions(cluster, broker) for broker in cluster._all]
+    """Return the versions of all tables of the cluster."""
+    roots = [versions(cluster, broker) for broker in cluster.broker_ids]
     names = (schema.name for schema in CLUSTER_TABLES)
-    folder = cluster._root / "cluster"
+    folder = cluster.root / "cluster"
     return [*roots, {n: len(list((folder / n / "_delta_log").iterdir())) for n in names}]
 
 
 def wake(cluster: LocalCluster, old: Broker) -> None:
-    """Let a process that fell silent go on, with all that it believes."""
-    cluster._brokers[old.broker_id] = old
-    old.look()
+    """Let a suspended process go on with its old state."""
+    cluster.brokers[old.broker_id] = old
+    old.poll()
     old.heartbeat()
 
 
 class TestTheOlderProcessOfABroker:
     def test_writes_nothing(self, start: Start) -> None:
-        """There is everything to do: records to append, to copy and to truncate, a request to
-        refuse, one to expire, an in-sync set to shrink, a lease to take, a heartbeat due.
+        """The process has records to append, copy and truncate, requests to refuse and to expire,
+        an ISR to shrink, a lease to take, and a heartbeat due.
         """
         cluster = start(0, 1, 2, assignment={0: [0, 1], 1: [1, 0]}, replica_lag_time_max_ms=5000)
         cluster.produce("t", 0, [b"a"], timeout_ms=100)
@@ -103,7 +103,7 @@ class TestTheOlderProcessOfABroker:
     def test_may_be_taken_over_anywhere_in_a_tick(
         self, start: Start, before_rule: BeforeRule, rule: str
     ) -> None:
-        """Whatever it has decided by then: what it writes after that does not land."""
+        """The old process can be replaced before any rule; its writes after that do not land."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -122,13 +122,16 @@ class TestTheOlderProcessOfABroker:
         assert [versions(cluster, 0)] == seen
         cluster.tick_until_idle()
         assert first.response is not None
-        cluster._send_again(first)
+        cluster.retry(first)
         check_at_rest(cluster, "a", "b")
 
     @pytest.mark.parametrize("rule", ["fetch", "follower_high_watermark"])
     def test_may_be_taken_over_anywhere_in_a_followers_tick(
         self, start: Start, before_rule: BeforeRule, rule: str
     ) -> None:
+        """The old process can be replaced before any rule of a follower's tick; then it writes
+        nothing.
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -148,7 +151,9 @@ class TestTheOlderProcessOfABroker:
     def test_answers_nothing_after_it_was_taken_over_in_the_middle_of_a_tick(
         self, start: Start, before_rule: BeforeRule
     ) -> None:
-        """It would refuse, behind its successor's back, what that one appends."""
+        """A process that is replaced during a tick refuses no request, because its successor may
+        append it.
+        """
         cluster = start(0, 1)
         pending = cluster.produce("t", 0, [b"a"], timeout_ms=-1)
         old = take_out(cluster, 0)
@@ -160,7 +165,7 @@ class TestTheOlderProcessOfABroker:
 
 class TestAnOldLeader:
     def test_that_wakes_after_a_failover_commits_nothing(self, start: Start) -> None:
-        """Nobody in the in-sync set reports to its epoch, so its high watermark stands still."""
+        """No ISR member reports under its epoch, so its high watermark does not move."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -180,7 +185,9 @@ class TestAnOldLeader:
     def test_deposed_in_the_middle_of_its_tick_acknowledges_nothing_that_is_lost(
         self, start: Start, before_rule: BeforeRule, rule: str
     ) -> None:
-        """It appends in an epoch that is over, and truncates that when it comes to itself."""
+        """A leader that is deposed during its tick acknowledges none of the records that it
+        truncates later.
+        """
         cluster = start(0, 1, 2)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -208,7 +215,9 @@ class TestAnOldLeader:
     def test_cannot_drop_its_successor_from_the_in_sync_set(
         self, start: Start, before_rule: BeforeRule
     ) -> None:
-        """The partition epoch has moved: alone in the set it would commit what is lost."""
+        """The partition epoch has increased. Alone in the ISR it would commit records that are
+        lost.
+        """
         cluster = start(0, 1, replica_lag_time_max_ms=5000)
         pending = cluster.produce("t", 0, [b"x"])
         cluster.leader_tick(0)
@@ -232,11 +241,13 @@ class TestAFollower:
     def test_does_not_commit_what_it_copied_while_the_leader_changed(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It looks again between the copy and the commit (6.4)."""
+        """A follower reads the metadata again between the copy and the commit, and drops outdated
+        copies (6.4).
+        """
         cluster = start(0, 1, 2)
         cluster.produce("t", 0, [b"x"], acks=1)
         cluster.leader_tick(0)
-        follower = cluster._brokers[2]._followers[0]
+        follower = cluster.brokers[2]._followers[0]
         copy = follower._copier.copy
 
         def slow_copy(copies: list[Copy]) -> list[str | None]:
@@ -251,8 +262,8 @@ class TestAFollower:
         cluster.restart(0)
         check_at_rest(cluster)
 
-    def test_believes_no_row_of_a_leader_that_has_registered_anew(self, start: Start) -> None:
-        """The row bears the epoch, but the process that wrote it is gone."""
+    def test_believes_no_row_of_a_leader_that_has_registered_again(self, start: Start) -> None:
+        """The row has the current epoch, but the process that wrote it has been replaced."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"], acks=1)
         cluster.leader_tick(0)
@@ -265,6 +276,7 @@ class TestAFollower:
 
 class TestAnOldController:
     def test_that_wakes_after_another_took_over_decides_nothing(self, start: Start) -> None:
+        """A suspended controller that was replaced meanwhile decides nothing."""
         cluster = start(0, 1, 2)
         old = take_out(cluster, 0)
         was_controller = old.is_controller
@@ -278,9 +290,11 @@ class TestAnOldController:
     def test_replaced_in_the_middle_of_its_tick_writes_nothing(
         self, start: Start, before_rule: BeforeRule, rule: str
     ) -> None:
-        """It elects from what it saw before; the tables bear a higher controller epoch by now."""
+        """A controller that is replaced during its tick writes nothing: the tables have a higher
+        epoch by then.
+        """
         cluster = start(1, 2, 0)
-        old = next(one for one in cluster._brokers.values() if one.is_controller)
+        old = next(one for one in cluster.brokers.values() if one.is_controller)
         take_out(cluster, old.broker_id)
         dead, next_one = sorted({0, 1, 2} - {old.broker_id})
         cluster.crash(dead)
@@ -299,6 +313,7 @@ class TestAnOldController:
         assert not old.is_controller
 
     def test_does_not_renew_the_lease_of_its_successor(self, start: Start) -> None:
+        """An old controller does not renew the lease of its successor."""
         cluster = start(0, 1, 2)
         old = take_out(cluster, 0)
         cluster.fence(0)
@@ -308,7 +323,9 @@ class TestAnOldController:
         assert rows(cluster, None, CONTROLLER) == lease
 
     def test_that_was_suspended_through_clean_up_renews_no_lease(self, start: Start) -> None:
-        """No commit stands in its way any more; it used to go on in a branch of its own."""
+        """No commit stands in its way after the clean-up; it used to go on in a branch of its
+        own.
+        """
         cluster = start(0, 1, 2)
         old = take_out(cluster, 0)
         cluster.fence(0)
@@ -326,7 +343,7 @@ class TestAnOldController:
     def test_loses_the_race_for_the_tables_without_ending_its_broker(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It takes the lease, falls asleep, and finds the tables fenced by the next one."""
+        """A controller that finds the tables fenced by a newer one goes on as a broker."""
         cluster = start(0, 1, 2)
         cluster.crash(0)
         cluster.clock.advance(cluster.settings.broker_session_timeout_ms + 1)
@@ -350,7 +367,9 @@ class TestAnOldController:
 def during_update(
     monkeypatch: pytest.MonkeyPatch, table: ShardedTable, action: Callable[[], object]
 ) -> None:
-    """Let something happen once, when a change of `table` has loaded it and not yet decided."""
+    """Run an action once, after a change of `table` has loaded it and before the change is
+    decided.
+    """
     change_rows = table.change_rows
     left = [action]
 
@@ -366,15 +385,17 @@ def during_update(
 
 
 class TestAnInSyncSetThatShrinksMeanwhile:
-    """A lost update would put a broker back that has not the record that was committed without it:
-    it would be elected later, and the record be gone.
+    """A lost update would return a broker to the ISR that lacks a record committed without it. A
+    later election of that broker would lose the record.
     """
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
-        """A cluster in which leader 0 of topic t drops broker 2, the controller, when it looks."""
+        """A cluster in which leader 0 of topic t removes broker 2, the controller, at its next
+        tick.
+        """
         cluster = start(2, 0, 1, assignment={0: [0, 2]}, replica_lag_time_max_ms=5000)
-        assert cluster._brokers[2].is_controller
+        assert cluster.brokers[2].is_controller
         cluster.create_topic("u", assignment={0: [1, 0]})
         cluster.tick_until_idle()
         cluster.crash(1)
@@ -390,10 +411,11 @@ class TestAnInSyncSetThatShrinksMeanwhile:
     def test_is_not_overwritten_by_the_controller(
         self, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The controller's update repeats its decision on the shrunk ISR."""
         cluster.elect_leaders("preferred", [("u", 0)])
         cluster.crash(1)
         cluster.restart(1)
-        table = cluster._brokers[2]._controller._cluster.partition_state
+        table = cluster.brokers[2]._controller._cluster.partition_state
         during_update(monkeypatch, table, lambda: cluster.leader_tick(0))
         cluster.controller_tick()
         assert high_watermark(cluster, 0) == 1
@@ -402,18 +424,19 @@ class TestAnInSyncSetThatShrinksMeanwhile:
     def test_is_not_overwritten_by_an_election_by_hand(
         self, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        table = cluster._connection.root.partition_state
+        """An election by an administrator repeats its decision on the shrunk ISR."""
+        table = cluster.connection.root.partition_state
         during_update(monkeypatch, table, lambda: cluster.leader_tick(0))
         cluster.elect_leaders("preferred", [("u", 0)])
         assert high_watermark(cluster, 0) == 1
         assert cluster.partition("t", 0).isr == [0]
 
 
-def test_the_control_tables_of_a_root_bear_the_fence(start: Start) -> None:
+def test_the_control_tables_of_a_root_carry_the_fence(start: Start) -> None:
     """A new process has written its epoch to every table before it reads any (design: fencing)."""
     cluster = start(0)
     epoch = rows(cluster, None, BROKERS)[0]["broker_epoch"]
     for schema in (DELAYED_OPERATIONS, HIGH_WATERMARK_CHECKPOINT):
         assert table(cluster, 0, schema).held_by("broker_epoch") == epoch
-    # Clients write to it, so an epoch there would prove nothing.
+    # Clients write to this table, so an epoch there would prove nothing.
     assert table(cluster, 0, PRODUCE_REQUESTS).held_by("broker_epoch") is None

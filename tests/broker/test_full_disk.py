@@ -1,4 +1,4 @@
-"""A disk that is full: nothing is left behind by attempts, and they become rare."""
+"""A full disk: failed attempts leave no files behind, and their rate decreases."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BIG = os.urandom(1 << 20)
 
 
 def files(cluster: LocalCluster, broker: int) -> set[Path]:
-    return {one for one in (cluster._root / f"broker-{broker}").rglob("*") if one.is_file()}
+    return {one for one in (cluster.root / f"broker-{broker}").rglob("*") if one.is_file()}
 
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many files each copying was asked for."""
+    """The number of files of each call of `ProcessCopier.copy`."""
     asked: list[int] = []
     copy = ProcessCopier.copy
 
@@ -51,7 +51,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_failed_copies_leave_no_file_few_log_lines_and_become_rare(
     start: Callable[..., LocalCluster], copies: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fifteen minutes of ticks, one a second: some thirty attempts a partition, and not 900."""
+    """Fifteen minutes with a tick each second: about 30 attempts per partition, and not 900."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [BIG], acks=1)
     cluster.leader_tick(0)
@@ -73,6 +73,7 @@ def test_failed_copies_leave_no_file_few_log_lines_and_become_rare(
 def test_the_other_partitions_of_a_copy_that_failed_go_on(
     start: Callable[..., LocalCluster],
 ) -> None:
+    """A copy that fails does not delay the other partitions of the same follower."""
     cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
     cluster.produce("t", 0, [BIG], acks=1)
     cluster.produce("t", 1, [b"small"], acks=1)
@@ -85,6 +86,7 @@ def test_the_other_partitions_of_a_copy_that_failed_go_on(
 def test_copies_whose_commit_fails_are_removed(
     start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Copied files are removed if their commit fails."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a"], acks=1)
     cluster.leader_tick(0)
@@ -106,6 +108,7 @@ def test_copies_whose_commit_fails_are_removed(
 def test_merged_batches_whose_commit_fails_are_removed(
     start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Merged files are removed if their commit fails, and a later merge succeeds."""
     cluster = start(0, log_merger_min_lag_ms=0, log_merger_min_batches=2)
     for value in (b"a", b"b"):
         cluster.produce("t", 0, [value])
@@ -130,13 +133,13 @@ def test_merged_batches_whose_commit_fails_are_removed(
 def test_slices_of_a_truncation_whose_commit_fails_are_removed(
     start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that straddles the point is cut, and the rest of it written anew."""
+    """A batch that straddles the truncation point is replaced by its first part, in a new file."""
     cluster = start(0, 1)
     cluster.produce("t", 0, [b"a", b"b"], acks=1)
     cluster.leader_tick(0)
     cluster.follower_tick(1)
-    follower = cluster._brokers[1]._followers[0]
-    key = cluster._connection.metadata().partition("t", 0).key
+    follower = cluster.brokers[1]._followers[0]
+    key = cluster.connection.metadata().partition("t", 0).key
     before = {one for one in files(cluster, 1) if "_inbox" in one.parts}
 
     def full(self: DeltaLog, *_: object, **__: object) -> bool:
@@ -160,6 +163,7 @@ def operation(size: int) -> pa.Table:
 
 
 def test_a_control_tables_file_that_does_not_fit_is_removed(table: ControlTable) -> None:
+    """A control table's data file that does not fit on the disk is removed."""
     folder = Path(table.location.uri)
     with file_size_limit(100_000), pytest.raises(OSError, match="File too large"):
         table.compare_and_set(operation(200_000))
@@ -171,6 +175,8 @@ def test_a_control_tables_file_that_does_not_fit_is_removed(table: ControlTable)
 def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
     table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A control table's data file is removed if its commit does not fit on the disk."""
+
     def full(self: DeltaLog, *_: object, **__: object) -> bool:
         raise OSError(28, "No space left on device")
 
@@ -181,7 +187,9 @@ def test_a_control_tables_file_is_removed_whose_commit_does_not_fit(
 
 
 def test_an_append_of_requests_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    """A request is its commit: the next append lands as the version that the failed one tried."""
+    """A request consists of its commit only: the next append takes the version of the failed
+    one.
+    """
     root = Location.of(str(tmp_path / "root"))
     appends = appending(root)
     folder = Path(root.uri)
@@ -195,6 +203,7 @@ def test_an_append_of_requests_that_does_not_fit_leaves_nothing(tmp_path: Path) 
 
 
 def test_slices_and_merged_batches_that_do_not_fit_are_removed(tmp_path: Path) -> None:
+    """Slices and merged files that do not fit on the disk are removed."""
     log_table = Location.of(str(tmp_path / LOG.name))
     big = batch_of_file(write_file(log_table, [BIG, BIG]))
     following = batch_of_file(write_file(log_table, [BIG]), 2)
@@ -210,6 +219,7 @@ def test_slices_and_merged_batches_that_do_not_fit_are_removed(tmp_path: Path) -
 def test_a_failure_that_goes_on_is_logged_once_and_then_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A repeated failure is logged at its first occurrence, and then once a minute with a count."""
     now = [0.0]
     failures = RepeatedFailures(get_logger("sparklog.test"), lambda: now[0])
     for second in range(REPEATED_EVERY_S * 2 + 1):
@@ -239,10 +249,10 @@ def application(tmp_path: Path) -> Iterator[Application]:
     application.run()
 
 
-def test_a_tick_that_fails_is_tried_less_often_and_told_once(
+def test_a_tick_that_fails_is_tried_less_often_and_logged_once(
     application: Application, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each attempt names another file, so that the texts of the failures differ."""
+    """Each attempt names another file, so the messages of the failures differ."""
     attempts: list[str] = []
 
     refresh = ControlTable.refresh
@@ -263,5 +273,5 @@ def test_a_tick_that_fails_is_tried_less_often_and_told_once(
         "leader_tick",
         "follower_tick",
     ]
-    # Each of the three ticks twice: the time of the third attempt does not come.
+    # Each of the three ticks runs twice: the third attempt is not yet due.
     assert len(attempts) == 6

@@ -1,17 +1,15 @@
-"""Requests in further tables of a broker's inbox, on an object store."""
+"""Requests in further request tables of a broker's inbox, on an object store."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from sparklog.broker.application import Application
-from sparklog.broker.inbox import Inbox
-from sparklog.clients.connection import Connection
-from sparklog.clients.producer import Producer
+from sparklog.broker.leading.inbox import Inbox
+from sparklog.cluster.connection import Connection
 from sparklog.errors import StorageError
 from sparklog.model import PRODUCE_REQUESTS, REQUEST_TABLES
+from sparklog.producer.plain import Producer
 from sparklog.storage import request_appends
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
@@ -21,34 +19,26 @@ from sparklog.storage.request_table import RequestTable
 from sparklog.storage.request_tables import RequestTables
 from tests.jobs.processes import wait_for
 from tests.storage.requests import request
-from tests.storage.test_s3 import Store, pytestmark, store
-from tests.storage.test_store_heartbeats import Cluster
+from tests.storage.test_s3 import pytestmark, store
+from tests.storage.test_store_heartbeats import Cluster, cluster
 
-__all__ = ["pytestmark", "store"]
-
-
-@pytest.fixture
-def cluster(store: Store) -> Iterator[Cluster]:
-    made = Cluster(store)
-    yield made
-    made.application.stop()
-    made.application.run()
+__all__ = ["cluster", "pytestmark", "store"]
 
 
 def root_of(cluster: Cluster) -> Location:
-    """The root of the broker that leads the only partition."""
+    """Return the root of the broker that leads the only partition."""
     return Location.of(f"{cluster.bucket}/broker-0", cluster.options)
 
 
 def compete(cluster: Cluster) -> None:
-    """Append as a producer does that was refused twice; the request itself is not valid."""
+    """Append as a producer does whose append was refused twice; the request itself is not valid."""
     log = DeltaLog(root_of(cluster).child(PRODUCE_REQUESTS.name))
     files = [request_file(request("a", topic_id="none"), 1)]
     log.commit("WRITE", files, user_metadata=told_refusals(2), syncs_files=False)
 
 
 def spread(cluster: Cluster) -> None:
-    """Have the leader's inbox spread, and wait until it has looked into the new tables."""
+    """Make the leader create its further request tables, and wait until it polls them."""
     compete(cluster)
 
     def is_spread() -> bool:
@@ -64,7 +54,7 @@ def inbox(application: Application) -> Inbox:
 
 
 def send(cluster: Cluster, value: bytes) -> int:
-    """Send a record, by which all rounds are made until it is acknowledged; return its offset."""
+    """Send a record, run all rounds until it is acknowledged, and return its offset."""
     connection = Connection(f"{cluster.bucket}/cluster", storage_options=cluster.options)
     with Producer(connection, acks="all") as producer:
         future = producer.send("t", value, partition=0)
@@ -78,7 +68,7 @@ def send(cluster: Cluster, value: bytes) -> int:
 
 
 def test_are_answered_once_and_removed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One table after another; the position of each is in the journal."""
+    """The tables are read one after another; the position in each is in the journal."""
     spread(cluster)
     for number in (3, 0, 7, 3):
         one = REQUEST_TABLES[number : number + 1]
@@ -100,7 +90,7 @@ def test_are_answered_once_and_removed(cluster: Cluster, monkeypatch: pytest.Mon
 def test_are_known_to_be_taken_by_the_next_process(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although they still lie in their tables."""
+    """The requests are still stored in their tables."""
     monkeypatch.setattr(RequestTable, "remove", lambda *_: None)
     spread(cluster)
     monkeypatch.setattr(request_appends, "REQUEST_TABLES", REQUEST_TABLES[5:6])
@@ -110,7 +100,7 @@ def test_are_known_to_be_taken_by_the_next_process(
     before.run()
     cluster.application = Application(before.config, clock=cluster.clock)
     cluster.application.start()
-    assert "a" not in [one["request_id"] for one in inbox(cluster.application).load(0)]
+    assert "a" not in [one.request.request_id for one in inbox(cluster.application).load(0)]
     cluster.application.round()
     assert not inbox(cluster.application).waiting
     assert len(read_requests(root_of(cluster))) == 2
@@ -120,7 +110,7 @@ def test_are_known_to_be_taken_by_the_next_process(
 def test_a_leader_goes_on_where_its_tables_cannot_be_created(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tries once for each time that producers compete."""
+    """The leader tries to create them once each time that producers compete."""
     tried: list[RequestTables] = []
 
     def failing(of: RequestTables) -> list[RequestTable]:

@@ -1,7 +1,7 @@
-"""How work grows with what there is: CPU times of one run against each other, with ample room.
+"""Growth of a broker's work: CPU times of one run compared with each other, with ample tolerance.
 
-Eight times as many partitions take at most 8 times as long where the work is linear, and 64 times
-where it is quadratic.
+Eight times as many partitions take at most 8 times as long if the work is linear, and 64 times as
+long if it is quadratic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sparklog.broker.isr import change_isr
+from sparklog.cluster.isr import change_isr
 from sparklog.model import PARTITION_STATE
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.location import Location
@@ -22,14 +22,14 @@ MOST_TIMES = 24
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """The CPU time of this process that `work` takes, in seconds."""
+    """Return the CPU time of this process that `work` takes, in seconds."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def failover(folder: Path, partitions: int) -> tuple[float, float]:
-    """Let one of three brokers die; return the CPU time of the elections and of the take-over."""
+    """End one of three brokers; return the CPU time of the elections and of the take-over."""
     cluster = LocalCluster(folder, brokers=[0, 1, 2])
     replicas = {n: [n % 3, (n + 1) % 3, (n + 2) % 3] for n in range(partitions)}
     cluster.create_topic("t", assignment=replicas)
@@ -42,16 +42,16 @@ def failover(folder: Path, partitions: int) -> tuple[float, float]:
             cluster.leader_tick(broker)
 
     took = cpu_s(cluster.controller_tick), cpu_s(take_over)
-    states = cluster._connection.metadata().partitions.values()
+    states = cluster.connection.metadata().partitions.values()
     assert len(states) == partitions
     assert all(state.isr == [1, 2] for state in states)
-    led = [len(list(cluster._brokers[broker]._leaders[0].led())) for broker in (1, 2)]
+    led = [len(list(cluster.brokers[broker]._leaders[0].led())) for broker in (1, 2)]
     assert sum(led) == partitions
     return took
 
 
 def test_a_failover_grows_with_the_number_of_partitions(tmp_path: Path) -> None:
-    """Every partition changes its leader or its ISR (7.2, 7.5), each by itself."""
+    """Every partition changes its leader or its ISR (7.2, 7.5), each individually."""
     few = failover(tmp_path / "few", FEW)
     many = failover(tmp_path / "many", MANY)
     for of_few, of_many in zip(few, many, strict=True):
@@ -59,13 +59,13 @@ def test_a_failover_grows_with_the_number_of_partitions(tmp_path: Path) -> None:
 
 
 def test_an_isr_change_of_one_partition_converts_no_other(tmp_path: Path) -> None:
-    """A change that reads and builds every row in Python is slower than reading them is.
+    """A change that reads every row and builds it in Python is slower than reading alone.
 
-    It would lose its compare-and-set to other writers, the more partitions there are.
+    With more partitions it would lose its compare-and-set to other writers more often.
     """
     cluster = LocalCluster(tmp_path, brokers=[0, 1, 2])
     cluster.create_topic("t", assignment={n: [0, 1, 2] for n in range(5000)})
-    states = list(cluster._connection.metadata().partitions.values())
+    states = list(cluster.connection.metadata().partitions.values())
     table = ShardedTable(Location.of(str(tmp_path / "cluster")), PARTITION_STATE)
     rules = DriverRules()
 

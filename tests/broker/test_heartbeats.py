@@ -1,4 +1,4 @@
-"""A broker lives as long as one of its journals goes on; the controller's lease rides along."""
+"""A broker is alive as long as one of its journals has new commits; they also renew the lease."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import structlog
 
+from sparklog import clock
 from sparklog.broker import checkpoints
 from sparklog.broker.broker import Broker
 from sparklog.broker.registration import await_session
 from sparklog.errors import FencedError, ProtocolError
 from sparklog.model import BROKER_TABLES, BROKERS, CLUSTER_TABLES, CONTROLLER, LOG
-from sparklog.storage import delta_log
-from sparklog.storage.delta_log import LOG_VERSION, DeltaLog, newest_version, read_commit
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.storage.commits import LOG_VERSION, read_commit
+from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_log import EMPTY_PER_COMMIT, DeltaLog
+from sparklog.storage.delta_log_files import newest_version
 from sparklog.storage.journal import Renewal, renewal_in
 from sparklog.storage.journal_watch import JournalWatch
 from sparklog.storage.location import Location
@@ -28,18 +33,18 @@ SESSION_MS = 9_000
 
 
 def commits(cluster: LocalCluster) -> dict[str, int]:
-    """The number of commits of every table, by root and name."""
+    """Return the number of commits of every table, by root and name."""
     found = {}
-    for root in ("cluster", *(f"broker-{one}" for one in cluster._all)):
+    for root in ("cluster", *(f"broker-{one}" for one in cluster.broker_ids)):
         tables = CLUSTER_TABLES if root == "cluster" else BROKER_TABLES
         for schema in tables:
-            names = Path(cluster._root, root, schema.name, "_delta_log").glob("*.json")
+            names = Path(cluster.root, root, schema.name, "_delta_log").glob("*.json")
             found[f"{root}/{schema.name}"] = len(list(names))
     return found
 
 
 def new_commits(cluster: LocalCluster, action: Callable[[], object]) -> dict[str, int]:
-    """The commits that an action makes, by root and table."""
+    """Return the commits that an action makes, by root and table."""
     before = commits(cluster)
     action()
     after = commits(cluster)
@@ -57,11 +62,13 @@ def holder(cluster: LocalCluster) -> tuple[int, int]:
 
 
 def log_location(cluster: LocalCluster, broker_id: int) -> Location:
-    return Location.of(str(cluster._root / f"broker-{broker_id}")).child(LOG.name)
+    return Location.of(str(cluster.root / f"broker-{broker_id}")).child(LOG.name)
 
 
 def lose_next_answer(monkeypatch: pytest.MonkeyPatch, log: DeltaLog) -> list[str]:
-    """Let the next commit to a log land, its answer be lost and the log not be readable then."""
+    """Let the next commit to a log land, lose its answer, and make the log unreadable at that
+    time.
+    """
     put, left = log._put, ["put"]
     is_by = log._is_by
 
@@ -86,43 +93,51 @@ def lose_next_answer(monkeypatch: pytest.MonkeyPatch, log: DeltaLog) -> list[str
 
 class TestAHeartbeat:
     def test_of_an_idle_broker_is_one_commit_of_its_journal(self, start: Start) -> None:
-        """It writes nothing in the cluster root, nor does it change a replica."""
+        """The heartbeat of an idle broker is one commit of its journal, without a write to the
+        cluster root.
+        """
         cluster = start(0, 1)
         before = journal(cluster, 1)
-        broker = cluster._brokers[1]
-        broker.look()
+        broker = cluster.brokers[1]
+        broker.poll()
         assert new_commits(cluster, broker.heartbeat) == {"broker-1/log": 1}
         after = journal(cluster, 1)
         assert after.version == before.version + 1
-        assert (after.rows, after.epochs, after.taken) == (before.rows, before.epochs, before.taken)
+        assert (after.rows, after.epochs, after.inbox_positions) == (
+            before.rows,
+            before.epochs,
+            before.inbox_positions,
+        )
         commit = read_commit(log_location(cluster, 1), after.version)
         assert commit is not None
         assert (commit.added, commit.removed, commit.transactions) == ([], [], {})
         assert commit.user_metadata == '{"sparklog":1}'
 
     def test_of_a_busy_broker_is_no_commit(self, start: Start) -> None:
+        """A broker that has committed since its last heartbeat makes no extra commit."""
         cluster = start(0, 1)
         cluster.clock.advance(1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        broker = cluster._brokers[1]
+        broker = cluster.brokers[1]
         assert new_commits(cluster, broker.heartbeat) == {}
         assert new_commits(cluster, broker.heartbeat) == {"broker-1/log": 1}
 
     def test_is_made_where_a_commit_would_count_for_too_long(self, start: Start) -> None:
-        """A commit just after a heartbeat counts until the second one after it."""
+        """A commit just after a heartbeat counts as alive until the second heartbeat after it."""
         cluster = start(0, 1, broker_heartbeat_interval_ms=4_000)
         cluster.clock.advance(1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        assert new_commits(cluster, cluster._brokers[1].heartbeat) == {"broker-1/log": 1}
+        assert new_commits(cluster, cluster.brokers[1].heartbeat) == {"broker-1/log": 1}
 
     def test_of_the_controller_renews_its_lease_beside_other_commits(self, start: Start) -> None:
+        """The controller's heartbeat renews its lease also if the broker has made other commits."""
         cluster = start(0, 1)
         cluster.clock.advance(1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        assert new_commits(cluster, cluster._brokers[0].heartbeat) == {"broker-0/log": 1}
+        assert new_commits(cluster, cluster.brokers[0].heartbeat) == {"broker-0/log": 1}
         version = newest_version(log_location(cluster, 0))
         commit = read_commit(log_location(cluster, 0), version)
         assert commit is not None
@@ -131,17 +146,16 @@ class TestAHeartbeat:
     def test_goes_to_the_next_root_where_the_first_cannot_be_written_to(
         self, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A broker whose first root is not writable commits its heartbeat to the next root."""
         cluster = start(0, 1)
-        first = cluster._brokers[1]
-        settings, clock = first._settings, cluster.clock
         second = Broker(
             7,
-            Location.of(str(cluster._root / "cluster")),
+            Location.of(str(cluster.root / "cluster")),
             [Location.of(str(tmp_path / name)) for name in ("one", "two")],
-            rules=cluster._rules,
-            copier=first._mergers[0]._copier,
-            clock=clock,
-            settings=settings,
+            rules=DriverRules(),
+            copier=ProcessCopier(),
+            clock=cluster.clock,
+            settings=cluster.settings,
         )
 
         def away(*_: Any) -> bool:
@@ -153,11 +167,12 @@ class TestAHeartbeat:
         second.heartbeat()
         assert [log.version for log in logs] == [before[0], before[1] + 1]
         monkeypatch.setattr(logs[1]._log, "_put", away)
-        second.look()
+        second.poll()
         with pytest.raises(OSError, match="the root is away"):
             second.heartbeat()
 
     def test_of_a_process_that_was_replaced_is_fenced(self, start: Start) -> None:
+        """The heartbeat of a replaced process raises `FencedError` and commits nothing."""
         cluster = start(0, 1)
         old = take_out(cluster, 1)
         old._heartbeats.note()
@@ -170,6 +185,7 @@ class TestAHeartbeat:
     def test_whose_answer_was_lost_is_fenced_by_the_process_that_came_next(
         self, start: Start
     ) -> None:
+        """After a heartbeat with a lost answer, the replaced process finds that it is fenced."""
         cluster = start(0, 1)
         old = take_out(cluster, 1)
         old._heartbeats.note()
@@ -179,13 +195,13 @@ class TestAHeartbeat:
             old.heartbeat()
 
     def test_beside_another_tools_commit_leaves_it_to_the_next_tick(self, start: Start) -> None:
-        """A step that goes on must not see the index change."""
+        """The index must not change during a step."""
         cluster = start(0, 1)
-        broker = cluster._brokers[1]
+        broker = cluster.brokers[1]
         log = broker._roots[0].log
         other = DeltaLog(log.location)
         assert other.commit("OPTIMIZE")
-        broker.look()
+        broker.poll()
         version = log.version
         broker.heartbeat()
         assert log.version == version
@@ -196,18 +212,19 @@ class TestAHeartbeat:
 
 
 class TestBesideATick:
-    """A heartbeat while a tick of the same broker goes on, which may take minutes."""
+    """A heartbeat during a tick of the same broker, which may take minutes."""
 
     def test_the_tick_commits_after_it(
         self, start: Start, before_rule: Callable[[str, Callable[[], object]], None]
     ) -> None:
+        """A tick commits after a heartbeat that was made during the tick."""
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         pending = cluster.produce("t", 0, [b"a"], acks=1)
         made: list[dict[str, int]] = []
 
         def beat() -> None:
-            broker.look()
+            broker.poll()
             made.append(new_commits(cluster, broker.heartbeat))
 
         before_rule("request_errors", beat)
@@ -223,9 +240,9 @@ class TestBesideATick:
         before_rule: Callable[[str, Callable[[], object]], None],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Its commit is found in the way, is known by its id, and stepped over."""
+        """The heartbeat's commit has taken the version; it is recognised by its id and skipped."""
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         log = broker._roots[0].log
         pending = cluster.produce("t", 0, [b"a"], acks=1)
         version = log.version
@@ -248,10 +265,11 @@ class TestBesideATick:
     def test_the_next_heartbeat_steps_over_one_whose_answer_was_lost(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A heartbeat whose answer was lost is skipped by the next one."""
         cluster = start(0, 1)
-        broker = cluster._brokers[1]
+        broker = cluster.brokers[1]
         log = broker._roots[0].log
-        broker.look()
+        broker.poll()
         version, content = log.version, log.content_version
         lose_next_answer(monkeypatch, log._log)
         with pytest.raises(OSError, match="the log is away"):
@@ -263,9 +281,9 @@ class TestBesideATick:
     def test_a_step_whose_answer_was_lost_is_left_to_the_next_tick(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The heartbeat neither goes past it nor takes its batches into the index."""
+        """The heartbeat neither commits after it nor takes its batches into the index."""
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         log = broker._roots[0].log
         pending = cluster.produce("t", 0, [b"a"], acks=1)
         version = log.version
@@ -276,26 +294,28 @@ class TestBesideATick:
         assert (log.version, log.is_uncertain) == (version, True)
         cluster.leader_tick(0)
         assert error(pending) == "NONE"
-        broker.look()
+        broker.poll()
         assert new_commits(cluster, broker.heartbeat) == {"broker-0/log": 1}
         check_at_rest(cluster, "a")
 
     def test_a_step_that_failed_leaves_its_version_to_the_heartbeat(self, start: Start) -> None:
+        """A heartbeat takes the version of a step whose commit failed."""
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         pending = cluster.produce("t", 0, [b"a"], acks=1)
         broker._roots[0].log._log.is_uncertain = True
-        broker.look()
+        broker.poll()
         assert new_commits(cluster, broker.heartbeat) == {"broker-0/log": 1}
         cluster.leader_tick(0)
         assert error(pending) == "NONE"
         check_at_rest(cluster, "a")
 
     def test_ticks_and_heartbeats_alone_come_to_rest(self, start: Start) -> None:
+        """After two heartbeats of each broker an idle cluster makes no further commits."""
         cluster = start(0, 1, 2)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        for broker in cluster._brokers.values():
+        for broker in cluster.brokers.values():
             broker.heartbeat()
             broker.heartbeat()
         reports = [cluster.controller_tick()]
@@ -306,7 +326,7 @@ class TestBesideATick:
 
 class TestSilence:
     def test_a_broker_that_only_heartbeats_is_not_fenced(self, start: Start) -> None:
-        """Its row stays as it is."""
+        """A broker that makes only heartbeats stays alive, and its row does not change."""
         cluster = start(0, 1)
         before = rows(cluster, None, BROKERS)
         for _ in range(3):
@@ -317,11 +337,11 @@ class TestSilence:
         assert [row["state"] for row in after] == ["alive", "alive"]
 
     def test_an_unreadable_root_shows_no_sign_of_life(self, start: Start) -> None:
-        """The others are observed all the same, and it is logged once."""
+        """The other brokers are observed all the same, and the failure is logged once."""
         cluster = start(0, 1, 2, assignment={0: [0, 2]})
-        root = cluster._root / "broker-1"
-        shutil.move(root, cluster._root / "away")
-        cluster._brokers[1].is_paused = True
+        root = cluster.root / "broker-1"
+        shutil.move(root, cluster.root / "away")
+        cluster.brokers[1].is_paused = True
         with structlog.testing.capture_logs() as logs:
             cluster.clock.advance(SESSION_MS)
             cluster.controller_tick()
@@ -333,30 +353,32 @@ class TestSilence:
         told = [one for one in logs if one["event"] == "journal not readable"]
         assert [one["broker"] for one in told] == [1] * len(told)
         assert len(told) <= 2
-        shutil.move(cluster._root / "away", root)
+        shutil.move(cluster.root / "away", root)
         cluster.resume(1)
         assert state_of(cluster, 1) == "alive"
 
     def test_a_fenced_broker_that_goes_on_is_alive_again(self, start: Start) -> None:
+        """A fenced broker whose journal goes on becomes alive again."""
         cluster = start(0, 1)
         cluster.pause(1)
         cluster.fence(1)
         assert state_of(cluster, 1) == "fenced"
         cluster.resume(1)
         assert state_of(cluster, 1) == "alive"
-        assert new_commits(cluster, cluster._brokers[1].heartbeat) == {"broker-1/log": 1}
+        assert new_commits(cluster, cluster.brokers[1].heartbeat) == {"broker-1/log": 1}
 
     def test_a_starting_broker_finds_the_process_that_only_heartbeats(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A starting broker detects a process of the same id that makes only heartbeats."""
         cluster = start(0, 1)
-        monkeypatch.setattr("sparklog.broker.registration._WATCH_SECONDS", 0.0)
+        monkeypatch.setattr("sparklog.broker.registration._WATCH_MS", 0)
         brokers = table(cluster, None, BROKERS)
         refresh, looks = brokers.refresh, [0]
 
         def meanwhile() -> bool:
             looks[0] += 1
-            cluster._brokers[1].heartbeat()
+            cluster.brokers[1].heartbeat()
             assert looks[0] < 10
             return refresh()
 
@@ -367,6 +389,9 @@ class TestSilence:
 
 class TestTheLease:
     def test_is_renewed_without_a_commit_of_its_table(self, start: Start) -> None:
+        """The lease is renewed by commits of the holder's journal, without a commit of its
+        table.
+        """
         cluster = start(0, 1)
         before = table(cluster, None, CONTROLLER).version
         for _ in range(3):
@@ -376,19 +401,23 @@ class TestTheLease:
         assert table(cluster, None, CONTROLLER).version == before
 
     def test_lapses_where_the_holder_lives_without_renewing_it(self, start: Start) -> None:
-        """As where its controller ticks fail for longer than a session."""
+        """The lease lapses if the holder does not renew it, for example because its controller
+        ticks fail.
+        """
         cluster = start(0, 1)
         old = take_out(cluster, 0)
         for _ in range(3):
             cluster.clock.advance(SESSION_MS // 2)
             old.heartbeat_without_lease()
-            cluster._brokers[1].look()
+            cluster.brokers[1].poll()
             cluster.controller_tick()
         assert holder(cluster) == (1, 2)
         assert state_of(cluster, 0) == "alive"
 
     def test_is_not_renewed_by_one_that_lost_it_while_it_was_suspended(self, start: Start) -> None:
-        """It lives on as a broker, and its heartbeat says nothing about the lease."""
+        """A process that lost the lease during a suspension stays alive as a broker and does not
+        renew it.
+        """
         cluster = start(0, 1)
         old = take_out(cluster, 0)
         cluster.fence(0)
@@ -403,10 +432,10 @@ class TestTheLease:
     def test_is_not_renewed_where_its_table_cannot_be_read(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The broker lives all the same."""
+        """The broker is alive all the same."""
         cluster = start(0, 1)
-        broker = cluster._brokers[0]
-        broker.look()
+        broker = cluster.brokers[0]
+        broker.poll()
 
         def away() -> bool:
             raise OSError("the table is away")
@@ -422,6 +451,7 @@ class TestTheLease:
 
 class TestCheckpoints:
     def test_are_not_written_for_heartbeats(self, start: Start) -> None:
+        """Heartbeats alone cause no checkpoints."""
         cluster = start(0, 1, assignment={0: [0]})
         cluster.tick_until_idle()
         cluster.clock.advance(5_000)
@@ -437,18 +467,20 @@ class TestCheckpoints:
     def test_and_a_clean_up_come_after_many_heartbeats(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Five times as many as commits with content, so that opening the journal stays cheap."""
+        """The limit is five times that of commits with content, so that opening the journal stays
+        cheap.
+        """
         monkeypatch.setattr(checkpoints, "MOST_COMMITS", 2)
         cluster = start(0, 1, assignment={0: [0]})
         cluster.clock.advance(5_000)
         cluster.tick_until_idle()
-        broker = cluster._brokers[0]
+        broker = cluster.brokers[0]
         monkeypatch.setattr(broker._roots[0].log._log, "checkpoint_interval", 2)
         broker._roots[0].log.write_due_checkpoint()
-        delta_log.await_checkpoints()
+        await_checkpoints()
 
         def idle() -> None:
-            for _ in range(delta_log.EMPTY_PER_COMMIT):
+            for _ in range(EMPTY_PER_COMMIT):
                 broker.heartbeat()
             cluster.leader_tick(0)
 
@@ -464,16 +496,16 @@ class TestCheckpoints:
         written = [one for one in made if len(one) > 1]
         assert 1 <= len(written) <= 2
         assert all(one[name] == 1 for one in written for name in tables)
-        delta_log.await_checkpoints()
+        await_checkpoints()
         names = Path(log_location(cluster, 0).uri, "_delta_log").glob("*.checkpoint.parquet")
         assert list(names)
 
     def test_all_name_one_version_before_the_log_is_cleaned_up(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A reader needs the commits after the oldest of them; here only the rows change."""
+        """A reader needs the commits after the oldest checkpoint; here only the rows change."""
         cluster = start(0, 1)
-        log = cluster._brokers[0]._roots[0].log
+        log = cluster.brokers[0]._roots[0].log
         monkeypatch.setattr(log._log, "checkpoint_interval", 10)
         described: list[set[int | None]] = []
         write_checkpoint = log.write_due_checkpoint
@@ -482,7 +514,7 @@ class TestCheckpoints:
             described.append({one.held_by(LOG_VERSION) for one in root.checkpoints})
             write_checkpoint()
 
-        root = cluster._brokers[0]._roots[0]
+        root = cluster.brokers[0]._roots[0]
         monkeypatch.setattr(log, "write_due_checkpoint", noted)
         for number in range(8):
             cluster.produce("t", 0, [b"%d" % number])
@@ -492,8 +524,9 @@ class TestCheckpoints:
         assert [len(versions) for versions in described] == [1] * len(described)
 
     def test_are_written_at_a_clean_stop_only_where_there_is_news(self, start: Start) -> None:
+        """A clean stop writes only the checkpoints whose content has changed."""
         cluster = start(0, 1, assignment={0: [0]})
-        broker = cluster._brokers[1]
+        broker = cluster.brokers[1]
         broker._write_checkpoints()
         broker.heartbeat()
         broker.heartbeat()
@@ -501,9 +534,10 @@ class TestCheckpoints:
 
 
 class TestVersionsOfLogs:
-    """`log_version` in `brokers`, by which a root is recognised that was restored as a whole."""
+    """`log_version` in `brokers`, by which the restoration of a complete root is detected."""
 
     def test_are_committed_once_a_minute_for_all_brokers(self, start: Start) -> None:
+        """The versions of all brokers' logs are committed once a minute, in one commit."""
         cluster = start(0, 1, 2)
         controller = table(cluster, None, BROKERS)
         before = controller.version
@@ -523,13 +557,13 @@ class TestVersionsOfLogs:
 
     @pytest.mark.parametrize("is_fenced", [True, False])
     def test_show_that_a_whole_root_was_restored(self, start: Start, *, is_fenced: bool) -> None:
-        """To a moment before the broker was fenced, or before the last full minute."""
+        """The copy is from before the broker was fenced, or from before the last full minute."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        root = cluster._root / "broker-1"
-        shutil.copytree(root, cluster._root / "copy")
-        # Nothing but heartbeats: no other replica knows more than the copy.
+        root = cluster.root / "broker-1"
+        shutil.copytree(root, cluster.root / "copy")
+        # There are only heartbeats: no other replica has more records than the copy.
         for _ in range(3):
             cluster.clock.advance(1_000)
         if is_fenced:
@@ -540,12 +574,13 @@ class TestVersionsOfLogs:
             cluster.controller_tick()
             cluster.crash(1)
         shutil.rmtree(root)
-        shutil.move(cluster._root / "copy", root)
+        shutil.move(cluster.root / "copy", root)
         cluster.restart(1)
         assert cluster.partition("t", 0).isr == [0]
         check_at_rest(cluster, "a")
 
     def test_never_decrease(self, start: Start) -> None:
+        """A log version in `brokers` never decreases."""
         cluster = start(0, 1)
         cluster.clock.advance(60_000)
         brokers = table(cluster, None, BROKERS)
@@ -558,11 +593,12 @@ class TestVersionsOfLogs:
 
 
 class TestAWatch:
-    """A `JournalWatch`, which follows the versions of a journal and nothing else."""
+    """A `JournalWatch` follows the versions of a journal and nothing else."""
 
     def test_sees_versions_and_renewals(self, start: Start) -> None:
+        """A watch reports the newest version and the newest renewal of the lease."""
         cluster = start(0, 1)
-        watch = JournalWatch(Location.of(str(cluster._root / "broker-0")))
+        watch = JournalWatch(Location.of(str(cluster.root / "broker-0")))
         version = watch.version
         assert watch.renewal is None
         cluster.clock.advance(1)
@@ -573,9 +609,9 @@ class TestAWatch:
         assert watch.renewal == Renewal(1, version + 1)
 
     def test_goes_past_a_damaged_commit(self, start: Start) -> None:
-        """The journal goes on; its content is the business of those who read it."""
+        """The journal goes on; only its readers report the damaged content."""
         cluster = start(0, 1)
-        watch = JournalWatch(Location.of(str(cluster._root / "broker-1")))
+        watch = JournalWatch(Location.of(str(cluster.root / "broker-1")))
         cluster.clock.advance(1)
         path = Path(log_location(cluster, 1).uri, f"_delta_log/{watch.version + 1:020}.json")
         path.write_text("{")
@@ -586,8 +622,11 @@ class TestAWatch:
     def test_goes_past_commits_that_were_cleaned_up(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """After 60 s a watch finds the newest version although the commits in between were cleaned
+        up.
+        """
         cluster = start(0, 1)
-        watch = JournalWatch(Location.of(str(cluster._root / "broker-1")))
+        watch = JournalWatch(Location.of(str(cluster.root / "broker-1")))
         for _ in range(4):
             cluster.clock.advance(1)
         folder = Path(log_location(cluster, 1).uri, "_delta_log")
@@ -596,7 +635,7 @@ class TestAWatch:
         version = watch.version
         watch.refresh()
         assert watch.version == version
-        system, monotonic = delta_log.clocks()
-        monkeypatch.setattr(delta_log, "clocks", lambda: (system + 61, monotonic))
+        system, monotonic = clock.clocks()
+        monkeypatch.setattr(clock, "clocks", lambda: (system + 61, monotonic))
         watch.refresh()
         assert watch.version == version + 4

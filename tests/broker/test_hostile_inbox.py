@@ -1,7 +1,8 @@
-"""Commits to `produce_requests` that no honest client writes: none of them stops its broker.
+"""Commits to `produce_requests` that no correct client makes: none of them stops its broker.
 
-Every client may append to the table, so each commit, checkpoint and folder of it may be anything.
-The broker goes on in its next tick and starts again, and honest clients are served afterwards.
+Every client may append to the table, so each commit, checkpoint and folder of it may have any
+content. The broker goes on in its next tick and can be restarted, and correct clients are served
+afterwards.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ ATTACKS: dict[str, Attack] = {
 
 @pytest.fixture
 def cluster(start: Callable[..., LocalCluster]) -> LocalCluster:
-    """One broker with the topic `t` and a record, whose request has been dealt with."""
+    """A broker with the topic `t` and a record, whose request has been handled."""
     cluster = start(0)
     cluster.produce("t", 0, [b"before"], acks=1)
     cluster.leader_tick(0)
@@ -187,11 +188,11 @@ def cluster(start: Callable[..., LocalCluster]) -> LocalCluster:
 
 
 def table_of(cluster: LocalCluster) -> Path:
-    return Path(cluster._root) / "broker-0" / "produce_requests"
+    return Path(cluster.root) / "broker-0" / "produce_requests"
 
 
 def check_served(cluster: LocalCluster) -> None:
-    """An honest request is answered, the broker comes to rest, and Delta can read the table."""
+    """A valid request is answered, the broker becomes idle, and Delta can read the table."""
     pending = cluster.produce("t", 0, [b"after"], acks=1)
     cluster.tick_until_idle()
     assert error(pending) == "NONE"
@@ -208,11 +209,12 @@ NOTICED_AT_START = {name for name in ATTACKS if "checkpoint that" in name} | {
     "the last version there can be",
     "the first commit changed",
 }
-"""Attacks on parts of the log that a broker has read already, or reads only when it starts."""
+"""Attacks on parts of the log that a broker has already read, or reads only at its start."""
 
 
 @pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - NOTICED_AT_START))
 def test_a_tick_goes_on_after(cluster: LocalCluster, attack: str) -> None:
+    """A broker's ticks go on after an attack on its request table."""
     waiting = cluster.produce("t", 0, [b"waiting"], acks=1)
     ATTACKS[attack](table_of(cluster))
     cluster.tick_until_idle()
@@ -223,6 +225,7 @@ def test_a_tick_goes_on_after(cluster: LocalCluster, attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_broker_starts_after(cluster: LocalCluster, attack: str) -> None:
+    """A broker starts after an attack on its request table."""
     cluster.crash(0)
     ATTACKS[attack](table_of(cluster))
     cluster.restart(0)
@@ -231,7 +234,7 @@ def test_a_broker_starts_after(cluster: LocalCluster, attack: str) -> None:
 
 
 def test_the_sound_actions_of_a_damaged_commit_count(cluster: LocalCluster) -> None:
-    """A broker that takes the fence of its tables is not the only reader of the commit."""
+    """A broker that fences its tables is not the only reader of the commit."""
     table = table_of(cluster)
     pending = cluster.produce("t", 0, [b"after"], acks=1)
     commit = table / "_delta_log" / f"{newest(table):020}.json"
@@ -246,7 +249,7 @@ def test_the_sound_actions_of_a_damaged_commit_count(cluster: LocalCluster) -> N
 def test_a_broker_does_not_recreate_the_table_in_a_root_that_is_gone(
     cluster: LocalCluster,
 ) -> None:
-    """A mount point without its file system is not the place for a new table."""
+    """A mount point whose file system is missing is not the place for a new table."""
     shutil.rmtree(table_of(cluster).parent)
     with pytest.raises(Exception, match=r"broker-0/"):
         cluster.leader_tick(0)

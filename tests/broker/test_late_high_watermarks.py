@@ -1,4 +1,6 @@
-"""High watermarks of followers on an object store, where a commit for them alone is a request."""
+"""High watermarks of followers on an object store, where a commit for them alone costs a
+request.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.clients.connection import Connection
-from sparklog.clients.producer import Producer
+from sparklog.cluster.connection import Connection
 from sparklog.config import Settings
+from sparklog.producer.plain import Producer
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from tests.storage.test_s3 import Store, pytestmark, store
@@ -28,7 +30,7 @@ def producer(cluster: Cluster) -> Iterator[Producer]:
 
 
 def send(cluster: Cluster, producer: Producer) -> None:
-    """Send a record, and make rounds until it is acknowledged and nothing is left to do."""
+    """Send a record, and run rounds until it is acknowledged and the cluster is idle."""
     future = producer.send("t", b"a")
     is_changed = True
     while is_changed or not future.done():
@@ -42,6 +44,7 @@ def high_watermark(cluster: Cluster, broker: int) -> int:
 
 
 def test_one_alone_is_committed_two_ticks_later(cluster: Cluster, producer: Producer) -> None:
+    """A high watermark without any other change is committed two ticks later."""
     send(cluster, producer)
     version = cluster.version(FOLLOWER)
     assert (high_watermark(cluster, LEADER), high_watermark(cluster, FOLLOWER)) == (1, 0)
@@ -56,7 +59,7 @@ def test_one_alone_is_committed_two_ticks_later(cluster: Cluster, producer: Prod
 
 
 def test_it_rides_along_with_the_next_batch(cluster: Cluster, producer: Producer) -> None:
-    """Each request costs a follower one commit."""
+    """A record costs a follower one commit."""
     send(cluster, producer)
     version = cluster.version(FOLLOWER)
     for number in range(3):
@@ -67,6 +70,7 @@ def test_it_rides_along_with_the_next_batch(cluster: Cluster, producer: Producer
 
 
 def test_a_scheduled_run_leaves_none_behind(cluster: Cluster, producer: Producer) -> None:
+    """A scheduled run commits the last high watermark before it ends."""
     send(cluster, producer)
     while cluster.application.round(to_end=True).changed:
         pass

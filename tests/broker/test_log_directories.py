@@ -1,4 +1,4 @@
-"""A broker's log directories: known by their ids, in any order, each folder once."""
+"""A broker's log directories: identified by their ids, in any order, each folder at most once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.application import Application
-from sparklog.broker.broker import Broker, round_of_ticks
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import ProduceClient, RequestedBatch
+from sparklog.broker.broker import Broker
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, Settings, parse
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import new_batch_path
+from sparklog.producer.produce_requests import ProduceClient, RequestedBatch
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import ManualClock
+from sparklog.testing.local_cluster import round_of_ticks
 
 
 class Brokers:
@@ -67,7 +68,7 @@ class Brokers:
         return pending.response.error
 
     def values(self, name: str, topic: str) -> dict[int, list[bytes | None]]:
-        """Return the values in one log directory by partition."""
+        """Return the values in one log directory, by partition."""
         log = RecordLog(Location.of(str(self.folder / name)))
         topic_id = self.connection.metadata().topic(topic).topic_id
         return {
@@ -88,7 +89,7 @@ class Brokers:
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Brokers:
-    """Partitions 0 and 1 of `t` are in broker 0's log directories a and b."""
+    """Broker 0 stores partition 0 of `t` in log directory a, and partition 1 in b."""
     brokers = Brokers(tmp_path)
     Admin(brokers.connection).create_topic("t", assignment={0: [0, 1], 1: [0, 1]})
     brokers.idle()
@@ -99,7 +100,7 @@ def brokers(tmp_path: Path) -> Brokers:
 
 
 def check_whole(brokers: Brokers) -> None:
-    """Every replica is in sync, is where it was, and takes records."""
+    """Check that every replica is in sync, is in its previous directory, and accepts records."""
     assert brokers.isr("t") == {0: [0, 1], 1: [0, 1]}
     assert brokers.produce("t", 0, b"more") == brokers.produce("t", 1, b"more") == "NONE"
     assert brokers.values("a", "t").keys() == {0}
@@ -110,12 +111,14 @@ def check_whole(brokers: Brokers) -> None:
 
 
 def test_log_directories_may_be_listed_in_another_order(brokers: Brokers) -> None:
+    """A restarted broker finds its replicas if its log directories are listed in another order."""
     for names in (("b", "a"), ("a", "b"), ("b", "a")):
         brokers.restart(*names)
         check_whole(brokers)
 
 
 def test_a_log_directory_may_be_moved_to_another_path(brokers: Brokers, tmp_path: Path) -> None:
+    """A restarted broker finds its replicas if a log directory was moved to another path."""
     brokers.running[0].stop()
     shutil.move(tmp_path / "b", tmp_path / "moved")
     brokers.running[0] = brokers.start(0, "moved", "a")
@@ -126,6 +129,7 @@ def test_a_log_directory_may_be_moved_to_another_path(brokers: Brokers, tmp_path
 
 @pytest.mark.parametrize("names", [("a", "b", "new"), ("new", "b", "a")])
 def test_a_log_directory_may_be_added(brokers: Brokers, names: tuple[str, ...]) -> None:
+    """A restarted broker assigns new replicas to an added log directory and keeps the others."""
     brokers.restart(*names)
     check_whole(brokers)
     Admin(brokers.connection).create_topic("u", assignment={0: [0], 1: [0], 2: [0]})
@@ -136,7 +140,9 @@ def test_a_log_directory_may_be_added(brokers: Brokers, names: tuple[str, ...]) 
 
 
 def test_a_log_directory_that_is_left_out_costs_its_own_replicas(brokers: Brokers) -> None:
-    """They are offline on this broker, and in sync again when it is listed again."""
+    """The replicas are offline on this broker, and in sync again once the directory is listed
+    again.
+    """
     for names, isr in ((("b",), [1]), (("b", "a"), [0, 1]), (("b",), [1])):
         brokers.restart(*names)
         assert brokers.isr("t") == {0: isr, 1: [0, 1]}
@@ -152,7 +158,7 @@ def test_a_log_directory_that_is_left_out_costs_its_own_replicas(brokers: Broker
 def test_a_new_log_directory_takes_the_replicas_of_one_that_was_lost(
     brokers: Brokers, tmp_path: Path
 ) -> None:
-    """The number of the lost one is free; its replicas are copied again."""
+    """The lost directory's number is free; its replicas are copied again."""
     brokers.running[0].stop()
     shutil.rmtree(tmp_path / "a")
     brokers.running[0] = brokers.start(0, "new", "b")
@@ -163,13 +169,16 @@ def test_a_new_log_directory_takes_the_replicas_of_one_that_was_lost(
 
 
 class TestOneFolderTwice:
-    """Refused in one sentence before anything is created, also where the folder does not exist."""
+    """The start is refused in one sentence before anything is created, also if the folder is
+    missing.
+    """
 
     @pytest.mark.parametrize("exists", [True, False])
     @pytest.mark.parametrize("second", ["link", "below/link/../a", "a/", "{cwd}a", "x/../a"])
     def test_by_another_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str, exists: bool
     ) -> None:
+        """One folder under two names in log.dirs is refused."""
         monkeypatch.chdir(tmp_path)
         (tmp_path / "below" / "link").mkdir(parents=True)
         (tmp_path / "below" / "a").symlink_to(tmp_path / "a")
@@ -187,6 +196,7 @@ class TestOneFolderTwice:
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_as_cluster_root_or_of_two_brokers(self, tmp_path: Path) -> None:
+        """A log directory that is the cluster root or belongs to two brokers is refused."""
         (tmp_path / "link").symlink_to(tmp_path / "cluster")
         for cluster_root, log_dirs in (("cluster", ["a", "link"]), ("c", ["link", "cluster"])):
             values = {
@@ -201,7 +211,7 @@ class TestOneFolderTwice:
         assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
     def test_as_a_copy(self, brokers: Brokers, tmp_path: Path) -> None:
-        """A copy has the id of the directory that it was made of."""
+        """A copy has the id of the original directory."""
         brokers.running[0].stop()
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         with pytest.raises(

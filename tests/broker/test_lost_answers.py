@@ -1,8 +1,8 @@
-"""Commits whose answer is lost: the commit landed, and the process that made it is told otherwise.
+"""Commits whose answer is lost: the commit landed, but its process gets an error.
 
 A conditional PUT that is repeated after its answer was lost is refused because of itself, and so is
-link() on a network file system. Over S3 such answers left wrong epoch histories on every broker,
-and one lost answer, an election and a failed copy erased acknowledged records from all replicas.
+link() on a network file system. Over S3 such answers left wrong epoch histories on every broker.
+One lost answer, an election and a failed copy erased acknowledged records from all replicas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LosingAnswers(local_files.LocalFiles):
     """Loses the answer of the commit number `lost` to one of `tables`; counts from 0.
 
     `way`: "exists" (refused because of itself), "error" (an I/O error after it landed), "unread"
-    (an I/O error, and it cannot be read back at once either), "failed" (an I/O error before).
+    (an I/O error, and the commit cannot be read back at once), "failed" (an I/O error before).
     """
 
     def __init__(self, tables: tuple[str, ...], lost: int, way: str) -> None:
@@ -78,7 +78,7 @@ Lose = Callable[[tuple[str, ...], int, str], LosingAnswers]
 
 
 def idle(cluster: LocalCluster) -> None:
-    """Tick until idle, as an application does: a tick that fails is done again."""
+    """Tick until idle, as an application does: a tick that fails is repeated."""
     for _ in range(5):
         with suppress(OSError, StorageError, DeltaError):
             cluster.tick_until_idle()
@@ -87,7 +87,9 @@ def idle(cluster: LocalCluster) -> None:
 
 
 def story(cluster: LocalCluster) -> list[str]:
-    """A failover and a returning leader, with records in each epoch; return what was told."""
+    """A failover and a returning leader, with a record in each epoch; return the acknowledged
+    values.
+    """
     told = []
 
     def send(value: str) -> None:
@@ -104,7 +106,7 @@ def story(cluster: LocalCluster) -> list[str]:
     send("m1")
     with suppress(OSError, StorageError, DeltaError):
         cluster.restart(0)
-    if 0 not in cluster._brokers:
+    if 0 not in cluster.brokers:
         cluster.restart(0)
     idle(cluster)
     send("m2")
@@ -148,10 +150,11 @@ WAYS = ("exists", "error", "unread", "failed")
 def test_no_commit_of_any_role_loses_or_repeats_a_record(
     tmp_path: Path, lose: Lose, tables: str, way: str
 ) -> None:
-    """Each commit of the story in turn: appends, copies, truncations, fences, elections."""
+    """Each commit of the scenario in turn: appends, copies, truncations, fences, elections."""
     if tables == "requests" and way in ("unread", "failed"):
         pytest.skip("the client's own send fails then, which is told to the caller")
-    # Every commit to a log by one of the ways, and a sample of the others, which are many.
+    # Each commit to a log is lost in one of the ways; of the other commits, which are many, a
+    # sample.
     number, of_story = WAYS.index(way), len(WAYS)
     step = len(WAYS) if tables == "log" else 5 * len(WAYS)
     while number < of_story:
@@ -171,7 +174,7 @@ def test_no_commit_of_any_role_loses_or_repeats_a_record(
 def test_a_clean_stop_after_a_lost_answer_marks_the_log_as_it_is(
     tmp_path: Path, lose: Lose, stop: Callable[[Broker], None]
 ) -> None:
-    """The mark left the commit out, and the last in-sync replica counted as restored."""
+    """The mark used to omit the commit, so the last in-sync replica counted as restored."""
     cluster = LocalCluster(tmp_path, brokers=[0])
     cluster.create_topic("t", assignment={0: [0]})
     cluster.tick_until_idle()
@@ -179,7 +182,7 @@ def test_a_clean_stop_after_a_lost_answer_marks_the_log_as_it_is(
     lose(("log",), 0, "unread")
     with pytest.raises(OSError, match="not readable now"):
         cluster.leader_tick(0)
-    stop(cluster._brokers[0])
+    stop(cluster.brokers[0])
     cluster.crash(0)
     cluster.restart(0)
     assert cluster.partition("t", 0).isr == [0]
@@ -190,6 +193,7 @@ def test_a_clean_stop_after_a_lost_answer_marks_the_log_as_it_is(
 def test_a_stop_without_an_answer_about_the_log_leaves_no_mark(
     tmp_path: Path, lose: Lose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A stop marks no clean stop if the log cannot be read after a lost answer."""
     cluster = LocalCluster(tmp_path, brokers=[0])
     cluster.create_topic("t", assignment={0: [0]})
     cluster.tick_until_idle()
@@ -203,7 +207,7 @@ def test_a_stop_without_an_answer_about_the_log_leaves_no_mark(
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordLog, "refresh", unreadable)
-        cluster._brokers[0].park()
+        cluster.brokers[0].park()
     [row] = rows(cluster, None, BROKERS)
     assert (row["state"], row["log_digest"]) == ("parked", None)
     cluster.crash(0)
@@ -212,7 +216,7 @@ def test_a_stop_without_an_answer_about_the_log_leaves_no_mark(
 
 
 class HeldBack(local_files.LocalFiles):
-    """Holds back one commit of the log, as a store does that carries a request out later."""
+    """Delays one commit of the log, as a store does that executes a request late."""
 
     def __init__(self) -> None:
         self.held: tuple[bytes, str] | None = None
@@ -224,7 +228,7 @@ class HeldBack(local_files.LocalFiles):
         os.link(source, target)
 
     def land(self) -> bool:
-        """Carry the commit out now; return whether its version was free."""
+        """Execute the commit now; return whether its version was free."""
         assert self.held is not None
         content, target = self.held
         try:
@@ -238,12 +242,14 @@ class HeldBack(local_files.LocalFiles):
 def test_a_commit_that_may_still_land_loses_its_version_before_anything_is_decided(
     start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a tick that has nothing to commit: what the commit says may be wrong by then (10.6).
+    """A tick takes the version of an uncertain commit first, also if it has nothing to commit
+    (10.6).
 
-    A leader that changed the ISR meanwhile found a high watermark of the earlier ISR in its log.
+    The pending commit may be outdated by then: a leader that had changed the ISR found a high
+    watermark of the earlier ISR in its log.
     """
     cluster = start(0, 1)
-    replicas = cluster._brokers[0]._replicas[0]
+    replicas = cluster.brokers[0]._replicas[0]
     [key] = replicas.partitions()
     version = replicas.root.log.version
     files = HeldBack()
@@ -262,13 +268,14 @@ def test_a_commit_that_may_still_land_loses_its_version_before_anything_is_decid
 def test_a_commit_that_lands_late_is_found_by_the_tick_that_takes_its_version(
     start: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A tick that tries the version of a late commit finds it, and appends the record once."""
     cluster = start(0, 1)
     files = HeldBack()
     pending = cluster.produce("t", 0, [b"a"], acks=1)
     monkeypatch.setattr(local_files, "FILES", files)
     with pytest.raises(OSError, match="no answer"):
         cluster.leader_tick(0)
-    replicas = cluster._brokers[0]._replicas[0]
+    replicas = cluster.brokers[0]._replicas[0]
     replicas.settle()
     assert files.land()
     with suppress(OSError, StorageError, DeltaError):

@@ -1,8 +1,8 @@
-"""An attack on a broker's tick: thousands of malformed requests and files among honest ones.
+"""An attack on a broker's tick: thousands of malformed requests and files among valid ones.
 
-A producer can only add files and request rows, and nothing that it adds stops a tick, spoils an
-honest request, or makes the broker touch what lies outside of its root (rules 3.1, 3.5, 3.7).
-Everything here is generated from fixed seeds.
+A producer can only add files and request rows. None of them stops a tick, affects a valid request,
+or makes the broker access files outside of its root (rules 3.1, 3.5, 3.7). All data is generated
+from fixed seeds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,8 @@ import xxhash
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
-from sparklog.clients.produce import PendingProduce
-from sparklog.errors import error_code
-from sparklog.model import (
-    PRODUCE_REQUESTS,
-    RECORD_COLUMNS,
-    REQUEST_INDEX,
-)
+from sparklog.model import PRODUCE_REQUESTS, RECORD_COLUMNS, REQUEST_INDEX
+from sparklog.producer.produce_requests import PendingProduce
 from sparklog.storage.batch_files import records_table
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import ParquetContent
@@ -58,11 +53,11 @@ TEXTS = (
     "x" * 100_000,
 )
 READABLE = frozenset({"NONE", "CORRUPT_MESSAGE"})
-"""What a file that was mangled is answered with: it may be whole all the same."""
+"""Possible answers to a mangled file; the change may leave the file intact."""
 
 
 class Attack(NamedTuple):
-    """A malformed row, and what it may be answered with; nothing where it asks for no answer."""
+    """A malformed row and its possible answers; empty if the row requests no answer."""
 
     row: Row
     answers: frozenset[str]
@@ -73,29 +68,29 @@ class Attack(NamedTuple):
 
 
 class Attacker:
-    """Whoever may write to a broker's inbox and to its request table."""
+    """A client that may write to a broker's inbox and to its request table."""
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
         self.cluster = cluster
         self.random = random.Random(seed)
-        self.root = cluster._root / "broker-0"
-        self.outside = cluster._root / "outside"
+        self.root = cluster.root / "broker-0"
+        self.outside = cluster.root / "outside"
         self.outside.mkdir()
         (self.root / "log" / "_inbox").mkdir()
         self.known: list[int] = []
-        """Idempotent producers, each with one batch in the log and not yet used."""
+        """Idempotent producers, each with one batch in the log, which no attack has used yet."""
         self._newest_producer = 1_000_000
-        states = cluster._connection.metadata().partitions.values()
+        states = cluster.connection.metadata().partitions.values()
         self.states = {(state.topic, state.partition): state for state in states}
 
     def path(self) -> str:
-        """Return a path as `new_batch_path` makes them, from the seed."""
+        """Return a path like those of `new_batch_path`, from the seed."""
         return (
             f"_inbox/{self.random.getrandbits(128):032x}.{self.random.getrandbits(48):012x}.parquet"
         )
 
     def batch(self, count: int = 3) -> pa.Table:
-        """Return the records of a sound batch."""
+        """Return the records of a valid batch."""
         values = [self.random.randbytes(20) for _ in range(count)]
         times = records_table(values, values, 1_000_000)
         deltas = pa.array(np.arange(count), pa.int32())
@@ -105,7 +100,7 @@ class Attacker:
     def row(
         self, content: bytes | None = None, to: tuple[str, int] = ("t", 0), **changes: Any
     ) -> Row:
-        """Write a file, a sound one of three records if not said otherwise, and name it."""
+        """Write a file, by default a valid one of three records, and return a row that names it."""
         content = parquet(self.batch()) if content is None else content
         path = self.path()
         (self.root / "log" / path).write_bytes(content)
@@ -132,7 +127,7 @@ class Attacker:
         } | changes
 
     def known_producer(self) -> Row:
-        """Return a sound row of an idempotent producer that nobody has heard of."""
+        """Return a valid row of an idempotent producer without earlier batches."""
         self._newest_producer += 1
         sequence: Row = {"producer_epoch": 5, "base_sequence": 0}
         return self.row(producer_id=self._newest_producer, **sequence)
@@ -143,7 +138,7 @@ class Attacker:
 
 
 def parquet(records: pa.Table, **options: Any) -> bytes:
-    """Return a table as the bytes of a Parquet file."""
+    """Return an Arrow table as the bytes of a Parquet file."""
     target = io.BytesIO()
     pq.write_table(records, target, **options)
     return target.getvalue()
@@ -154,7 +149,7 @@ def refused(row: Row, error: str = "CORRUPT_MESSAGE") -> Attack:
 
 
 def claim(attacker: Attacker) -> Attack:
-    """A sound file of which one thing that the row says is not so."""
+    """A valid file whose row has one false statement."""
     pick = attacker.random.choice
     row = attacker.row()
     wrong: dict[str, tuple[Any, ...]] = {
@@ -169,7 +164,7 @@ def claim(attacker: Attacker) -> Attack:
 
 
 def address(attacker: Attacker) -> Attack:
-    """A sound file sent to where it may not go, under an epoch that is not, or asking nonsense."""
+    """A valid file with a wrong destination, a wrong epoch, or invalid parameters."""
     pick = attacker.random.choice
     wrong: list[tuple[str, Row]] = [
         ("UNKNOWN_TOPIC_OR_PARTITION", {"topic_id": pick((None, *TEXTS, "t"))}),
@@ -190,7 +185,7 @@ def address(attacker: Attacker) -> Attack:
 
 
 def producer(attacker: Attacker) -> Attack:
-    """An idempotent producer that is half given, behind its newer self, or out of its sequence."""
+    """An idempotent producer with missing fields, an old epoch, or a wrong sequence."""
     pick = attacker.random.choice
     kind = pick(("half", "fenced", "gap", "new epoch"))
     if kind == "half":
@@ -212,7 +207,7 @@ def of_producer(attacker: Attacker, *given: int | None) -> Row:
 
 
 def path(attacker: Attacker) -> Attack:
-    """A path that leads out of the inbox, to a batch that is sound: only its place is wrong."""
+    """A path outside the inbox, to a valid batch: only its place is wrong."""
     pick, row = attacker.random.choice, attacker.row()
     name = Path(row["path"]).name
     (attacker.root / "log" / row["path"]).rename(attacker.outside / name)
@@ -254,7 +249,7 @@ def path(attacker: Attacker) -> Attack:
 
 
 def link(attacker: Attacker) -> Attack:
-    """A path of the inbox at which no file lies, but something that leads elsewhere."""
+    """A path of the inbox that is a link, a folder or a pipe instead of a file."""
     row = attacker.row()
     place = attacker.root / "log" / row["path"]
     name = place.name
@@ -276,7 +271,7 @@ def link(attacker: Attacker) -> Attack:
 
 
 def garbage(attacker: Attacker) -> Attack:
-    """A file that is no Parquet file, or no whole one, under its true size and checksum."""
+    """A file that is not a complete Parquet file, with its correct size and checksum."""
     pick, sound = attacker.random.choice, parquet(attacker.batch())
     length = attacker.random.randrange(len(sound))
     noise = attacker.random.randbytes(length)
@@ -291,7 +286,7 @@ def garbage(attacker: Attacker) -> Attack:
             sound[:length],
             sound[length + 1 :],
             sound[: len(sound) // 2] + noise + sound[len(sound) // 2 :],
-            # Footers of absurd lengths, and one that is noise.
+            # Footers with extreme lengths, and one of random bytes.
             *(
                 sound[:-8] + size.to_bytes(4, "little") + b"PAR1"
                 for size in (0, 1, footer - 1, len(sound), (1 << 31) - 1, (1 << 32) - 1)
@@ -305,7 +300,7 @@ def garbage(attacker: Attacker) -> Attack:
 
 
 def columns(attacker: Attacker) -> Attack:
-    """A Parquet file of three records whose columns are not exactly those of a record batch."""
+    """A Parquet file of three records whose columns differ from those of a record batch."""
     pick, sound = attacker.random.choice, attacker.batch()
     index = attacker.random.randrange(len(RECORD_COLUMNS))
     field, column = RECORD_COLUMNS.field(index), sound.column(index)
@@ -338,7 +333,9 @@ def columns(attacker: Attacker) -> Attack:
 
 
 def records(attacker: Attacker) -> Attack:
-    """A file with the right columns whose records are not numbered, dated, or as many as said."""
+    """A file with the right columns whose offsets, times or number of records differ from its
+    row.
+    """
     pick, sound = attacker.random.choice, attacker.batch()
     kind = pick(("deltas", "times", "count"))
     if kind == "deltas":
@@ -355,7 +352,7 @@ def records(attacker: Attacker) -> Attack:
 
 
 def pages(attacker: Attacker) -> Attack:
-    """A file whose footer, numbers and times are sound, but not its keys, values or headers."""
+    """A file with a valid footer, valid offsets and times, and invalid keys, values or headers."""
     pick, dictionary = attacker.random.choice, attacker.random.random() < 0.5
     if pick((True, False)):
         return refused(
@@ -367,19 +364,19 @@ def pages(attacker: Attacker) -> Attack:
     content = bytearray(
         parquet(sound, use_dictionary=dictionary, compression="none", write_statistics=False)
     )
-    # The length before the bytes, which then run over the end of the page.
+    # The length before the bytes, which then exceeds the end of the page.
     at = content.index(marker)
     content[at - 4 : at] = pick((b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\x00\x01\x00\x00"))
     return refused(attacker.row(bytes(content)))
 
 
 def replaced(of: pa.Table, index: int, column: pa.Array[Any]) -> pa.Table:
-    """Return records with another column in one place."""
+    """Return records with one column replaced."""
     return of.set_column(index, RECORD_COLUMNS.field(index), column)
 
 
 def with_bad_header(of: pa.Table) -> pa.Table:
-    """Return three records whose headers have names that are no text."""
+    """Return three records whose headers have names that are not UTF-8."""
     no_text = pa.array([b"\xff\xfe"] * 3, pa.binary())
     names = pa.Array.from_buffers(pa.string(), 3, no_text.buffers())
     kind = RECORD_COLUMNS.field("headers").type.value_type
@@ -388,7 +385,7 @@ def with_bad_header(of: pa.Table) -> pa.Table:
 
 
 def mangled(attacker: Attacker) -> Attack:
-    """A file in which a few bytes were changed, under the checksum that it has now."""
+    """A file in which a few bytes were changed, with the checksum of its new content."""
     content = bytearray(
         parquet(
             attacker.batch(),
@@ -403,7 +400,7 @@ def mangled(attacker: Attacker) -> Attack:
 
 
 def noise(attacker: Attacker) -> Attack:
-    """A row of which every column may be anything."""
+    """A row in which every column may have any value."""
     pick = attacker.random.choice
     row = attacker.row()
     kinds = {"int64": LONGS, "int32": INTS, "string": TEXTS}
@@ -412,7 +409,7 @@ def noise(attacker: Attacker) -> Attack:
             row[field.name] = pick((None, *kinds[str(field.type)]))
     row["byte_size"] = pick((None, 0, 1 << 40))
     row["checksum"] = pick((None, *TEXTS))
-    # Not one of an honest producer, see test_a_refused_newer_epoch_fences_nobody.
+    # The epoch must not be one of an honest producer, see test_a_refused_newer_epoch_fences_nobody.
     row["producer_id"] = pick((None, *LONGS[:3], *LONGS[-2:]))
     errors = frozenset(
         {
@@ -429,7 +426,7 @@ def noise(attacker: Attacker) -> Attack:
 
 
 def without_id(attacker: Attacker) -> Attack:
-    """A sound batch of a request that cannot be answered, for it has no id."""
+    """A valid batch of a request that cannot be answered, because it has no id."""
     return refused(attacker.row(request_id=attacker.random.choice((None, ""))))
 
 
@@ -451,7 +448,7 @@ TICKS, OF_A_KIND = 7, 40
 
 
 class OpenedFiles:
-    """Notes where the files really lie that Python opens; an audit hook stays to the end."""
+    """Records the real paths of the files that Python opens; the audit hook is never removed."""
 
     def __init__(self) -> None:
         self.is_watching = False
@@ -463,7 +460,7 @@ class OpenedFiles:
             self.names.append(os.path.realpath(arguments[0]))
 
     def during(self, action: Callable[[], object]) -> list[str]:
-        """Do something and return what was opened meanwhile."""
+        """Run an action and return the files that were opened meanwhile."""
         self.names, self.is_watching = [], True
         try:
             action()
@@ -484,16 +481,12 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def answers(cluster: LocalCluster) -> dict[tuple[str, str, int], str]:
-    """What every partition of every request was answered with; each was once."""
-    names = ("request_id", "topic_id", "partition")
-    found = states.answers(cluster, 0)
-    identities = Counter(tuple(answer[name] for name in names) for answer in found)
+    """Return the answer of every partition of every request; each was answered once."""
+    found = [(answer[:3], answer.error) for answer in states.answers(cluster, 0)]
+    identities = Counter(of for of, _ in found)
     twice = {of for of, count in identities.items() if count > 1 and of[0]}
     assert not twice
-    return {
-        tuple(answer[name] for name in names): error_code(answer["error_code"]).name
-        for answer in found
-    }
+    return dict(found)
 
 
 def identity(row: Row) -> tuple[str, str, int]:
@@ -502,7 +495,7 @@ def identity(row: Row) -> tuple[str, str, int]:
 
 
 class Traffic:
-    """Honest producers among attackers, and what has to come of both."""
+    """Honest producers and attackers, and the checks of their results."""
 
     def __init__(self, cluster: LocalCluster, attacker: Attacker) -> None:
         self.cluster = cluster
@@ -514,7 +507,7 @@ class Traffic:
         self.attacks: list[Attack] = []
 
     def introduce_producers(self, count: int) -> None:
-        """Let producers append one batch each, so that their later ones can be out of order."""
+        """Let producers append one batch each, so that their later batches can be out of order."""
         introduced = [self.attacker.known_producer() for _ in range(count)]
         self.attacker.known = [row["producer_id"] for row in introduced]
         self._send_honest(introduced)
@@ -522,7 +515,9 @@ class Traffic:
         self.cluster.leader_tick(0)
 
     def send(self) -> None:
-        """Send what one tick meets, in files of all sizes, in an order that the seed gives."""
+        """Send the requests of one tick, with files of all sizes, in an order that the seed
+        gives.
+        """
         attacks = [
             kind(self.attacker)._replace(kind=kind.__name__)
             for kind in KINDS
@@ -546,7 +541,7 @@ class Traffic:
         self.pending.append(of)
 
     def _half_sound(self) -> list[Row]:
-        """A request for two partitions: what is wrong with one is nothing to the other (3.4)."""
+        """A request for two partitions: an error of one does not affect the other (3.4)."""
         sound = self.attacker.row()
         bad = claim(self.attacker).row | {"partition": 1, "request_id": sound["request_id"]}
         self._send_honest([sound])
@@ -570,7 +565,7 @@ class Traffic:
         self.honest += of
 
     def check(self) -> None:
-        """What was honest is there once and in order, and every other row was refused."""
+        """Every valid record is stored once and in order, and every other row was refused."""
         found = answers(self.cluster)
         assert {found[identity(row)] for row in self.honest} == {"NONE"}
         for pending in self.pending:
@@ -592,12 +587,12 @@ class Traffic:
         assert self.cluster.log(0, "__consumer_offsets", 0) == []
 
     def _check_mangled(self, broker: int, found: dict[tuple[str, str, int], str]) -> None:
-        """Whatever was taken can be read, by every consumer and in all its columns."""
+        """Every accepted mangled batch can be read by every consumer, in all its columns."""
         state = self.attacker.states["mangled", 0]
         taken = sum(of[1] == state.topic_id and error == "NONE" for of, error in found.items())
         offsets = [record.offset for record in self.cluster.log(broker, "mangled", 0)]
         assert offsets == list(range(3 * taken))
-        root = Location.of(str(self.cluster._root / f"broker-{broker}"))
+        root = Location.of(str(self.cluster.root / f"broker-{broker}"))
         stored = RecordLog(root)
         for batch in stored.batches(state.key):
             content = stored.location.read_bytes(batch.path)
@@ -605,14 +600,14 @@ class Traffic:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The names and contents of the files in a folder."""
+    """Return the names and contents of the files in a folder."""
     return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
 
 
 def test_thousands_of_malformed_requests_stop_no_tick_and_spoil_no_honest_one(
     cluster: LocalCluster,
 ) -> None:
-    """Each is answered with the error that it deserves, and the broker opens no file elsewhere."""
+    """Each is answered with its own error, and the broker opens no file outside of its root."""
     attacker = Attacker(cluster, seed=5)
     traffic = Traffic(cluster, attacker)
     opened = OpenedFiles()
@@ -627,7 +622,7 @@ def test_thousands_of_malformed_requests_stop_no_tick_and_spoil_no_honest_one(
         assert tree(attacker.outside) == outside
         cluster.follower_tick(1)
         cluster.leader_tick(0)
-    # A file that is not there may be on its way for so long.
+    # The broker waits that long for a missing file, whose upload may not have ended.
     cluster.clock.advance(5_000)
     cluster.tick_until_idle()
     assert len(traffic.attacks) > 3_000
@@ -637,12 +632,13 @@ def test_thousands_of_malformed_requests_stop_no_tick_and_spoil_no_honest_one(
     assert not rows(cluster, 0, PRODUCE_REQUESTS)
 
 
-# --- actions of the request table, past its schema ------------------------------------------------
+# --- actions of the request table that violate its schema
+# -------------------------------------------
 
 
 def add(cluster: LocalCluster, *paths: str, statistics: str = '{"numRecords": 1}') -> None:
-    """Commit files to the request table, which takes them as they are."""
-    requests = DeltaTable(str(cluster._root / "broker-0" / "produce_requests"))
+    """Commit files to the request table without any validation."""
+    requests = DeltaTable(str(cluster.root / "broker-0" / "produce_requests"))
     actions: list[AddAction | RemoveAction] = [
         AddAction(one, 100, {}, 0, True, statistics) for one in paths
     ]
@@ -656,7 +652,7 @@ def small(start: Callable[..., LocalCluster]) -> LocalCluster:
 
 
 def check_honest_are_served(small: LocalCluster, attack: Callable[[], object]) -> None:
-    """Requests before and after an attack are answered, and the broker comes to rest at once."""
+    """Requests before and after an attack are answered, and the broker becomes idle at once."""
     before = small.produce("t", 0, [b"before"], acks=1)
     attack()
     after = small.produce("t", 0, [b"after"], acks=1)
@@ -685,6 +681,7 @@ def check_honest_are_served(small: LocalCluster, attack: Callable[[], object]) -
     ],
 )
 def test_an_add_of_a_strange_place_is_refused_unread(small: LocalCluster, place: str) -> None:
+    """A request whose path is invalid is refused without reading it, also after a restart."""
     check_honest_are_served(small, lambda: add(small, place))
     small.crash(0)
     small.restart(0)
@@ -702,7 +699,7 @@ def test_an_add_of_a_strange_place_is_refused_unread(small: LocalCluster, place:
 def test_a_small_file_that_stands_for_much_takes_little_memory(
     small: LocalCluster, count: int, value: bytes
 ) -> None:
-    """Of a long value no copies are made, and of many records a piece at a time."""
+    """A long value is not copied, and many records are read in pieces."""
     attacker = Attacker(small, seed=1)
     content = repeated(count, value)
     assert len(content) < 1 << 20
@@ -716,7 +713,7 @@ def test_a_small_file_that_stands_for_much_takes_little_memory(
 
 
 def repeated(count: int, value: bytes) -> bytes:
-    """Return a sound batch of many records that all have the same value."""
+    """Return a valid batch of many records with the same value."""
     size = min(count, 1 << 18)
     indices = pa.array(np.zeros(size, np.int32))
     columns = {
@@ -745,18 +742,20 @@ def repeated(count: int, value: bytes) -> bytes:
     return target.getvalue()
 
 
-# --- what outlives a tick, or keeps others out --------------------------------------------------
+# --- effects after a tick, and on other clients
+# ----------------------------------------------------
 
 
 def test_statistics_that_are_no_json_stop_no_tick(small: LocalCluster) -> None:
+    """A tick goes on after an add action whose statistics are not JSON."""
     check_honest_are_served(small, lambda: add(small, "none.parquet", statistics="no json"))
 
 
 def test_an_add_of_a_strange_place_does_not_outlive_its_commit(
     small: LocalCluster,
 ) -> None:
-    """Which Delta cleans up in time; the broker has to start after that, too."""
-    requests = small._root / "broker-0" / "produce_requests"
+    """Delta cleans up the commit at some time; the broker can start after that, too."""
+    requests = small.root / "broker-0" / "produce_requests"
     check_honest_are_served(small, lambda: add(small, "sub/file.parquet"))
     DeltaTable(str(requests)).create_checkpoint()
     for commit in sorted((requests / "_delta_log").glob("*.json"))[:-1]:
@@ -767,7 +766,8 @@ def test_an_add_of_a_strange_place_does_not_outlive_its_commit(
 
 
 def test_a_column_that_a_producer_adds_locks_no_other_producer_out(small: LocalCluster) -> None:
-    requests = str(small._root / "broker-0" / "produce_requests")
+    """A producer that adds a column to the request table does not lock out other producers."""
+    requests = str(small.root / "broker-0" / "produce_requests")
     foreign = pa.table({"request_id": ["a"], "extra": [1]})
 
     def attack() -> None:
@@ -777,7 +777,7 @@ def test_a_column_that_a_producer_adds_locks_no_other_producer_out(small: LocalC
 
 
 def test_a_refused_newer_epoch_fences_nobody(small: LocalCluster) -> None:
-    """What was refused has not begun anything (3.6)."""
+    """A refused batch does not start a new epoch (3.6)."""
     attacker = Attacker(small, seed=1)
     first = attacker.known_producer()
     refused_row = attacker.row(producer_id=first["producer_id"], producer_epoch=99, base_sequence=0)

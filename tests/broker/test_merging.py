@@ -1,4 +1,6 @@
-"""Small batches become one, on each replica by itself, and nobody can tell (rule 8.4)."""
+"""Small batches are merged into one by each replica on its own, without a visible effect (rule
+8.4).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog.clients.stream_writes import MicroBatch, SentFile, StreamWrites
 from sparklog.errors import FencedError
 from sparklog.maintenance.audit import audit
-from sparklog.model import (
-    Batch,
-    Record,
-    TopicIdPartition,
-    new_batch_path,
-)
+from sparklog.model import Batch, Record, TopicIdPartition, new_batch_path
+from sparklog.producer.stream_writes import MicroBatch, SentFile, StreamWrites
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, read_records, records_table
 from sparklog.storage.batch_merging import Merge
@@ -34,12 +31,12 @@ POINTS = ("files", "producer_state", "log_commit", "checkpoint")
 
 @pytest.fixture
 def cluster(start: Start) -> LocalCluster:
-    """Two brokers that merge as few as two batches."""
+    """Two brokers that merge runs of two batches or more."""
     return start(0, 1, log_merger_min_batches=2)
 
 
 def write(cluster: LocalCluster, *texts: str) -> list[str]:
-    """Store each text in a batch of its own; return them."""
+    """Store each text in a batch of its own; return the texts."""
     for text in texts:
         cluster.produce("t", 0, [text.encode()])
     cluster.tick_until_idle()
@@ -54,13 +51,13 @@ def pass_the_lag(cluster: LocalCluster) -> None:
 def batches(
     cluster: LocalCluster, broker: int, topic: str = "t", number: int = 0
 ) -> Sequence[Batch]:
-    """The batches of a replica, as its table has them."""
-    key = cluster._connection.metadata().partition(topic, number).key
-    return RecordLog(Location.of(str(cluster._root / f"broker-{broker}"))).batches(key)
+    """Return the batches of a replica, as its table has them."""
+    key = cluster.connection.metadata().partition(topic, number).key
+    return RecordLog(Location.of(str(cluster.root / f"broker-{broker}"))).batches(key)
 
 
 def sizes(cluster: LocalCluster, broker: int) -> list[int]:
-    """How many records each batch of a replica has."""
+    """Return the number of records of each batch of a replica."""
     return [batch.record_count for batch in batches(cluster, broker)]
 
 
@@ -70,7 +67,7 @@ def everything(cluster: LocalCluster, broker: int) -> list[Record]:
 
 class TestAMergedBatch:
     def test_holds_the_records_of_those_it_was_merged_of(self, cluster: LocalCluster) -> None:
-        """Offsets, epochs, times, keys and values; the other replica stays as it is."""
+        """Offsets, epochs, times, keys and values are equal; the other replica is unchanged."""
         for number in range(5):
             cluster.clock.advance(7)
             keys = [b"k%d" % number, None]
@@ -90,28 +87,31 @@ class TestAMergedBatch:
         assert (merged.min_timestamp_ms, merged.max_timestamp_ms) == times
 
     def test_is_one_row_group(self, cluster: LocalCluster) -> None:
+        """A merged batch is one row group."""
         write(cluster, *map(str, range(9)))
         pass_the_lag(cluster)
         cluster.merge(0)
         [merged] = batches(cluster, 0)
-        file = cluster._root / "broker-0" / "log" / merged.path
+        file = cluster.root / "broker-0" / "log" / merged.path
         assert pq.ParquetFile(file).metadata.num_row_groups == 1
 
     def test_is_named_by_its_brokers_row_at_once(self, cluster: LocalCluster) -> None:
-        """So whoever reads goes on from it; an older version is there as long as its commits."""
+        """Readers go on from the new version; an older version can be read as long as its commits
+        exist.
+        """
         write(cluster, "a", "b")
         pass_the_lag(cluster)
         before = report(cluster, 0)
-        old = RecordLog(Location.of(str(cluster._root / "broker-0")))
+        old = RecordLog(Location.of(str(cluster.root / "broker-0")))
         cluster.merge(0)
         after = report(cluster, 0)
         assert after == before | {"log_version": before["log_version"] + 1}
         assert values(cluster.consume("t", 0)) == ["a", "b"]
-        old_files = [cluster._root / "broker-0" / "log" / one.path for one in old._live.values()]
+        old_files = [cluster.root / "broker-0" / "log" / one.path for one in old._live.values()]
         assert all(file.exists() for file in old_files)
 
     def test_is_merged_again_with_what_follows(self, cluster: LocalCluster) -> None:
-        """It is as old as what it was merged of, and counts for one."""
+        """A merged batch is as old as its sources, counts as one batch, and can be merged again."""
         write(cluster, "a", "b", "c")
         pass_the_lag(cluster)
         write(cluster, "d", "e")
@@ -124,6 +124,9 @@ class TestAMergedBatch:
 
 class TestWhatIsMerged:
     def test_is_old_enough_to_be_asked_for_by_no_retry(self, cluster: LocalCluster) -> None:
+        """Batches are merged once they are older than log.merger.min.lag.ms, when no retry can
+        come.
+        """
         write(cluster, "a", "b")
         cluster.clock.advance(LAG_MS - 1)
         assert cluster.merge(0) == (0, 0)
@@ -131,6 +134,7 @@ class TestWhatIsMerged:
         assert cluster.merge(0) == (2, 1)
 
     def test_is_below_the_high_watermark(self, start: Start) -> None:
+        """Only batches below the high watermark are merged."""
         cluster = start(0, 1, min_isr=2, log_merger_min_batches=2)
         write(cluster, "a", "b")
         cluster.crash(1)
@@ -142,6 +146,7 @@ class TestWhatIsMerged:
         assert sizes(cluster, 0) == [2, 1, 1]
 
     def test_is_of_one_leader_epoch(self, cluster: LocalCluster) -> None:
+        """Batches of different leader epochs are not merged with each other."""
         write(cluster, "a", "b")
         cluster.crash(0)
         cluster.fence(0)
@@ -156,6 +161,7 @@ class TestWhatIsMerged:
         check_at_rest(cluster, "a", "b", "c", "d")
 
     def test_of_several_partitions_is_one_commit(self, start: Start) -> None:
+        """The merged batches of several partitions are one commit."""
         cluster = start(0, assignment={0: [0], 1: [0]}, log_merger_min_batches=2)
         for _ in range(3):
             for partition in (0, 1):
@@ -169,15 +175,17 @@ class TestWhatIsMerged:
     def test_is_not_awaited_by_a_micro_batch_that_may_run_again(
         self, cluster: LocalCluster
     ) -> None:
-        """Its files are sent again under their ids, however late that is (decision 8)."""
+        """A batch of an unfinished micro-batch is not merged, because a rerun may send it again
+        under its id at any time (decision 8).
+        """
         write(cluster, "a", "b", "c", "d")
         pass_the_lag(cluster)
-        topic_id = cluster._connection.metadata().topic("t").topic_id
-        key = cluster._connection.metadata().partition("t", 0).key
+        topic_id = cluster.connection.metadata().topic("t").topic_id
+        key = cluster.connection.metadata().partition("t", 0).key
         sent = batches(cluster, 0)[2]
         file = BatchFile(sent.path, sent.size_bytes, sent.checksum, 1, 0, 0)
-        location = Location.of(str(cluster._root / "broker-0" / "log"))
-        writes = StreamWrites(cluster._connection)
+        location = Location.of(str(cluster.root / "broker-0" / "log"))
+        writes = StreamWrites(cluster.connection)
         once = MicroBatch("query", 0, topic_id)
         writes.begin(once, {key: [SentFile(location, file)]})
         for broker in (0, 1):
@@ -191,6 +199,7 @@ class TestWhatIsMerged:
     def test_goes_on_after_a_tick_that_has_failed(
         self, cluster: LocalCluster, fail_once: Callable[[str, str], None]
     ) -> None:
+        """A merge goes on after a failed tick of the same broker."""
         write(cluster, "a", "b")
         cluster.clock.advance(LAG_MS)
         cluster.produce("t", 0, [b"c"], acks=1)
@@ -206,8 +215,9 @@ def report_version(cluster: LocalCluster, broker: int) -> int:
     return journal(cluster, broker).version
 
 
-class TestALookThatFindsNothing:
-    def test_looks_at_nothing_again(self, cluster: LocalCluster, rules_run: list[str]) -> None:
+class TestAPollThatFindsNothing:
+    def test_reads_nothing_again(self, cluster: LocalCluster, rules_run: list[str]) -> None:
+        """After a merge that finds nothing, the rule runs again only if there are new batches."""
         write(cluster, "a", "b", "c")
         pass_the_lag(cluster)
         cluster.merge(0)
@@ -216,18 +226,20 @@ class TestALookThatFindsNothing:
         assert cluster.merge(0) == (0, 0)
         assert rules_run == []
 
-    def test_does_not_look_at_what_lies_far_back(
+    def test_does_not_read_what_is_far_back(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What no later run can reach; else a look's cost would grow with the log."""
+        """Batches that no later run can include are skipped; otherwise the cost would grow with the
+        log.
+        """
         config = {"log_merger_min_batches": 2, "log_merger_max_batch_bytes": 12_000}
         cluster = start(0, **config)
-        looked_at: list[int] = []
+        polled_at: list[int] = []
         run = DriverRules.run
 
         def noted(self: DriverRules, name: str, **inputs: Any) -> list[dict[str, Any]]:
             if name == "mergeable_batches":
-                looked_at.append(len(inputs["batches"]))
+                polled_at.append(len(inputs["batches"]))
             return run(self, name, **inputs)
 
         monkeypatch.setattr(DriverRules, "run", noted)
@@ -236,13 +248,14 @@ class TestALookThatFindsNothing:
             pass_the_lag(cluster)
             while cluster.merge(0).batches:
                 pass
-        assert max(looked_at) <= 30
+        assert max(polled_at) <= 30
         assert len(batches(cluster, 0)) <= 20
         assert [record.offset for record in everything(cluster, 0)] == list(range(100))
 
 
 class TestFollowers:
     def test_that_were_away_copy_merged_batches(self, start: Start) -> None:
+        """A follower that was away copies merged batches from its leader."""
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         cluster.crash(2)
         cluster.fence(2)
@@ -255,6 +268,7 @@ class TestFollowers:
         assert sizes(cluster, 1) == [1, 1, 1]
 
     def test_that_stand_inside_a_merged_batch_take_what_follows(self, start: Start) -> None:
+        """A follower whose log ends inside a merged batch copies the rest of that batch."""
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         write(cluster, "a", "b")
         cluster.crash(2)
@@ -267,6 +281,7 @@ class TestFollowers:
         assert sizes(cluster, 2) == [1, 1, 2]
 
     def test_merge_what_they_have_and_lead_with_it(self, cluster: LocalCluster) -> None:
+        """A follower merges its own batches and keeps them when it becomes the leader."""
         write(cluster, "a", "b", "c")
         pass_the_lag(cluster)
         assert cluster.merge(1) == (3, 1)
@@ -280,7 +295,7 @@ class TestFollowers:
     def test_read_on_at_the_version_that_their_leaders_row_names(
         self, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without opening the leader's log anew."""
+        """The follower does not open the leader's log again."""
         write(cluster, "a", "b")
         pass_the_lag(cluster)
         opened: list[object] = []
@@ -302,6 +317,7 @@ class TestFollowers:
 
 class TestReaders:
     def test_find_the_same_whichever_replica_they_read(self, cluster: LocalCluster) -> None:
+        """A merge changes nothing that a consumer reads, at any offset and of any replica."""
         write(cluster, *"abcdef")
         pass_the_lag(cluster)
         reading = cluster.consume("t", 0, from_offset=2)
@@ -311,6 +327,7 @@ class TestReaders:
         assert cluster.consume("t", 0, from_offset=2) == reading
 
     def test_an_audit_finds_that_replicas_agree_however_they_are_cut(self, start: Start) -> None:
+        """An audit reports no difference between replicas that have merged differently."""
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         write(cluster, *"abc")
         pass_the_lag(cluster)
@@ -319,22 +336,22 @@ class TestReaders:
         pass_the_lag(cluster)
         cluster.merge(0)
         assert (sizes(cluster, 0), sizes(cluster, 1)) == ([6], [3, 1, 1, 1])
-        assert audit(cluster._connection) == []
+        assert audit(cluster.connection) == []
 
     def test_that_hold_a_merged_files_name_read_it(self, cluster: LocalCluster) -> None:
-        """A reader that has planned with an older version finds its files."""
+        """A reader that has planned with an older version still finds its files."""
         write(cluster, *"abc")
         pass_the_lag(cluster)
         planned = batches(cluster, 0)
         cluster.merge(0)
-        location = Location.of(str(cluster._root / "broker-0" / "log"))
+        location = Location.of(str(cluster.root / "broker-0" / "log"))
         assert values(list(read_records(location, planned, 0, 3))) == ["a", "b", "c"]
 
 
 class TestATickInBetween:
     @pytest.fixture
     def meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-        """Let something happen once between writing a merged file and its commit."""
+        """Run an action once, between the write of a merged file and its commit."""
 
         def arrange(action: Callable[[], object]) -> None:
             merge = ProcessCopier.merge
@@ -353,6 +370,7 @@ class TestATickInBetween:
     def test_appends_and_the_merge_goes_on(
         self, cluster: LocalCluster, meanwhile: Callable[[Callable[[], object]], None]
     ) -> None:
+        """A tick that appends during a merge does not stop it."""
         write(cluster, "a", "b")
         pass_the_lag(cluster)
         meanwhile(lambda: write(cluster, "c"))
@@ -363,7 +381,7 @@ class TestATickInBetween:
     def test_truncates_and_what_it_cut_is_not_merged(
         self, start: Start, meanwhile: Callable[[Callable[[], object]], None]
     ) -> None:
-        """Below the high watermark, which only an unclean election does."""
+        """The truncation is below the high watermark, which only an unclean election causes."""
         cluster = start(0, 1, log_merger_min_batches=2)
         write(cluster, "a")
         cluster.crash(1)
@@ -371,7 +389,7 @@ class TestATickInBetween:
         write(cluster, "b", "c")
         pass_the_lag(cluster)
         assert sizes(cluster, 0) == [1, 1, 1]
-        old = cluster._brokers[0]
+        old = cluster.brokers[0]
         cluster.pause(0)
         cluster.restart(1)
         cluster.fence(0)
@@ -390,6 +408,7 @@ class TestATickInBetween:
     def test_of_a_newer_process_leaves_a_zombie_nothing_to_write(
         self, cluster: LocalCluster
     ) -> None:
+        """A process that was replaced cannot commit a merge."""
         write(cluster, "a", "b")
         pass_the_lag(cluster)
         old = take_out(cluster, 0)
@@ -411,12 +430,15 @@ class TestACrash:
     def test_between_two_effects_leaves_a_whole_log(
         self, cluster: LocalCluster, point: str
     ) -> None:
+        """A crash between two effects of a merge leaves a complete log, and retries are
+        recognised.
+        """
         producer = cluster.idempotent_producer()
         sent = [cluster.produce("t", 0, [b"%d" % n], producer=producer) for n in range(4)]
         cluster.tick_until_idle()
         pass_the_lag(cluster)
         cluster.merge(0, stop_after=point)
-        assert 0 not in cluster._brokers
+        assert 0 not in cluster.brokers
         cluster.restart(0)
         cluster.tick_until_idle()
         is_merged = point in ("log_commit", "checkpoint")
@@ -432,13 +454,16 @@ class TestACrash:
 
 class TestAnUnreadableBatch:
     def test_leaves_its_partition_alone_for_a_while_and_no_other(self, start: Start) -> None:
+        """An unreadable batch delays the merges of its own partition by 5 minutes, and of no
+        other.
+        """
         cluster = start(0, assignment={0: [0], 1: [0]}, log_merger_min_batches=2)
         for _ in range(3):
             for partition in (0, 1):
                 cluster.produce("t", partition, [b"x"])
             cluster.tick_until_idle()
         pass_the_lag(cluster)
-        file = cluster._root / "broker-0" / "log" / batches(cluster, 0)[1].path
+        file = cluster.root / "broker-0" / "log" / batches(cluster, 0)[1].path
         content = file.read_bytes()
         file.write_bytes(content[:-1] + b"?")
         there = set(file.parent.iterdir())
@@ -454,10 +479,12 @@ class TestAnUnreadableBatch:
 
 
 def test_ten_thousand_small_batches_become_few(start: Start) -> None:
-    """Live batches stay few however many are written, and so does what a look looks at."""
+    """The number of live batches stays low, and so does the number of batches that a merge
+    reads.
+    """
     cluster = start(0)
-    replicas = cluster._brokers[0]._leaders[0]._replicas
-    key = cluster._connection.metadata().partition("t", 0).key
+    replicas = cluster.brokers[0]._leaders[0]._replicas
+    key = cluster.connection.metadata().partition("t", 0).key
     for first in range(0, 10_000, 500):
         append(cluster, key, range(first, first + 500))
     replicas.put(key, "t", high_watermark=10_000)
@@ -474,8 +501,8 @@ def test_ten_thousand_small_batches_become_few(start: Start) -> None:
 
 
 def append(cluster: LocalCluster, key: TopicIdPartition, numbers: Iterable[int]) -> None:
-    """Let a log have a batch for each number, as a leader's commit would."""
-    log = cluster._brokers[0]._leaders[0]._root.log
+    """Append a batch for each number to a log, as a leader's commit does."""
+    log = cluster.brokers[0]._leaders[0]._root.log
     added = []
     for number in numbers:
         writer = BatchFileWriter(log.location, new_batch_path())

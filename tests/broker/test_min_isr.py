@@ -1,6 +1,6 @@
 """min.insync.replicas of a partition: one value for its leader and the controller (2.3, 3.3, 7.5).
 
-A topic that configures none takes the active controller's, which is part of `partition_state`.
+A topic without its own value takes the active controller's, which is part of `partition_state`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.clients.admin import Admin
+from sparklog.cluster.admin import Admin
 from sparklog.config import Settings, parse
 from sparklog.model import PARTITION_STATE
 from sparklog.testing import LocalCluster
@@ -35,11 +35,11 @@ def configured(tmp_path: Path) -> Configured:
         cluster.controller_tick()
         restart(cluster, LEADER, leader)
         restart(cluster, FOLLOWER, leader)
-        # By a client that knows no broker's configuration.
-        admin = Admin(cluster._connection, clock=cluster.clock)
+        # The client that creates the topic knows no broker's configuration.
+        admin = Admin(cluster.connection, clock=cluster.clock)
         admin.create_topic("t", assignment={0: [LEADER, FOLLOWER]}, configs=topic)
         cluster.tick_until_idle()
-        assert cluster._brokers[CONTROLLER].is_controller
+        assert cluster.brokers[CONTROLLER].is_controller
         return cluster
 
     return make
@@ -82,6 +82,7 @@ def test_a_leader_configured_lower_commits_nothing_below_the_controllers(
 def test_a_leader_configured_higher_commits_what_the_controller_allows(
     configured: Configured,
 ) -> None:
+    """A leader with a higher value of its own commits at the controller's value."""
     cluster = configured(controller=1, leader=2)
     cluster.crash(FOLLOWER)
     pending = cluster.produce("t", 0, [b"a"])
@@ -95,6 +96,7 @@ def test_a_leader_configured_higher_commits_what_the_controller_allows(
 
 
 def test_the_topics_own_value_stands(configured: Configured) -> None:
+    """The topic's own value takes precedence over the controller's."""
     cluster = configured(controller=1, leader=1, topic={"min.insync.replicas": 2})
     assert published(cluster) == {2}
 
@@ -102,7 +104,9 @@ def test_the_topics_own_value_stands(configured: Configured) -> None:
 def test_a_new_value_is_published_once_and_ends_what_was_eligible_under_the_old(
     configured: Configured,
 ) -> None:
-    """With a new partition epoch, so that no leader changes an ISR by the old one (KIP-966)."""
+    """A new value has a new partition epoch, so that no leader changes an ISR by the old one
+    (KIP-966).
+    """
     cluster = configured(controller=2, leader=2)
     cluster.crash(FOLLOWER)
     cluster.fence(FOLLOWER)
@@ -112,7 +116,7 @@ def test_a_new_value_is_published_once_and_ends_what_was_eligible_under_the_old(
     cluster.crash(CONTROLLER)
     restart(cluster, CONTROLLER, 1)
     cluster.controller_tick()
-    assert cluster._brokers[CONTROLLER].is_controller
+    assert cluster.brokers[CONTROLLER].is_controller
     after = cluster.partition("t", 0)
     assert (published(cluster), eligible(cluster)) == ({1}, [])
     assert after == before._replace(partition_epoch=before.partition_epoch + 1)
@@ -121,23 +125,23 @@ def test_a_new_value_is_published_once_and_ends_what_was_eligible_under_the_old(
 
 
 def test_an_election_by_hand_goes_by_what_is_published(configured: Configured) -> None:
-    """Whatever its client's settings are: eligible replicas stay eligible."""
+    """The settings of its client do not matter: eligible replicas stay eligible."""
     cluster = configured(controller=2, leader=2)
     cluster.crash(FOLLOWER)
     cluster.fence(FOLLOWER)
     cluster.tick_until_idle()
-    Admin(cluster._connection).elect_leaders("unclean", [("t", 0)])
+    Admin(cluster.connection).elect_leaders("unclean", [("t", 0)])
     assert (published(cluster), eligible(cluster)) == ({2}, [FOLLOWER])
 
 
 def test_a_client_that_knows_the_clusters_settings_publishes_them_at_creation(
     tmp_path: Path,
 ) -> None:
-    """One that knows none leaves it to the controller's next tick."""
+    """A client without them leaves it to the controller's next tick."""
     cluster = LocalCluster(tmp_path, brokers=[0], config=at_least(2))
     cluster.create_topic("t")
     assert published(cluster) == {2}
-    Admin(cluster._connection).create_topic("u")
+    Admin(cluster.connection).create_topic("u")
     assert published(cluster) == {2, None}
     cluster.tick_until_idle()
     assert published(cluster) == {2}

@@ -1,4 +1,6 @@
-"""Brokers between two scheduled runs: parked for a bounded time, judged in their leader's time."""
+"""Brokers between two scheduled runs are parked for a limited time, measured by their leader's
+clock.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,24 @@ DAY_MS = 86_400_000
 def park(cluster: LocalCluster, *brokers: int) -> None:
     """End brokers as a scheduled run does."""
     for broker in brokers:
-        cluster._brokers[broker].park()
+        cluster.brokers[broker].park()
         cluster.crash(broker)
 
 
 class TestAParkedBroker:
     def test_leads_and_is_in_sync_for_the_parked_session(self, start: Start) -> None:
-        """Two days by default: daily runs, of which one is missed."""
+        """The default is two days: with daily runs, one run may be skipped."""
         cluster = start(0, 1)
         park(cluster, 0)
         cluster.clock.advance(2 * DAY_MS)
         cluster.controller_tick()
         assert (cluster.partition("t", 0).leader, cluster.partition("t", 0).isr) == (0, [0, 1])
         cluster.restart(0)
-        assert cluster._brokers[0].broker_epoch == 1
+        assert cluster.brokers[0].broker_epoch == 1
         check_at_rest(cluster)
 
     def test_is_fenced_after_the_parked_session(self, start: Start) -> None:
-        """The controller need not have run meanwhile: the row says since when."""
+        """The controller need not have run meanwhile: the row has the time of parking."""
         cluster = start(0, 1)
         park(cluster, 0, 1)
         cluster.clock.advance(2 * DAY_MS + 1)
@@ -43,10 +45,11 @@ class TestAParkedBroker:
         cluster.tick_until_idle()
         assert error(pending) == "NONE"
         cluster.restart(0)
-        assert cluster._brokers[0].broker_epoch == 3
+        assert cluster.brokers[0].broker_epoch == 3
         check_at_rest(cluster, "a")
 
     def test_has_the_session_that_is_configured(self, start: Start) -> None:
+        """A parked broker is fenced after the configured parked.session.timeout.ms."""
         cluster = start(0, 1, parked_session_timeout_ms=60_000)
         park(cluster, 0)
         cluster.clock.advance(60_000)
@@ -56,22 +59,23 @@ class TestAParkedBroker:
         cluster.controller_tick()
         assert cluster.partition("t", 0).leader == 1
 
-    def test_is_parked_anew_by_each_run(self, start: Start) -> None:
+    def test_is_parked_again_by_each_run(self, start: Start) -> None:
+        """Each run parks the broker for the full session again."""
         cluster = start(0, 1, parked_session_timeout_ms=60_000)
         for _ in range(3):
             park(cluster, 0)
             cluster.clock.advance(50_000)
             cluster.controller_tick()
             cluster.restart(0)
-        assert cluster._brokers[0].broker_epoch == 1
+        assert cluster.brokers[0].broker_epoch == 1
         check_at_rest(cluster)
 
 
 class TestAFollowerThatIsAway:
-    """Its leader runs for ten seconds at a time; replica.lag.time.max.ms is thirty."""
+    """Its leader runs for ten seconds at a time; replica.lag.time.max.ms is thirty seconds."""
 
     def run_leader(self, cluster: LocalCluster, seconds: int) -> None:
-        if 0 not in cluster._brokers:
+        if 0 not in cluster.brokers:
             cluster.restart(0)
         cluster.tick_until_idle()
         for _ in range(seconds):
@@ -99,6 +103,7 @@ class TestAFollowerThatIsAway:
         check_at_rest(cluster, "a")
 
     def test_has_the_whole_lag_time_again_once_it_has_caught_up(self, start: Start) -> None:
+        """A follower that has caught up has the whole lag time again."""
         cluster = start(0, 1)
         park(cluster, 1)
         cluster.produce("t", 0, [b"a"])
@@ -114,6 +119,7 @@ class TestAFollowerThatIsAway:
         assert cluster.partition("t", 0).isr == [0]
 
     def test_that_is_at_the_leaders_log_end_stays(self, start: Start) -> None:
+        """A parked follower at the leader's log end stays in the ISR."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()

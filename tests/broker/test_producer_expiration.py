@@ -20,7 +20,7 @@ def cluster(start: Start) -> LocalCluster:
 
 @pytest.fixture
 def producer(cluster: LocalCluster) -> LocalProducer:
-    """A producer that has written two batches."""
+    """A producer with two appended batches."""
     producer = cluster.idempotent_producer()
     for value in (b"a", b"b"):
         assert write(cluster, producer, value) == "NONE"
@@ -35,7 +35,7 @@ def write(cluster: LocalCluster, producer: LocalProducer, value: bytes) -> str:
 
 
 def lose_a_batch(cluster: LocalCluster, producer: LocalProducer) -> None:
-    """Let a request of the producer be refused unwritten, so that its sequence has a gap."""
+    """Make a request of the producer fail without an append, so that its sequence has a gap."""
     pending = cluster.produce("t", 0, [b"lost"], producer=producer, timeout_ms=0)
     cluster.clock.advance(1)
     cluster.tick_until_idle()
@@ -48,6 +48,7 @@ def values(cluster: LocalCluster) -> list[bytes | None]:
 
 
 def test_a_gap_is_found_a_day_later(cluster: LocalCluster, producer: LocalProducer) -> None:
+    """A gap in the sequence is refused up to producer.id.expiration.ms after the last batch."""
     cluster.clock.advance(DAY_MS - 2)
     lose_a_batch(cluster, producer)
     assert write(cluster, producer, b"c") == "OUT_OF_ORDER_SEQUENCE_NUMBER"
@@ -56,7 +57,7 @@ def test_a_gap_is_found_a_day_later(cluster: LocalCluster, producer: LocalProduc
 def test_a_forgotten_producer_may_begin_anywhere(
     cluster: LocalCluster, producer: LocalProducer
 ) -> None:
-    """As since KIP-360, which gives UNKNOWN_PRODUCER_ID no more."""
+    """A forgotten producer may begin at any sequence, as since KIP-360."""
     cluster.clock.advance(DAY_MS)
     lose_a_batch(cluster, producer)
     assert write(cluster, producer, b"c") == "NONE"
@@ -69,7 +70,7 @@ def test_a_forgotten_producer_may_begin_anywhere(
 def test_a_failover_and_a_restart_change_nothing(
     cluster: LocalCluster, producer: LocalProducer, silence_ms: int, answer: str
 ) -> None:
-    """When a batch was written is in the log, at the leader's and at the follower's."""
+    """The time of a batch is in the log, on the leader and on the follower."""
     began_ms = cluster.clock.now_ms()
     cluster.crash(0)
     cluster.fence(0)
@@ -83,6 +84,7 @@ def test_a_failover_and_a_restart_change_nothing(
 
 
 def test_writing_keeps_a_producer_known(cluster: LocalCluster, producer: LocalProducer) -> None:
+    """Each batch restarts the expiration of its producer."""
     for value in (b"c", b"d"):
         cluster.clock.advance(DAY_MS - 1)
         assert write(cluster, producer, value) == "NONE"

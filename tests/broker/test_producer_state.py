@@ -1,4 +1,4 @@
-"""Producers are known by batches that are no longer in the log (rules 3.6, 8.4)."""
+"""Producers are recognised by batches that are no longer in the log (rules 3.6, 8.4)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.broker.leader_roots import LeaderRoot
-from sparklog.clients.produce import PendingProduce
-from sparklog.model import PRODUCER_STATE, new_batch_path
+from sparklog.broker.following.leader_roots import LeaderRoot
+from sparklog.model import PRODUCER_STATE
+from sparklog.producer.produce_requests import PendingProduce
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
 from tests.broker.states import check_at_rest, log, rows, values
@@ -30,7 +30,7 @@ def producer(cluster: LocalCluster) -> LocalProducer:
 
 
 def send(cluster: LocalCluster, producer: LocalProducer, *texts: str) -> list[PendingProduce]:
-    """Store each text in a batch of its own."""
+    """Send each text in a batch of its own."""
     sent = [cluster.produce("t", 0, [text.encode()], producer=producer) for text in texts]
     cluster.tick_until_idle()
     assert [error for error, _, _ in map(answer, sent)] == ["NONE"] * len(texts)
@@ -45,32 +45,26 @@ def answer(pending: PendingProduce) -> tuple[str, int, int]:
 def retried(
     cluster: LocalCluster, producer: LocalProducer, sent: list[PendingProduce]
 ) -> list[tuple[str, int, int]]:
-    """The answers to the same batches, sent once more as a client does that was not answered.
+    """Send the same batches again, as a client without an answer does; return the answers.
 
-    They come under new ids, so that nothing but their sequences tells of them.
+    They have new ids, so they can be recognised only by their sequences.
     """
     again = []
     for pending in sent:
-        [batch] = pending.batches
-        state = cluster._connection.metadata().partitions[batch.state.key]
-        source, target = cluster._inbox(batch.state), cluster._inbox(state)
-        file = batch.file._replace(path=new_batch_path())
-        with target.create(file.path) as copy:
-            copy.write(source.read_bytes(batch.file.path))
-        again.append(cluster._client.send([batch._replace(state=state, file=file)], -1, 30_000))
+        again.append(cluster.retry(pending, new_batch_id=True))
         cluster.tick_until_idle()
     return [answer(one) for one in again]
 
 
 def merge(cluster: LocalCluster, broker: int) -> int:
-    """Merge what there is, when it is old enough; return of how many batches."""
+    """Merge all batches, once they are old enough; return the number of merged batches."""
     cluster.clock.advance(LAG_MS)
     cluster.tick_until_idle()
     return cluster.merge(broker).batches
 
 
 def told(cluster: LocalCluster, broker: int) -> list[int]:
-    """The base offsets of the batches of which a broker's table tells."""
+    """Return the base offsets of the batches in a broker's `producer_state`."""
     return sorted(row["base_offset"] for row in rows(cluster, broker, PRODUCER_STATE))
 
 
@@ -78,12 +72,14 @@ class TestARetryOfAMergedBatch:
     def test_is_answered_with_its_own_offsets(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
+        """A retry of a batch that was merged is answered with the batch's own offsets."""
         sent = send(cluster, producer, *"abc")
         assert merge(cluster, 0) == 3
         assert retried(cluster, producer, sent) == [("NONE", n, n) for n in range(3)]
         check_at_rest(cluster, *"abc")
 
     def test_is_known_after_a_restart(self, cluster: LocalCluster, producer: LocalProducer) -> None:
+        """A retry of a batch that was merged is recognised after a restart."""
         sent = send(cluster, producer, *"abc")
         merge(cluster, 0)
         cluster.crash(0)
@@ -96,6 +92,7 @@ class TestARetryOfAMergedBatch:
     def test_is_known_to_a_follower_that_copied_nothing_but_merged_batches(
         self, start: Start
     ) -> None:
+        """A follower that copied only merged batches recognises the retry of an original batch."""
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         producer = cluster.idempotent_producer()
         cluster.crash(2)
@@ -117,7 +114,7 @@ class TestARetryOfAMergedBatch:
     def test_is_known_with_those_that_were_not_merged_yet(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
-        """The last five, be they in the log or not; an older one is out of order."""
+        """The last five are recognised, in the log or not; an older one is out of order."""
         first = send(cluster, producer, *"abc")
         merge(cluster, 0)
         later = send(cluster, producer, *"def")
@@ -129,6 +126,7 @@ class TestARetryOfAMergedBatch:
     def test_is_known_when_it_was_merged_again(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
+        """A retry is recognised after its batch was merged a second time."""
         sent = send(cluster, producer, *"ab")
         merge(cluster, 0)
         sent += send(cluster, producer, *"cd")
@@ -141,23 +139,26 @@ class TestAGap:
     def test_after_merged_batches_is_refused(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
+        """A sequence gap after merged batches is refused with OUT_OF_ORDER_SEQUENCE_NUMBER."""
         send(cluster, producer, *"abc")
         merge(cluster, 0)
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         producer._next_sequence[key] += 1
         pending = cluster.produce("t", 0, [b"e"], producer=producer)
         cluster.tick_until_idle()
         assert answer(pending)[0] == "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
-    def test_of_an_expired_producer_is_none(
+    def test_of_an_expired_producer_is_accepted(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
-        """Its rows go at a tick that runs anyway."""
+        """A sequence gap of an expired producer is accepted; a tick with other work removes its
+        rows.
+        """
         send(cluster, producer, *"abc")
         merge(cluster, 0)
         cluster.clock.advance(DAY_MS)
         cluster.tick_until_idle()
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         producer._next_sequence[key] += 1
         assert told(cluster, 0) == []
         send(cluster, producer, "e")
@@ -172,7 +173,9 @@ class TestTheTable:
     def test_forgets_silent_producers_although_nothing_idempotent_follows(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
-        """The leader's and the follower's, and not before producer.id.expiration.ms."""
+        """The leader's and the follower's rows are removed, and not before
+        producer.id.expiration.ms.
+        """
         send(cluster, producer, *"abc")
         merge(cluster, 0)
         merge(cluster, 1)
@@ -187,6 +190,7 @@ class TestTheTable:
     def test_keeps_the_last_five_of_a_producer(
         self, cluster: LocalCluster, producer: LocalProducer
     ) -> None:
+        """The table keeps the last five batches of each producer."""
         other = cluster.idempotent_producer()
         send(cluster, other, "x")
         send(cluster, producer, *"abcdefg")
@@ -194,7 +198,7 @@ class TestTheTable:
         assert told(cluster, 0) == [0, 3, 4, 5, 6, 7]
 
     def test_loses_what_was_truncated(self, start: Start) -> None:
-        """Below the high watermark, after an unclean election (6.5)."""
+        """The truncation is below the high watermark, after an unclean election (6.5)."""
         cluster = start(0, 1, log_merger_min_batches=2)
         producer = cluster.idempotent_producer()
         send(cluster, producer, *"ab")
@@ -207,7 +211,7 @@ class TestTheTable:
         cluster.fence(0)
         cluster.elect_leaders("unclean", [("t", 0)])
         cluster.tick_until_idle()
-        # To the new leader the lost batches are new.
+        # The new leader does not know the lost batches.
         assert retried(cluster, producer, sent[1:])[0][0] == "OUT_OF_ORDER_SEQUENCE_NUMBER"
         cluster.restart(0)
         cluster.tick_until_idle()
@@ -217,7 +221,9 @@ class TestTheTable:
         check_at_rest(cluster, *"abcd")
 
     def test_that_was_written_ahead_of_a_truncation_counts_for_nothing(self, start: Start) -> None:
-        """A follower dies between its producer state and its log's commit; the leader as well."""
+        """A follower dies between its producer state and its log's commit, and so does the
+        leader.
+        """
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         producer = cluster.idempotent_producer()
         send(cluster, producer, "a")
@@ -239,13 +245,15 @@ class TestTheTable:
         cluster.crash(2)
         cluster.restart(2)
         cluster.tick_until_idle()
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         producer._next_sequence[key] = 1
         send(cluster, producer, "b2")
         assert log(cluster, 2) == ["a", "x", "y", "b2"]
 
-    def test_is_taken_over_by_a_follower_that_begins_anew(self, start: Start) -> None:
-        """Its leader's log begins later by now; who wrote before is known there (6.7)."""
+    def test_is_taken_over_by_a_follower_that_begins_again(self, start: Start) -> None:
+        """The leader's log start offset has increased; the producers of the removed batches are
+        known (6.7).
+        """
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         producer = cluster.idempotent_producer()
         send(cluster, producer, "a")
@@ -256,10 +264,10 @@ class TestTheTable:
             merge(cluster, broker)
         other = cluster.idempotent_producer()
         send(cluster, other, "x")
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         for broker in (0, 1):
-            # As retention does it.
-            replicas = cluster._brokers[broker]._leaders[0]._replicas
+            # This is the effect of retention.
+            replicas = cluster.brokers[broker]._leaders[0]._replicas
             replicas.put(key, "t", log_start_offset=3)
             replicas.commit(0, removed=replicas.root.log.batches(key)[:1])
         cluster.restart(2)
@@ -277,8 +285,8 @@ class TestTheTable:
 
 
 def die_before_the_commit(cluster: LocalCluster, broker: int) -> None:
-    """Let a follower's tick end between its producer state and its log's commit."""
-    process: Any = cluster._brokers[broker]
+    """End a follower's tick between its producer state and its log's commit."""
+    process: Any = cluster.brokers[broker]
     log_of = process._followers[0]._root.log
 
     def dies(*_: Any, **__: Any) -> None:
@@ -291,10 +299,12 @@ def die_before_the_commit(cluster: LocalCluster, broker: int) -> None:
 
 
 class TestAFollower:
-    def test_does_not_copy_merged_batches_of_a_leader_that_tells_nothing_of_producers(
+    def test_does_not_copy_merged_batches_of_a_leader_that_reports_no_producers(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It goes on when the leader's table can be read again."""
+        """A follower copies no merged batch while the leader's producer state is unreadable, and
+        goes on later.
+        """
         cluster = start(0, 1, 2, log_merger_min_batches=2)
         producer = cluster.idempotent_producer()
         cluster.crash(2)
@@ -317,6 +327,8 @@ class TestAFollower:
     def test_that_keeps_up_asks_nobody(
         self, cluster: LocalCluster, producer: LocalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A follower that copies every batch itself does not read its leader's producer state."""
+
         def asked(_: LeaderRoot) -> None:
             raise AssertionError("asked")
 

@@ -1,4 +1,4 @@
-"""Quotas: how fast producers may write to a topic that says so (producer_byte_rate)."""
+"""Quotas: the rate at which producers may write to a topic that limits it (producer_byte_rate)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.clients.produce import PendingProduce
+from sparklog.producer.produce_requests import PendingProduce
 from sparklog.testing import LocalCluster
 
 Start = Callable[..., LocalCluster]
@@ -14,7 +14,7 @@ Start = Callable[..., LocalCluster]
 
 @pytest.fixture
 def cluster(start: Start) -> LocalCluster:
-    """A topic `slow` that takes 1000 bytes a second, over windows of two seconds, beside `t`."""
+    """A topic `slow` with a quota of 1000 bytes/s over windows of two seconds, and a topic `t`."""
     cluster = start(0, quota_window_num=2, quota_window_size_seconds=1)
     cluster.create_topic(
         "slow", assignment={0: [0], 1: [0]}, configs={"producer_byte_rate": "1000"}
@@ -24,7 +24,7 @@ def cluster(start: Start) -> LocalCluster:
 
 
 def sent(cluster: LocalCluster, topic: str, partition: int = 0) -> str:
-    """Send a batch of more than a second's and less than two seconds' bytes; how it is answered."""
+    """Send a batch of between one and two seconds' bytes; return its answer."""
     pending: PendingProduce = cluster.produce(topic, partition, [b"m" * 500], acks=1)
     cluster.leader_tick(0)
     assert pending.response is not None
@@ -32,7 +32,7 @@ def sent(cluster: LocalCluster, topic: str, partition: int = 0) -> str:
 
 
 def test_a_topic_that_is_written_too_fast_refuses_for_a_while(cluster: LocalCluster) -> None:
-    """All its partitions count; what was written is written."""
+    """All its partitions count; the batches written so far stay."""
     assert [sent(cluster, "slow", partition) for partition in (0, 1, 0)] == [
         "NONE",
         "NONE",
@@ -46,13 +46,14 @@ def test_a_topic_that_is_written_too_fast_refuses_for_a_while(cluster: LocalClus
 
 
 def test_other_topics_are_not_slowed_down(cluster: LocalCluster) -> None:
+    """The quota of one topic does not affect other topics."""
     while sent(cluster, "slow") == "NONE":
         pass
     assert [sent(cluster, "t") for _ in range(5)] == ["NONE"] * 5
 
 
 def test_a_retry_of_what_is_in_the_log_is_answered_all_the_same(cluster: LocalCluster) -> None:
-    """It adds no bytes (3.6)."""
+    """A retry of a stored batch is answered over the quota, because it adds no bytes (3.6)."""
     producer = cluster.idempotent_producer()
     first = cluster.produce("slow", 0, [b"m"], acks=1, producer=producer)
     cluster.leader_tick(0)

@@ -1,4 +1,4 @@
-"""Leading and following: whose word counts, when records are committed, who is in sync."""
+"""Leading and following: valid reports, committed records, and ISR membership."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE
-from sparklog.storage.control_table import Fence
-from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.fence import Fence
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.storage.sharded_table import ShardedTable
@@ -31,10 +31,10 @@ FailOnce = Callable[[str, str], None]
 
 
 def forge(cluster: LocalCluster, broker: int, **changes: object) -> None:
-    """Change what a replica reports of itself, as no broker would."""
-    root = Location.of(str(cluster._root / f"broker-{broker}"))
+    """Change a replica's report in a way that no broker does."""
+    root = Location.of(str(cluster.root / f"broker-{broker}"))
     held = Journal(root)
-    forged = Journal(root, Fence(BROKER_EPOCH, cluster._brokers[broker].broker_epoch))
+    forged = Journal(root, Fence(BROKER_EPOCH, cluster.brokers[broker].broker_epoch))
     rows = [{**row, **changes} for row in held.rows.values()]
     forged.commit_step([], [], Step(rows), 0)
 
@@ -44,7 +44,9 @@ class TestAReport:
         ("column", "by"), [("leader_epoch", -1), ("leader_epoch", 1), ("broker_epoch", -1)]
     )
     def test_under_another_epoch_does_not_count(self, start: Start, column: str, by: int) -> None:
-        """Neither for the high watermark nor for the way back into the in-sync set (1.3, 6.4)."""
+        """A report under another epoch counts neither for the high watermark nor for joining the
+        ISR (1.3, 6.4).
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -57,7 +59,7 @@ class TestAReport:
         assert cluster.partition("t", 0).isr == [0]
 
     def test_counts_under_both(self, start: Start) -> None:
-        """What the last test changes is what makes the difference."""
+        """A report under both current epochs counts; only they differ from the previous test."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -66,7 +68,7 @@ class TestAReport:
         assert high_watermark(cluster, 0) == 1
 
     def test_of_a_process_that_is_gone_does_not_count(self, start: Start) -> None:
-        """The follower has registered anew and has not reported since (KIP-903)."""
+        """The follower has registered again and has not reported since (KIP-903)."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -87,7 +89,9 @@ class TestALeadersRow:
     def test_is_believed_only_under_the_epoch(
         self, start: Start, changes: dict[str, object]
     ) -> None:
-        """Otherwise nothing is fetched, nothing truncated, nothing reported (6.4)."""
+        """A leader's row under another epoch is ignored: nothing is fetched, truncated or reported
+        (6.4).
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.leader_tick(0)
@@ -98,6 +102,9 @@ class TestALeadersRow:
         assert report(cluster, 1) == before
 
     def test_is_not_there_before_its_first_tick_in_the_epoch(self, start: Start) -> None:
+        """A follower reports in a new epoch after the new leader's first tick in it, and not
+        before.
+        """
         cluster = start(0, 1, 2)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -111,9 +118,9 @@ class TestALeadersRow:
         assert report(cluster, 2)["leader_epoch"] == 1
 
 
-def test_two_partitions_that_change_places_are_told_apart(start: Start) -> None:
-    """Brokers exchange two leaderships while nothing is written, so that what a follower sees of
-    its leader looks the same as before. It has to report in the new epoch all the same.
+def test_two_partitions_that_change_places_are_distinguished(start: Start) -> None:
+    """Brokers exchange two leaderships while nothing is written, so that a follower reads the same
+    rows as before. It has to report in the new epoch all the same.
     """
     cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]})
     cluster.crash(0)
@@ -121,7 +128,7 @@ def test_two_partitions_that_change_places_are_told_apart(start: Start) -> None:
     cluster.tick_until_idle()
     assert [cluster.partition("t", n)[:2] for n in (0, 1)] == [(0, 1), (1, 0)]
     states = table(cluster, None, PARTITION_STATE)
-    epochs = {broker_id: one.broker_epoch for broker_id, one in cluster._brokers.items()}
+    epochs = {broker_id: one.broker_epoch for broker_id, one in cluster.brokers.items()}
     exchanged = [
         row
         | {
@@ -141,7 +148,9 @@ def test_two_partitions_that_change_places_are_told_apart(start: Start) -> None:
 
 class TestTheHighWatermark:
     def test_never_goes_back_for_a_consumer(self, start: Start) -> None:
-        """The new leader had not learnt of it; until it has, nobody is shown less (KIP-207)."""
+        """A new leader knows a lower one at first; until it is raised, consumers get an error
+        (KIP-207).
+        """
         cluster = start(0, 1, 2)
         cluster.produce("t", 0, [b"a", b"b"])
         cluster.leader_tick(0)
@@ -160,7 +169,7 @@ class TestTheHighWatermark:
         assert values(cluster.consume("t", 0)) == ["a", "b"]
 
     def test_never_goes_back_on_the_leader(self, start: Start) -> None:
-        """A replica that comes back with less does not lower it."""
+        """A replica that returns with fewer records does not lower it."""
         cluster = start(0, 1, replica_lag_time_max_ms=5000)
         cluster.pause(1)
         cluster.produce("t", 0, [b"a"])
@@ -174,7 +183,7 @@ class TestTheHighWatermark:
         assert cluster.partition("t", 0).isr == [0]
 
     def test_stands_still_under_min_isr(self, start: Start) -> None:
-        """acks=all is refused, acks=1 appended and not committed (2.3, 3.3)."""
+        """acks=all is refused; acks=1 is appended and not committed (2.3, 3.3)."""
         cluster = start(0, 1, min_isr=2)
         cluster.crash(1)
         cluster.fence(1)
@@ -187,7 +196,9 @@ class TestTheHighWatermark:
         check_at_rest(cluster, "b")
 
     def test_waits_for_one_that_is_about_to_join(self, start: Start) -> None:
-        """Else the joining replica would enter the in-sync set without what is committed (2.1)."""
+        """The high watermark waits for a joining replica, which would otherwise lack committed
+        records (2.1).
+        """
         cluster = start(0, 1, 2)
         cluster.crash(2)
         cluster.fence(2)
@@ -208,6 +219,7 @@ class TestTheHighWatermark:
 
 class TestAnInSyncSetThatShrinksBelowMinIsr:
     def test_after_the_append_lets_the_request_wait(self, start: Start) -> None:
+        """A request that was appended before the ISR shrank below the minimum stays delayed."""
         cluster = start(0, 1, min_isr=2, replica_lag_time_max_ms=5000)
         pending = cluster.produce("t", 0, [b"a"], timeout_ms=60_000)
         cluster.leader_tick(0)
@@ -219,13 +231,13 @@ class TestAnInSyncSetThatShrinksBelowMinIsr:
         assert error(pending) == "NONE"
 
     def test_fails_the_retry_of_what_is_committed(self, start: Start) -> None:
-        """The batch is there and below the high watermark, but too few could take over (3.3)."""
+        """The batch is below the high watermark, but too few replicas could take over (3.3)."""
         cluster = start(0, 1, min_isr=2)
         first = cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
         cluster.crash(1)
         cluster.fence(1)
-        retry = cluster._send_again(first)
+        retry = cluster.retry(first)
         cluster.leader_tick(0)
         assert retry.response is not None
         assert retry.response == ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", 0, 0)
@@ -234,7 +246,7 @@ class TestAnInSyncSetThatShrinksBelowMinIsr:
 
 class TestTheInSyncSet:
     def test_loses_a_follower_that_fetches_and_stays_behind(self, start: Start) -> None:
-        """Slow but moving: it reaches what the leader's end was at its previous report (5.1)."""
+        """A follower leaves the ISR if it only reaches the log end of its previous report (5.1)."""
         cluster = start(0, 1, replica_lag_time_max_ms=5000, replica_fetch_max_bytes=1)
         for n in range(4):
             cluster.produce("t", 0, [b"%d" % n], acks=1)
@@ -248,7 +260,7 @@ class TestTheInSyncSet:
         check_at_rest(cluster, "0", "1", "2", "3")
 
     def test_keeps_a_follower_that_is_idle(self, start: Start) -> None:
-        """It renews its row although there is nothing to fetch."""
+        """An idle follower stays in the ISR, because it renews its row."""
         cluster = start(0, 1, replica_lag_time_max_ms=3000)
         for _ in range(5):
             cluster.clock.advance(1000)
@@ -259,24 +271,27 @@ class TestTheInSyncSet:
         assert cluster.partition("t", 0).isr == [0, 1]
 
     def test_keeps_a_silent_follower_that_has_everything(self, start: Start) -> None:
+        """A silent follower at the leader's log end stays in the ISR."""
         cluster = start(0, 1, replica_lag_time_max_ms=3000)
         cluster.clock.advance(8000)
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0, 1]
 
     def test_takes_no_fenced_broker(self, start: Start) -> None:
-        """It has everything and reports under the right epochs, but its heartbeats stay away."""
+        """A fenced broker does not join the ISR, even with all records and reports under the right
+        epochs.
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        silent = cluster._brokers[1]
+        silent = cluster.brokers[1]
         cluster.crash(1)
         cluster.fence(1)
         assert cluster.partition("t", 0).isr == [0]
         silent.follower_tick()
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0]
-        silent.look()
+        silent.poll()
         silent.heartbeat()
         cluster.leader_tick(0)
         assert cluster.partition("t", 0).isr == [0, 1]
@@ -284,8 +299,8 @@ class TestTheInSyncSet:
     def test_changes_within_one_tick_while_others_write_other_partitions(
         self, start: Start, monkeypatch: pytest.MonkeyPatch, rules_run: list[str]
     ) -> None:
-        """Each lost commit is repeated on what the others wrote, which stays; it is one decision
-        (5.3).
+        """ISR changes repeat lost commits on the rows that others wrote, as one decision within a
+        tick (5.3).
         """
         cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]}, replica_lag_time_max_ms=5000)
         state = table(cluster, None, PARTITION_STATE)
@@ -323,7 +338,7 @@ class TestTheInSyncSet:
     def test_comes_to_rest_while_a_follower_catches_up_under_a_standing_high_watermark(
         self, start: Start
     ) -> None:
-        """It may join and leave on its way, but not for ever."""
+        """ISR changes end while a follower catches up and the high watermark does not move."""
         cluster = start(0, 1, 2, replica_fetch_max_bytes=1)
         cluster.crash(2)
         cluster.fence(2)
@@ -339,7 +354,7 @@ class TestTheInSyncSet:
 
 
 class TestReplicaLagMaxMessages:
-    """The setting counts for leaving, for joining, and for the high watermark (5.1, 5.2, 2.1)."""
+    """The setting applies to leaving, to joining, and to the high watermark (5.1, 5.2, 2.1)."""
 
     def test_the_high_watermark_does_not_wait_for_a_follower_beyond_it(self, start: Start) -> None:
         """The follower leaves the ISR in the leader's tick and is not about to join again."""
@@ -351,7 +366,7 @@ class TestReplicaLagMaxMessages:
         assert high_watermark(cluster, 0) == 6
 
     def test_a_follower_within_it_is_waited_for(self, start: Start) -> None:
-        """A member three records behind stays a member."""
+        """A member that is three records behind stays a member."""
         cluster = start(0, 1, replica_lag_max_messages=3)
         for n in range(3):
             cluster.produce("t", 0, [b"%d" % n], acks=1)
@@ -360,7 +375,9 @@ class TestReplicaLagMaxMessages:
         assert high_watermark(cluster, 0) == 0
 
     def test_a_follower_joins_once_it_is_within_it_and_stays(self, start: Start) -> None:
-        """Under min ISR the high watermark stands still, and each of its positions reaches it."""
+        """Below min.insync.replicas the high watermark does not move, and each of its positions
+        reaches it.
+        """
         cluster = start(0, 1, min_isr=2, replica_lag_max_messages=3, replica_fetch_max_bytes=1)
         for n in range(6):
             cluster.produce("t", 0, [b"%d" % n], acks=1)
@@ -377,7 +394,9 @@ class TestReplicaLagMaxMessages:
 class TestARequestInADeadLeadersInbox:
     @pytest.mark.parametrize("comes_back_as", ["follower", "leader"])
     def test_is_never_appended_later(self, start: Start, comes_back_as: str) -> None:
-        """It names an epoch that is over by then (3.1)."""
+        """A request in a dead leader's inbox is never appended: it names an epoch that has ended
+        (3.1).
+        """
         cluster = start(0, 1)
         cluster.crash(0)
         left = cluster.produce("t", 0, [b"x"], acks=1)
@@ -392,7 +411,7 @@ class TestARequestInADeadLeadersInbox:
 
 
 def test_a_followers_high_watermark_does_not_fall_after_a_clean_election(start: Start) -> None:
-    """The new leader's may be behind it, but a reader of the follower must not go back (9.3)."""
+    """The new leader's may be lower, but a reader of the follower must not go back (9.3)."""
     cluster = start(0, 1, 2)
     cluster.produce("t", 0, [b"a"])
     cluster.leader_tick(0)
@@ -410,7 +429,9 @@ def test_a_followers_high_watermark_does_not_fall_after_a_clean_election(start: 
 
 
 def test_a_follower_that_joins_below_the_logs_end_is_not_thrown_out_at_once(start: Start) -> None:
-    """It has replica.lag.time.max.ms to get to the end, though it never was there before (5.1)."""
+    """A joined follower has replica.lag.time.max.ms to reach the log end for the first time
+    (5.1).
+    """
     cluster = start(0, 1, 2)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -423,7 +444,7 @@ def test_a_follower_that_joins_below_the_logs_end_is_not_thrown_out_at_once(star
     cluster.restart(1)
     seen = []
     for _ in range(3):
-        # Broker 0 lags, so the high watermark stays behind; broker 1 copies all there is.
+        # Broker 0 lags, so the high watermark does not move; broker 1 copies all records.
         cluster.follower_tick(1)
         for _ in range(2):
             cluster.produce("t", 0, [b"b"], acks=1)
@@ -433,11 +454,13 @@ def test_a_follower_that_joins_below_the_logs_end_is_not_thrown_out_at_once(star
 
 
 class TestALogThatBeginsLater:
-    """Retention has cut the leader's log while a follower was away (6.7)."""
+    """Retention has raised the leader's log start offset while a follower was away (6.7)."""
 
     @pytest.fixture
     def cluster(self, start: Start) -> LocalCluster:
-        """Broker 2 has `a` and was away when `b` and `c` came and `a` and `b` went."""
+        """Broker 2 has `a`. It was away when `b` and `c` were appended and `a` and `b` were
+        removed.
+        """
         cluster = start(0, 1, 2)
         for text in (b"a", b"b", b"c"):
             cluster.produce("t", 0, [text])
@@ -445,14 +468,15 @@ class TestALogThatBeginsLater:
             if text == b"a":
                 cluster.crash(2)
                 cluster.fence(2)
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         for broker in (0, 1):
-            replicas = cluster._brokers[broker]._leaders[0]._replicas
+            replicas = cluster.brokers[broker]._leaders[0]._replicas
             replicas.put(key, "t", log_start_offset=2)
             replicas.commit(0, removed=replicas.root.log.batches(key)[:2])
         return cluster
 
-    def test_is_where_the_follower_begins_anew(self, cluster: LocalCluster) -> None:
+    def test_is_where_the_follower_begins_again(self, cluster: LocalCluster) -> None:
+        """A follower whose log ends before the leader's log start offset begins at that offset."""
         cluster.restart(2)
         cluster.produce("t", 0, [b"d"])
         cluster.tick_until_idle()
@@ -463,7 +487,9 @@ class TestALogThatBeginsLater:
         assert values(cluster.consume("t", 0)) == ["c", "d"]
 
     def test_is_not_begun_twice(self, cluster: LocalCluster) -> None:
-        """A follower that ends in between finds its log empty, and a later one where it began."""
+        """A follower that dies in between finds its log empty, and the next process the new
+        start.
+        """
         cluster.restart(2)
         cluster.follower_tick(2, stop_after="truncate")
         assert cluster.log(2, "t", 0) == []
@@ -478,7 +504,7 @@ class TestALogThatBeginsLater:
 
 
 def test_a_partition_that_is_always_behind_starves_no_other(start: Start) -> None:
-    """replica.fetch.response.max.bytes is spent in turns: who was served longest ago is first."""
+    """replica.fetch.response.max.bytes is shared: partitions served longest ago come first."""
     cluster = start(
         0, 1, assignment={n: [0, 1] for n in range(4)}, replica_fetch_response_max_bytes=1
     )
@@ -496,7 +522,7 @@ def test_a_partition_that_is_always_behind_starves_no_other(start: Start) -> Non
 
 class TestABadFile:
     def test_in_the_leaders_log_stops_its_partition_only(self, start: Start) -> None:
-        """The leader is alone in sync and keeps its place; a restored file is copied (8.4)."""
+        """The leader, the only ISR member, keeps its place; a restored file is copied (8.4)."""
         cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
         cluster.crash(1)
         cluster.fence(1)
@@ -504,33 +530,33 @@ class TestABadFile:
         cluster.produce("t", 0, [b"a"], acks=1)
         cluster.produce("t", 1, [b"b"], acks=1)
         cluster.leader_tick(0)
-        state = cluster._connection.metadata().partition("t", 0)
-        [batch] = cluster._brokers[0]._leaders[0]._root.log.batches(state.key)
-        file = cluster._root / "broker-0" / "log" / batch.path
+        state = cluster.connection.metadata().partition("t", 0)
+        [batch] = cluster.brokers[0]._leaders[0]._root.log.batches(state.key)
+        file = cluster.root / "broker-0" / "log" / batch.path
         content = file.read_bytes()
         file.write_bytes(content[:-1] + b"?")
         cluster.tick_until_idle()
         assert (log(cluster, 1), log(cluster, 1, partition=1)) == ([], ["b"])
         file.write_bytes(content)
-        # Attempts back off.
+        # The delay between attempts increases.
         cluster.clock.advance(30_000)
         check_at_rest(cluster, "a")
 
     def test_that_straddles_the_position_stops_its_partition_only(self, start: Start) -> None:
-        """The own end lies inside a batch of the leader's after an unclean truncation."""
+        """The follower's log end is inside a batch of the leader's after an unclean truncation."""
         cluster = start(0, 1, 2, assignment={0: [0, 1, 2], 1: [0, 1, 2]})
         cluster.produce("t", 0, [b"a", b"b"], acks=1)
         cluster.produce("t", 1, [b"c"], acks=1)
         cluster.leader_tick(0)
-        follower = cluster._brokers[1]._followers[0]
+        follower = cluster.brokers[1]._followers[0]
         cluster.follower_tick(1)
-        key = cluster._connection.metadata().partition("t", 0).key
+        key = cluster.connection.metadata().partition("t", 0).key
         follower._truncate({key: 1}, now_ms=0)
         assert log(cluster, 1) == ["a"]
         cluster.produce("t", 1, [b"d"], acks=1)
         cluster.leader_tick(0)
-        [batch] = cluster._brokers[0]._leaders[0]._root.log.batches(key)
-        file = cluster._root / "broker-0" / "log" / batch.path
+        [batch] = cluster.brokers[0]._leaders[0]._root.log.batches(key)
+        file = cluster.root / "broker-0" / "log" / batch.path
         content = file.read_bytes()
         file.unlink()
         cluster.follower_tick(1)
@@ -541,15 +567,16 @@ class TestABadFile:
         check_at_rest(cluster, "a", "b")
 
     def test_of_the_own_that_is_to_be_cut_stops_its_partition_only(self, start: Start) -> None:
+        """A missing file of a follower's own log stops the truncation of its partition only."""
         cluster = start(0, 1, assignment={0: [0, 1], 1: [0, 1]})
         cluster.produce("t", 0, [b"x", b"y"], acks=1)
         cluster.produce("t", 1, [b"z"], acks=1)
         cluster.leader_tick(0)
         cluster.follower_tick(1)
-        own = cluster._brokers[1]._followers[0]
-        key = cluster._connection.metadata().partition("t", 0).key
+        own = cluster.brokers[1]._followers[0]
+        key = cluster.connection.metadata().partition("t", 0).key
         [batch] = own._root.log.batches(key)
-        (cluster._root / "broker-1" / "log" / batch.path).unlink()
+        (cluster.root / "broker-1" / "log" / batch.path).unlink()
         assert own._truncate({key: 1}, now_ms=0) == {key}
         cluster.produce("t", 1, [b"w"], acks=1)
         cluster.leader_tick(0)
@@ -558,7 +585,9 @@ class TestABadFile:
 
 
 def test_the_newest_position_of_every_replica_is_in_its_row(start: Start) -> None:
-    """Led and followed, in one piece, under the process's epoch (1.5)."""
+    """The row has the newest position of led and followed replicas, under the process's epoch
+    (1.5).
+    """
     cluster = start(0, 1, assignment={0: [0, 1], 1: [1, 0]})
     cluster.produce("t", 0, [b"a"])
     cluster.produce("t", 1, [b"b", b"c"])

@@ -1,4 +1,4 @@
-"""What a leader makes of produce requests, good ones and all others (rules 3.1 to 3.7).
+"""A leader's handling of produce requests, valid and invalid ones (rules 3.1 to 3.7).
 
 One cluster serves all tests here; each has a topic of its own, led by broker 0, followed by 1.
 """
@@ -14,19 +14,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sparklog.clients.produce import PendingProduce, RequestedBatch
-from sparklog.errors import error_code
-from sparklog.model import (
-    DELAYED_OPERATIONS,
-    PRODUCE_REQUESTS,
-    REQUEST_INDEX,
-    new_batch_path,
-)
+from sparklog.model import DELAYED_OPERATIONS, PRODUCE_REQUESTS, REQUEST_INDEX, new_batch_path
+from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.requests import append
 from tests.broker.states import answers, error, log, rows, versions
+from tests.storage.requests import row_of
 
 Row = dict[str, Any]
 
@@ -46,10 +41,10 @@ class Topic:
     name: str
 
     def row(self, *texts: str, **changes: Any) -> Row:
-        """Write a batch file and return the row that a client would name it in."""
+        """Write a batch file and return the row by which a client would name it."""
         cluster = self.cluster
-        state = cluster._connection.metadata().partition(self.name, 0)
-        location = Location.of(str(cluster._root / f"broker-{state.leader}" / "log"))
+        state = cluster.connection.metadata().partition(self.name, 0)
+        location = Location.of(str(cluster.root / f"broker-{state.leader}" / "log"))
         writer = BatchFileWriter(location, new_batch_path())
         contents = [text.encode() for text in texts or ("m",)]
         writer.write(records_table(contents, None, cluster.clock.now_ms()))
@@ -57,18 +52,19 @@ class Topic:
         request_id = changes.pop("request_id", new_batch_path())
         acks = changes.pop("acks", 1)
         timeout_ms = changes.pop("timeout_ms", 1000)
-        return cluster._client._row(request_id, batch, acks, timeout_ms) | changes
+        client = ProduceClient(cluster.connection, client_id="local", clock=cluster.clock)
+        return row_of(client.request(request_id, batch, acks, timeout_ms)) | changes
 
     def send(self, *of: Row, to: int = 0) -> None:
         """Append rows to a broker's request table in one commit."""
         append(self.cluster, to, of)
 
     def error(self, row: Row, of: int = 0) -> str | None:
-        """What became of a request: Kafka's name, or `None` where it was not answered."""
+        """Return the error code of a request's answer, or `None` if it was not answered."""
         found = [
-            error_code(answer["error_code"]).name
+            answer.error
             for answer in answers(self.cluster, of)
-            if (answer["request_id"], answer["topic_id"]) == (row["request_id"], row["topic_id"])
+            if (answer.request_id, answer.topic_id) == (row["request_id"], row["topic_id"])
         ]
         assert len(found) <= 1, "a request is answered once"
         return found[0] if found else None
@@ -98,6 +94,7 @@ def answer(pending: PendingProduce) -> tuple[str, int] | None:
 
 class TestAcks:
     def test_zero_is_appended_and_never_answered(self, topic: Topic) -> None:
+        """A batch with acks=0 is appended, and no answer is written."""
         pending = topic.produce("a", acks=0)
         topic.cluster.leader_tick(0)
         assert topic.log == ["a"]
@@ -105,12 +102,14 @@ class TestAcks:
         assert pending.response is None
 
     def test_zero_is_refused_without_an_answer(self, topic: Topic) -> None:
+        """A batch with acks=0 that is refused gets no answer."""
         row = topic.row(acks=0, leader_epoch=7)
         topic.send(row)
         topic.cluster.leader_tick(0)
         assert (topic.log, topic.error(row)) == ([], None)
 
     def test_one_is_answered_after_the_leaders_append(self, topic: Topic) -> None:
+        """A batch with acks=1 is answered after the leader's append."""
         pending = topic.produce("a", "b")
         topic.cluster.leader_tick(0)
         assert answer(pending) == ("NONE", 0)
@@ -118,6 +117,7 @@ class TestAcks:
         assert pending.response.last_offset == 1
 
     def test_all_is_answered_when_the_high_watermark_has_passed(self, topic: Topic) -> None:
+        """A batch with acks=all is answered once the high watermark has passed it."""
         pending = topic.produce("a", acks="all")
         topic.cluster.leader_tick(0)
         assert pending.response is None
@@ -127,6 +127,7 @@ class TestAcks:
         assert answer(pending) == ("NONE", 0)
 
     def test_anything_else_is_refused(self, topic: Topic) -> None:
+        """Other values of acks are refused with INVALID_REQUIRED_ACKS."""
         bad = [topic.row() | {"acks": acks} for acks in (2, -2, -99, None, 1 << 30)]
         topic.send(*bad)
         topic.cluster.leader_tick(0)
@@ -136,7 +137,7 @@ class TestAcks:
 
 class TestExpiry:
     def test_of_a_delayed_request(self, topic: Topic) -> None:
-        """It stays in the log, and its retry is recognised (3.6, 4.2)."""
+        """An expired request's batch stays in the log, and a retry is recognised (3.6, 4.2)."""
         pending = topic.produce("a", acks="all", timeout_ms=1000)
         topic.cluster.leader_tick(0)
         topic.cluster.clock.advance(999)
@@ -145,12 +146,13 @@ class TestExpiry:
         topic.cluster.clock.advance(1)
         topic.cluster.leader_tick(0)
         assert answer(pending) == ("REQUEST_TIMED_OUT", 0)
-        retry = topic.cluster._send_again(pending)
+        retry = topic.cluster.retry(pending)
         topic.cluster.tick_until_idle()
         assert answer(retry) == ("NONE", 0)
         assert topic.log == ["a"]
 
     def test_of_one_partition_leaves_the_others_result(self, topic: Topic) -> None:
+        """The expiry of one partition keeps the error of another one in the same request."""
         row = topic.row("a", acks=-1, request_id="two")
         refused = topic.row("b", acks=-1, request_id="two") | {"partition": 5}
         topic.send(row, refused)
@@ -158,14 +160,16 @@ class TestExpiry:
         topic.cluster.clock.advance(1000)
         topic.cluster.leader_tick(0)
         errors = {
-            answer["partition"]: error_code(answer["error_code"]).name
+            answer.partition: answer.error
             for answer in answers(topic.cluster, 0)
-            if answer["request_id"] == "two"
+            if answer.request_id == "two"
         }
         assert errors == {0: "REQUEST_TIMED_OUT", 5: "UNKNOWN_TOPIC_OR_PARTITION"}
 
     def test_of_what_may_have_waited_unseen(self, topic: Topic) -> None:
-        """The client has given up by then: appended now, it would be behind its back (3.1)."""
+        """The client has given up by then; appending the batch now would be without its knowledge
+        (3.1).
+        """
         pending = topic.produce("a", timeout_ms=1000)
         topic.cluster.clock.advance(1001)
         topic.cluster.leader_tick(0)
@@ -173,13 +177,14 @@ class TestExpiry:
         assert topic.log == []
 
     def test_not_of_what_has_waited_for_just_its_timeout(self, topic: Topic) -> None:
+        """A request that is exactly as old as its timeout is still appended."""
         pending = topic.produce("a", timeout_ms=1000)
         topic.cluster.clock.advance(1000)
         topic.cluster.leader_tick(0)
         assert answer(pending) == ("NONE", 0)
 
     def test_is_completed_once(self, topic: Topic) -> None:
-        """Neither the high watermark nor the deadline completes it a second time (4.2)."""
+        """A request is completed once, either by the high watermark or by the deadline (4.2)."""
         row = topic.row("a", acks=-1)
         topic.send(row)
         topic.cluster.leader_tick(0)
@@ -192,19 +197,21 @@ class TestExpiry:
 
 class TestAddress:
     def test_older_leader_epoch(self, topic: Topic) -> None:
+        """A request with an older leader epoch is refused with FENCED_LEADER_EPOCH."""
         row = topic.row() | {"leader_epoch": -1}
         topic.send(row)
         topic.cluster.leader_tick(0)
         assert (topic.log, topic.error(row)) == ([], "FENCED_LEADER_EPOCH")
 
     def test_newer_leader_epoch(self, topic: Topic) -> None:
+        """A request with a newer leader epoch is refused with UNKNOWN_LEADER_EPOCH."""
         row = topic.row() | {"leader_epoch": 1}
         topic.send(row)
         topic.cluster.leader_tick(0)
         assert (topic.log, topic.error(row)) == ([], "UNKNOWN_LEADER_EPOCH")
 
     def test_another_broker(self, topic: Topic) -> None:
-        """Also one that leads nothing answers (3.1)."""
+        """A broker that leads no partition answers, too (3.1)."""
         row = topic.row()
         topic.send(row, to=1)
         topic.cluster.leader_tick(1)
@@ -212,26 +219,29 @@ class TestAddress:
         assert not topic.cluster.leader_tick(1).changed
 
     def test_unknown_topic_id(self, topic: Topic) -> None:
+        """A request with an unknown topic id is refused with UNKNOWN_TOPIC_OR_PARTITION."""
         row = topic.row() | {"topic_id": "no such id"}
         topic.send(row)
         topic.cluster.leader_tick(0)
         assert topic.error(row) == "UNKNOWN_TOPIC_OR_PARTITION"
 
     def test_the_name_of_a_topic_counts_for_nothing(self, topic: Topic) -> None:
+        """A topic is identified by its id; the name in a request is ignored."""
         row = topic.row("a") | {"topic": "another"}
         topic.send(row)
         topic.cluster.leader_tick(0)
         assert (topic.log, topic.error(row)) == (["a"], "NONE")
-        [batch] = topic.cluster._brokers[0]._leaders[0]._root.log.find([row["path"][7:39]])
+        [batch] = topic.cluster.brokers[0]._leaders[0]._root.log.find([row["path"][7:39]])
         assert batch.topic == topic.name
 
 
 class TestARetry:
     def test_of_a_batch_in_the_log_is_answered_with_its_offsets(self, topic: Topic) -> None:
+        """A retry of a batch in the log is answered with the batch's offsets."""
         first = topic.produce("a", "b")
         topic.produce("c")
         topic.cluster.leader_tick(0)
-        retry = topic.cluster._send_again(first)
+        retry = topic.cluster.retry(first)
         topic.cluster.leader_tick(0)
         assert answer(retry) == ("NONE", 0)
         assert topic.log == ["a", "b", "c"]
@@ -240,11 +250,11 @@ class TestARetry:
     def test_in_the_same_tick_shares_what_becomes_of_the_first(
         self, topic: Topic, same_file: bool
     ) -> None:
-        """A client that loses patience before the leader looks has both requests lie there."""
+        """A client that retries before the leader's next poll has both requests in the inbox."""
         first = topic.row("a", "b")
         path = first["path"] if same_file else new_batch_path(first["path"][7:39])
         if not same_file:
-            root = topic.cluster._root / "broker-0" / "log"
+            root = topic.cluster.root / "broker-0" / "log"
             (root / path).write_bytes((root / first["path"]).read_bytes())
         retry = first | {"request_id": "retry of " + first["request_id"], "path": path}
         topic.send(first)
@@ -254,7 +264,9 @@ class TestARetry:
         assert topic.log == ["a", "b"]
 
     def test_of_an_idempotent_producer_with_another_file(self, topic: Topic) -> None:
-        """Its sequence tells, also in the same tick (3.6)."""
+        """A retry of an idempotent producer with another file is recognised by its sequence
+        (3.6).
+        """
         sequence = {"producer_id": 4000, "producer_epoch": 0, "base_sequence": 0}
         first, retry = topic.row("a", **sequence), topic.row("a", **sequence)
         after = topic.row("b", **(sequence | {"base_sequence": 1}))
@@ -266,22 +278,23 @@ class TestARetry:
         assert topic.log == ["a", "b"]
 
     def test_of_a_request_that_was_answered_just_before_a_crash(self, topic: Topic) -> None:
-        """The first is still in the inbox, and is passed over: the retry must not share its fate.
+        """The first is still in the inbox and is skipped: the retry must not share its result.
 
-        Every tick of the broker failed for good.
+        It used to make every tick of the broker fail for good.
         """
         first = topic.produce("a")
         topic.cluster.leader_tick(0, stop_after="responses")
-        retry = topic.cluster._send_again(first)
+        retry = topic.cluster.retry(first)
         topic.cluster.restart(0)
         topic.cluster.tick_until_idle()
         assert answer(first) == answer(retry) == ("NONE", 0)
         assert topic.log == ["a"]
 
     def test_waits_like_the_first_where_acks_is_all(self, topic: Topic) -> None:
+        """A retry with acks=all is delayed like the first request, and both get the same answer."""
         first = topic.produce("a", acks="all")
         topic.cluster.leader_tick(0)
-        retry = topic.cluster._send_again(first)
+        retry = topic.cluster.retry(first)
         topic.cluster.leader_tick(0)
         assert (first.response, retry.response) == (None, None)
         topic.cluster.follower_tick(1)
@@ -290,7 +303,7 @@ class TestARetry:
         assert topic.log == ["a"]
 
     def test_named_twice_in_one_request_is_appended_once(self, topic: Topic) -> None:
-        """delta-rs would take the path twice: two headers for one file, and a hole in the log."""
+        """delta-rs would take the path twice: two headers for one file, and a gap in the log."""
         row = topic.row("a", "b")
         topic.send(row, row)
         after = topic.produce("c")
@@ -300,7 +313,7 @@ class TestARetry:
         assert answer(after) == ("NONE", 2)
 
     def test_of_a_file_for_another_partition_is_refused(self, topic: Topic) -> None:
-        """One file has one header."""
+        """A file has one header."""
         other = Topic(topic.cluster, topic.name + "-other")
         topic.cluster.create_topic(other.name, assignment={0: [0, 1]})
         topic.cluster.leader_tick(0)
@@ -316,7 +329,7 @@ class TestARetry:
 
 
 def test_many_requests_are_one_commit(topic: Topic) -> None:
-    """Group commit: the number of commits of a tick does not grow with that of the requests."""
+    """Group commit: the number of commits per tick does not depend on the number of requests."""
     cluster = topic.cluster
     before = versions(cluster, 0)
     pending = [topic.produce(f"m{n}", acks=1) for n in range(10)]
@@ -360,6 +373,9 @@ _BAD_CLAIMS: tuple[Row, ...] = (
 
 
 def test_batches_that_are_not_what_they_claim_are_refused_and_spoil_no_other(topic: Topic) -> None:
+    """A batch that differs from its row is refused with CORRUPT_MESSAGE, and other batches are
+    not.
+    """
     before = topic.produce("a")
     bad = [topic.row("bad") | claims for claims in _BAD_CLAIMS]
     for row in bad:
@@ -393,7 +409,7 @@ _COLUMNS = {field.name: _KINDS[str(field.type)] for field in REQUEST_INDEX} | {"
     )
 )
 def test_garbage_is_answered_or_dropped(topic: Topic, garbage: list[tuple[bool, Row]]) -> None:
-    """Nothing that anybody appends to the request table makes a tick fail or spoils another's."""
+    """No row of the request table makes a tick fail or affects another client's request."""
     cluster = topic.cluster
     good = topic.row("g")
     spoiled = [
@@ -412,6 +428,7 @@ def test_garbage_is_answered_or_dropped(topic: Topic, garbage: list[tuple[bool, 
 def test_a_request_is_answered_once_although_its_removal_failed(
     topic: Topic, fail_once: Callable[[str, str], None]
 ) -> None:
+    """A request whose removal failed is not answered a second time."""
     topic.cluster.clock.advance(5_000)
     row = topic.row("a")
     topic.send(row)
@@ -424,8 +441,32 @@ def test_a_request_is_answered_once_although_its_removal_failed(
     assert rows(topic.cluster, 0, PRODUCE_REQUESTS) == []
 
 
+def test_a_tick_does_not_wait_for_appends_without_a_pause(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal lost 50 races within a tick, for seconds; now it loses five, and is made later."""
+    topic.cluster.clock.advance(5_000)
+    row = topic.row("a")
+    topic.send(row)
+    [leader] = topic.cluster.brokers[0]._leaders
+    [table] = [one._table for one in leader.appends.inbox._tables]
+    lost = []
+
+    def lose(*_: object, **__: object) -> bool:
+        lost.append(True)
+        return False
+
+    monkeypatch.setattr(table._log, "commit", lose)
+    topic.cluster.leader_tick(0)
+    assert (topic.log, topic.error(row), len(lost)) == (["a"], "NONE", 5)
+    monkeypatch.undo()
+    topic.cluster.clock.advance(5_000)
+    topic.cluster.leader_tick(0)
+    assert rows(topic.cluster, 0, PRODUCE_REQUESTS) == []
+
+
 def test_values_arrive_as_they_were(topic: Topic) -> None:
-    """Nulls and empty values included."""
+    """Values are stored unchanged, including nulls and empty values."""
     cluster = topic.cluster
     cluster.produce(topic.name, 0, [None, b"", b"x"], keys=[b"k", None, b""])
     cluster.tick_until_idle()
@@ -437,7 +478,7 @@ def test_values_arrive_as_they_were(topic: Topic) -> None:
 def test_more_requests_than_a_tick_takes_are_to_be_sent_again(
     start: Callable[..., LocalCluster],
 ) -> None:
-    """Back-pressure: the first ones are served, whatever comes in is answered, nothing is lost."""
+    """Back-pressure: the first ones are served, every request is answered, no record is lost."""
     cluster = start(0, 1, queued_max_requests=2)
     producer = cluster.idempotent_producer()
     sent = [cluster.produce("t", 0, [b"%d" % one], producer=producer) for one in range(4)]
@@ -451,7 +492,9 @@ def test_more_requests_than_a_tick_takes_are_to_be_sent_again(
 
 
 class TestAFileThatIsNotThereYet:
-    """Producers upload a batch while they append its request: it waits for the file, briefly."""
+    """Producers upload a batch while they append its request: the request waits for the file,
+    briefly.
+    """
 
     @pytest.fixture
     def cluster(self, start: Callable[..., LocalCluster]) -> LocalCluster:
@@ -459,15 +502,18 @@ class TestAFileThatIsNotThereYet:
 
     @staticmethod
     def sent_ahead(cluster: LocalCluster) -> tuple[Row, Path, bytes]:
-        """Send a request whose file is still on its way: return its row, the file, its bytes."""
+        """Send a request before its file is uploaded: return its row, the file's path, its
+        bytes.
+        """
         row = Topic(cluster, "t").row("late", timeout_ms=30_000)
-        file = cluster._root / "broker-0" / "log" / row["path"]
+        file = cluster.root / "broker-0" / "log" / row["path"]
         content = file.read_bytes()
         file.unlink()
         append(cluster, 0, [row])
         return row, file, content
 
     def test_is_appended_once_it_is_there(self, cluster: LocalCluster) -> None:
+        """A batch is appended once its file is uploaded."""
         row, file, content = self.sent_ahead(cluster)
         assert not cluster.leader_tick(0).changed
         assert Topic(cluster, "t").error(row) is None
@@ -476,7 +522,7 @@ class TestAFileThatIsNotThereYet:
         assert (Topic(cluster, "t").error(row), log(cluster, 0)) == ("NONE", ["late"])
 
     def test_holds_no_other_request_back(self, cluster: LocalCluster) -> None:
-        """A partition has one batch of a producer on its way, so nothing is out of order."""
+        """A producer has one batch per partition in flight, so the order is kept."""
         row, file, content = self.sent_ahead(cluster)
         other = cluster.produce("t", 0, [b"other"], acks=1)
         cluster.leader_tick(0)
@@ -486,6 +532,7 @@ class TestAFileThatIsNotThereYet:
         assert (Topic(cluster, "t").error(row), log(cluster, 0)) == ("NONE", ["other", "late"])
 
     def test_is_refused_after_five_seconds(self, cluster: LocalCluster) -> None:
+        """A request whose file is missing for five seconds is refused with CORRUPT_MESSAGE."""
         row, _, _ = self.sent_ahead(cluster)
         cluster.clock.advance(4_999)
         cluster.leader_tick(0)
@@ -498,10 +545,12 @@ class TestAFileThatIsNotThereYet:
         cluster.leader_tick(0)
         assert rows(cluster, 0, PRODUCE_REQUESTS) == []
 
-    def test_of_a_request_before_others_is_told_apart_after_a_crash(
+    def test_of_a_request_before_others_is_distinguished_after_a_crash(
         self, cluster: LocalCluster
     ) -> None:
-        """The journal says which of the later requests are dealt with; it is answered, too."""
+        """The journal records which of the later requests were handled; the delayed one is
+        answered, too.
+        """
         row, file, content = self.sent_ahead(cluster)
         others = [cluster.produce("t", 0, [b"%d" % one], acks=1) for one in range(2)]
         cluster.leader_tick(0)
@@ -514,6 +563,7 @@ class TestAFileThatIsNotThereYet:
         assert log(cluster, 0) == ["0", "1"]
 
     def test_of_a_repetition_shares_what_becomes_of_the_first(self, cluster: LocalCluster) -> None:
+        """A repeated request waits for the same file, and gets the same answer as the first."""
         row, file, content = self.sent_ahead(cluster)
         append(cluster, 0, [again := row | {"request_id": "again"}])
         cluster.leader_tick(0)

@@ -8,29 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.broker.broker import Broker, round_of_ticks
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import PendingProduce, ProduceClient, RequestedBatch
+from sparklog.broker.broker import Broker
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import Settings
 from sparklog.model import BROKERS, PARTITION_STATE, new_batch_path
+from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster, ManualClock
+from sparklog.testing.local_cluster import round_of_ticks
 from tests.broker.states import check_at_rest, error, error_of_consume, log, rows, values
 
 Start = Callable[..., LocalCluster]
 
 
 def folder(cluster: LocalCluster, broker: int) -> Path:
-    return Path(cluster._root) / f"broker-{broker}"
+    return Path(cluster.root) / f"broker-{broker}"
 
 
 def restore_log(cluster: LocalCluster, broker: int) -> None:
-    """Put a broker's log back as it is in the copy of its root; the rest stays as it is."""
+    """Restore a broker's log from the copy of its root; the other tables stay unchanged."""
     shutil.rmtree(folder(cluster, broker) / "log")
     shutil.copytree(
         folder(cluster, broker).with_name("copy") / "log", folder(cluster, broker) / "log"
@@ -51,7 +52,9 @@ class TestALostRoot:
     def test_leaves_the_in_sync_set_before_its_broker_counts_as_alive(
         self, cluster: LocalCluster
     ) -> None:
-        """It was in sync with what it had; what it has now is nothing (7.2)."""
+        """A lost root leaves the ISR before its broker counts as alive, because its new log is
+        empty (7.2).
+        """
         before = cluster.partition("t", 0)
         cluster.restart(1)
         after = cluster.partition("t", 0)
@@ -60,7 +63,9 @@ class TestALostRoot:
         assert after.partition_epoch == before.partition_epoch + 1
 
     def test_is_not_elected(self, cluster: LocalCluster) -> None:
-        """The committed record is on broker 2 alone by then."""
+        """A replica with a lost root is not elected, although only broker 2 has the committed
+        record.
+        """
         cluster.restart(1)
         cluster.crash(0)
         cluster.fence(0)
@@ -70,7 +75,9 @@ class TestALostRoot:
         check_at_rest(cluster, "a")
 
     def test_is_filled_again_and_comes_back(self, cluster: LocalCluster) -> None:
-        """Its tables are new ones under the old names: nobody mistakes them for the old."""
+        """A lost root is refilled and joins the ISR; its tables are not mistaken for those of the
+        same names.
+        """
         cluster.restart(1)
         pending = cluster.produce("t", 0, [b"b"])
         cluster.tick_until_idle()
@@ -81,6 +88,7 @@ class TestALostRoot:
     def test_is_noticed_although_the_first_start_ended_before_anything_came_of_it(
         self, cluster: LocalCluster, fail_once: Callable[[str, str], None]
     ) -> None:
+        """A lost root is noticed although the first start after the loss failed."""
         fail_once("write", "cluster/partition_state")
         with pytest.raises(OSError, match="is away"):
             cluster.restart(1)
@@ -113,7 +121,9 @@ class TestALostRoot:
         check_at_rest(cluster, "a")
 
     def test_of_the_first_leader_is_not_taken_for_a_new_topic(self, start: Start) -> None:
-        """No row and leader epoch 0: so it is with a new topic, too, which has nothing to show."""
+        """No row and leader epoch 0 is also the state of a new topic, whose log is empty
+        legitimately.
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -125,8 +135,10 @@ class TestALostRoot:
         cluster.tick_until_idle()
         assert values(cluster.consume("t", 0)) == ["a"]
 
-    def test_is_not_in_sync_where_the_leader_looks_while_it_registers(self, start: Start) -> None:
-        """The leader has loaded the topics: what it reads next is newer, and last who lives."""
+    def test_is_not_in_sync_for_a_leader_that_reads_while_it_registers(self, start: Start) -> None:
+        """The leader has loaded the topics: it reads the newer table next, and the brokers' states
+        last.
+        """
         cluster = start(0, 1)
         cluster.crash(1)
         shutil.copytree(folder(cluster, 1), folder(cluster, 1).with_name("copy"))
@@ -135,7 +147,7 @@ class TestALostRoot:
         cluster.tick_until_idle()
         cluster.restart(1)
         cluster.follower_tick(1)
-        topics = cluster._brokers[0]._reader._cluster.topics
+        topics = cluster.brokers[0]._reader._cluster.topics
         refresh, waiting = topics.refresh, [1]
 
         def between() -> bool:
@@ -154,11 +166,13 @@ class TestALostRoot:
     def test_of_what_came_after_the_registered_version_is_noticed_by_the_checkpoint(
         self, start: Start
     ) -> None:
-        """The log comes back at the version in `brokers`; the checkpoint beside it knows more."""
+        """The log returns at the version in `brokers`; the checkpoint beside it has a higher
+        version.
+        """
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        cluster._brokers[1]._change_state("alive")
+        cluster.brokers[1].prepare_to_stop()
         shutil.copytree(folder(cluster, 1), folder(cluster, 1).with_name("copy"))
         pending = cluster.produce("t", 0, [b"b"])
         cluster.tick_until_idle()
@@ -170,20 +184,22 @@ class TestALostRoot:
         check_at_rest(cluster, "a", "b")
 
     def test_of_a_parked_broker_is_no_resumption(self, start: Start) -> None:
+        """A parked broker that has lost its root registers again and leaves the ISR."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
-        cluster._brokers[1].park()
+        cluster.brokers[1].park()
         cluster.crash(1)
         shutil.rmtree(folder(cluster, 1))
         cluster.restart(1)
-        assert cluster._brokers[1].broker_epoch == 3
+        assert cluster.brokers[1].broker_epoch == 3
         assert cluster.partition("t", 0).isr == [0]
         check_at_rest(cluster, "a")
 
     def test_of_the_last_in_sync_replica_is_led_only_by_an_unclean_election(
         self, start: Start
     ) -> None:
+        """The lost root of the last in-sync replica leads again only after an unclean election."""
         cluster = start(0, 1)
         cluster.produce("t", 0, [b"a"])
         cluster.tick_until_idle()
@@ -215,8 +231,7 @@ class TestALostRoot:
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).leader == 0
         for text in (b"x", b"y", b"z", b"v"):
-            cluster._connection = Connection(str(cluster._root / "cluster"))
-            cluster._client = ProduceClient(cluster._connection, clock=cluster.clock)
+            cluster.reconnect()
             cluster.produce("t", 0, [text])
             cluster.tick_until_idle()
         cluster.restart(1)
@@ -224,10 +239,10 @@ class TestALostRoot:
 
 
 def test_an_older_copy_of_a_root_leaves_the_in_sync_set(start: Start) -> None:
-    """A backup was put back: the same table, at a lower version (7.2)."""
+    """A backup was restored: the same table, at a lower version (7.2)."""
     cluster = start(0, 1, 2)
     cluster.crash(1)
-    shutil.copytree(folder(cluster, 1), cluster._root / "backup")
+    shutil.copytree(folder(cluster, 1), cluster.root / "backup")
     cluster.restart(1)
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -235,7 +250,7 @@ def test_an_older_copy_of_a_root_leaves_the_in_sync_set(start: Start) -> None:
     cluster.restart(1)
     cluster.crash(1)
     shutil.rmtree(folder(cluster, 1))
-    shutil.move(cluster._root / "backup", folder(cluster, 1))
+    shutil.move(cluster.root / "backup", folder(cluster, 1))
     cluster.restart(1)
     assert cluster.partition("t", 0).isr == [0, 2]
     assert log(cluster, 1) == []
@@ -243,7 +258,7 @@ def test_an_older_copy_of_a_root_leaves_the_in_sync_set(start: Start) -> None:
 
 
 class TestTwoRootsOfOneBroker:
-    """`log.dirs` with two folders: broker 0's partitions lie in both, broker 1 follows them."""
+    """`log.dirs` with two folders: broker 0's partitions are in both, broker 1 follows them."""
 
     @pytest.fixture
     def brokers(self, tmp_path: Path) -> list[Broker]:
@@ -296,6 +311,7 @@ class TestTwoRootsOfOneBroker:
     def test_share_its_replicas(
         self, connection: Connection, brokers: list[Broker], tmp_path: Path
     ) -> None:
+        """The two roots of a broker store disjoint sets of its replicas."""
         for partition in range(3):
             self.produce(connection, partition, b"v")
         self.idle(brokers)
@@ -310,7 +326,7 @@ class TestTwoRootsOfOneBroker:
     def test_answer_for_themselves_only(
         self, connection: Connection, brokers: list[Broker]
     ) -> None:
-        """A request in the wrong one of a leader's inboxes finds no leader there."""
+        """A request in the wrong inbox of a broker finds no leader there."""
         state = connection.metadata().partition("t", 0)
         misled = state._replace(
             replicas=tuple(one._replace(root=1 - one.root) for one in state.replicas[:1])
@@ -330,7 +346,7 @@ class TestTwoRootsOfOneBroker:
         tmp_path: Path,
         fail_once: Callable[[str, str], None],
     ) -> None:
-        """The other one was told, and knows the batch when it comes again (3.7)."""
+        """The other root got the request, and recognises the batch when it is sent again (3.7)."""
         fail_once("write", "0b/produce_requests")
         batches = [self.batch(connection, partition, b"v") for partition in (0, 1)]
         with pytest.raises(OSError, match="is away"):
@@ -348,7 +364,7 @@ class TestTwoRootsOfOneBroker:
         tmp_path: Path,
         fail_once: Callable[[str, str], None],
     ) -> None:
-        """A root that fails takes only its own replicas with it (1.5)."""
+        """A root that fails affects only its own replicas (1.5)."""
         self.produce(connection, 0, b"v")
         other = self.produce(connection, 1, b"v")
         fail_once("write", "0a/log")
@@ -362,6 +378,7 @@ class TestTwoRootsOfOneBroker:
     def test_lost_one_of_them_leaves_the_in_sync_sets_of_what_was_there(
         self, connection: Connection, brokers: list[Broker], tmp_path: Path
     ) -> None:
+        """A root that was lost leaves the ISR of its own partitions only."""
         self.idle(brokers)
         shutil.rmtree(tmp_path / "0b")
         Broker(
@@ -380,7 +397,7 @@ class TestTwoRootsOfOneBroker:
 def test_a_broker_that_came_back_with_fewer_roots_does_not_stop_the_others(
     tmp_path: Path,
 ) -> None:
-    """What lay in the root that is gone is not readable; everything else is."""
+    """The partitions of the missing root are not readable; all others are."""
 
     def start(broker_id: int, names: str) -> Broker:
         return Broker(

@@ -1,4 +1,4 @@
-"""Requests and commits of ticks on an object store that are seconds apart."""
+"""Requests and commits of ticks on an object store, seconds apart."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from sparklog.broker.pace import Step
-from sparklog.clients.accumulator import RecordMetadata
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.producer import Producer
+from sparklog.broker.pace import TickStep
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT
+from sparklog.producer.accumulator import RecordMetadata
+from sparklog.producer.plain import Producer
 from tests.jobs.processes import wait_for
 from tests.storage.test_s3 import Store, pytestmark, store
 from tests.storage.test_store_heartbeats import Cluster, Requests, requests
@@ -47,10 +47,10 @@ def producer(cluster: Cluster) -> Iterator[Producer]:
 
 
 def send(producer: Producer, *partitions: int) -> list[Future[RecordMetadata]]:
-    """Send a record to each partition, and wait until its request lies in the leader's inbox."""
+    """Send a record to each partition, and wait until its request is in the leader's inbox."""
     sent = [producer.send(TOPIC, b"a", partition=one) for one in partitions]
-    in_flight = producer._sender._in_flight
-    wait_for(lambda: sum(len(one.batches) for one in in_flight) == len(sent), "requests")
+    in_flight = producer._sender._in_flight._requests
+    wait_for(lambda: sum(len(one.epochs) for one in in_flight) == len(sent), "requests")
     return sent
 
 
@@ -63,12 +63,12 @@ def of_table(requests: Requests, name: str) -> Requests:
 
 
 def journal_commits(requests: Requests) -> Counter[str]:
-    """The commits of journals, by root."""
+    """Return the number of commits of journals, by root."""
     return Counter(path.partition("/")[0] for _, path in of_table(puts(requests), "log"))
 
 
 def tick(cluster: Cluster, later_steps: int = 2) -> None:
-    for step in (Step.REQUESTS, *[Step.JOURNALS] * later_steps):
+    for step in (TickStep.REQUESTS, *[TickStep.JOURNALS] * later_steps):
         cluster.application.round(step=step)
 
 
@@ -88,6 +88,7 @@ def test_a_tick_answers_what_it_takes(
 def test_a_tick_answers_whichever_broker_leads(
     cluster: Cluster, producer: Producer, partition: int
 ) -> None:
+    """A tick answers a record of any leader."""
     [future] = send(producer, partition)
     tick(cluster)
     future.result(30)
@@ -96,6 +97,7 @@ def test_a_tick_answers_whichever_broker_leads(
 def test_high_watermarks_wait_for_the_next_tick(
     cluster: Cluster, producer: Producer, requests: Requests
 ) -> None:
+    """High watermarks of followers are committed with the next tick's batches."""
     for _ in range(2):
         sent = send(producer, *range(PARTITIONS))
         requests.clear()
@@ -107,12 +109,13 @@ def test_high_watermarks_wait_for_the_next_tick(
 
 
 def test_answers_leave_nothing_to_follow_up(cluster: Cluster, producer: Producer) -> None:
+    """After the answers no further round of the tick is needed."""
     sent = send(producer, *range(PARTITIONS))
     found = [
         cluster.application.round(step=step)
-        for step in (Step.REQUESTS, Step.JOURNALS, Step.JOURNALS)
+        for step in (TickStep.REQUESTS, TickStep.JOURNALS, TickStep.JOURNALS)
     ]
-    assert [one.follows_up for one in found] == [False, True, False]
+    assert [one.has_more for one in found] == [False, True, False]
     for one in sent:
         one.result(30)
 
@@ -130,12 +133,13 @@ def test_an_idle_tick_polls_each_table_once(cluster: Cluster, requests: Requests
 
 
 def test_a_round_polls_only_what_its_step_needs(cluster: Cluster, requests: Requests) -> None:
+    """A round polls only the tables of its step: the inbox and the metadata, or the journals."""
     cluster.clock.advance(TICK_MS)
     requests.clear()
-    cluster.application.round(step=Step.REQUESTS)
+    cluster.application.round(step=TickStep.REQUESTS)
     assert not of_table(requests, "log")
     requests.clear()
-    cluster.application.round(step=Step.JOURNALS)
+    cluster.application.round(step=TickStep.JOURNALS)
     assert not of_table(requests, "produce_requests")
     assert not of_table(requests, "partition_state")
 

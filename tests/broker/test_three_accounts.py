@@ -1,4 +1,4 @@
-"""A cluster whose roots lie in three object stores, each under an account of its own."""
+"""A cluster whose roots are in three object stores, each with its own account."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.s3_store import Store, running_store
 from sparklog import Admin, Consumer, Producer
 from sparklog.broker.application import Application
 from sparklog.cli.main import app
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.maintenance.audit import audit
@@ -39,7 +39,7 @@ class Accounts(NamedTuple):
 
 @pytest.fixture
 def accounts(tmp_path: Path) -> Iterator[Accounts]:
-    """Broker 0 is in the store of the cluster, 1 and 2 have a store each."""
+    """Broker 0 is in the cluster's store; brokers 1 and 2 have a store each."""
     with ExitStack() as stack:
         stores, options = {}, {}
         for name in BUCKETS:
@@ -61,7 +61,7 @@ def accounts(tmp_path: Path) -> Iterator[Accounts]:
 
 
 def run(accounts: Accounts, records: int) -> None:
-    """Start the brokers, send records one after the other, and stop when all is done."""
+    """Start the brokers, send records one after the other, and stop once all are replicated."""
     application = Application(accounts.config)
     application.start()
     connection = Connection("s3://cluster/root", storage_options=accounts.options)
@@ -77,7 +77,7 @@ def run(accounts: Accounts, records: int) -> None:
 
 
 def objects(accounts: Accounts, name: str) -> Iterator[tuple[str, bytes]]:
-    """The keys and contents of all objects of a bucket."""
+    """Return the keys and contents of all objects of a bucket."""
     given = accounts.options[f"s3://{name}/"]
     store = S3Store(
         name,
@@ -95,7 +95,9 @@ def objects(accounts: Accounts, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def test_each_store_is_asked_under_its_own_account(accounts: Accounts) -> None:
-    """Also for what one broker copies from the root of another, and what clients read."""
+    """Copies from another broker's root and the reads of clients use the store's own account as
+    well.
+    """
     run(accounts, 9)
     connection = Connection("s3://cluster/root", storage_options=accounts.options)
     with Consumer(connection, group_id="g", auto_offset_reset="earliest") as consumer:
@@ -111,12 +113,13 @@ def test_each_store_is_asked_under_its_own_account(accounts: Accounts) -> None:
         assert set(counts.values()) == {0}
 
 
-def test_no_secret_is_stored_logged_or_told(
+def test_no_secret_is_stored_logged_or_shown(
     accounts: Accounts,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """No secret appears in stored objects, logs, messages or representations."""
     caplog.set_level(logging.DEBUG)
     run(accounts, 3)
     run(accounts, 3)

@@ -1,4 +1,4 @@
-"""Transactional ids that nobody uses leave `producer_ids` after transactional.id.expiration.ms."""
+"""Unused transactional ids leave `producer_ids` after transactional.id.expiration.ms."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.clients.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
 from sparklog.errors import ProtocolError
 from sparklog.model import PRODUCER_IDS
+from sparklog.producer.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
 from sparklog.testing import LocalCluster
 from tests.broker.states import rows, table
 
@@ -24,7 +24,7 @@ def known(cluster: LocalCluster) -> list[str]:
 
 
 def ids_of(cluster: LocalCluster) -> ProducerIds:
-    return ProducerIds(cluster._connection, clock=cluster.clock)
+    return ProducerIds(cluster.connection, clock=cluster.clock)
 
 
 def pass_time(cluster: LocalCluster, ms: int) -> None:
@@ -33,7 +33,7 @@ def pass_time(cluster: LocalCluster, ms: int) -> None:
 
 
 def test_an_id_without_a_producer_is_forgotten(start: Start) -> None:
-    """The controller looks every hour; the counter of producer ids stays."""
+    """The controller checks every hour; the counter of producer ids is kept."""
     cluster = start(0, 1)
     first = cluster.idempotent_producer("old")
     pass_time(cluster, WEEK_MS - CHECK_MS)
@@ -47,6 +47,7 @@ def test_an_id_without_a_producer_is_forgotten(start: Start) -> None:
 
 
 def test_to_begin_again_keeps_an_id(start: Start) -> None:
+    """Each initialisation of a producer restarts the expiration of its transactional id."""
     cluster = start(0, 1)
     epochs = []
     for _ in range(3):
@@ -56,7 +57,7 @@ def test_to_begin_again_keeps_an_id(start: Start) -> None:
 
 
 def test_a_producer_that_renews_its_id_keeps_it(start: Start) -> None:
-    """As a producer does that sends, every hour."""
+    """A producer that sends renews its id every hour."""
     cluster = start(0, 1)
     ids = ids_of(cluster)
     held = ids.allot("t")
@@ -69,6 +70,7 @@ def test_a_producer_that_renews_its_id_keeps_it(start: Start) -> None:
 def test_a_producer_that_slept_too_long_takes_its_id_back_while_nobody_else_has_it(
     start: Start,
 ) -> None:
+    """A producer whose id has expired takes it back if no other producer has it."""
     cluster = start(0, 1)
     ids = ids_of(cluster)
     held = ids.allot("t")
@@ -80,7 +82,9 @@ def test_a_producer_that_slept_too_long_takes_its_id_back_while_nobody_else_has_
 
 @pytest.mark.parametrize("slept_ms", [0, WEEK_MS + CHECK_MS])
 def test_a_producer_whose_successor_has_begun_is_fenced(start: Start, slept_ms: int) -> None:
-    """Also where its id had expired, so that the successor has another producer id."""
+    """A producer is fenced once a successor has begun, also if its transactional id had expired
+    before.
+    """
     cluster = start(0, 1)
     ids = ids_of(cluster)
     held = ids.allot("t")
@@ -92,6 +96,7 @@ def test_a_producer_whose_successor_has_begun_is_fenced(start: Start, slept_ms: 
 
 
 def test_rows_of_an_older_version_count_from_when_they_are_first_seen(start: Start) -> None:
+    """A row without a time of use expires a week after the controller's first check of it."""
     cluster = start(0, 1)
     cluster.idempotent_producer("t")
     stored = table(cluster, None, PRODUCER_IDS)

@@ -1,6 +1,6 @@
-"""Starts after a power loss: a replica that may have lost records gives its place to the others.
+"""Starts after a power loss: a replica that may have lost records gives up its place to the others.
 
-Local files that were not synced are empty or gone after a power loss; see sparklog.storage.
+Local files that were not synced are empty or missing after a power loss; see sparklog.storage.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparklog.broker import unclean_start
+from sparklog.broker.log_directories import number_log_directories
 from sparklog.errors import DamagedError
 from sparklog.testing import LocalCluster
 from tests.broker.states import values
@@ -46,7 +47,7 @@ def acknowledged(cluster: LocalCluster, value: bytes) -> None:
 def test_after_a_reboot_a_broker_leaves_the_isr_where_another_member_stays(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KIP-966: the start has no mark of a clean stop, so unsynced records may be gone."""
+    """KIP-966: the start finds no mark of a clean stop, so unsynced records may be missing."""
     cluster.crash(0)
     reboot(monkeypatch)
     cluster.restart(0)
@@ -59,7 +60,7 @@ def test_after_a_reboot_a_broker_leaves_the_isr_where_another_member_stays(
 def test_after_a_reboot_the_last_member_stays(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else has all committed records: without it the partition would stay offline."""
+    """No other replica has all committed records: without it the partition would stay offline."""
     for broker in (1, 2):
         cluster.crash(broker)
         cluster.fence(broker)
@@ -92,7 +93,8 @@ def test_a_restart_on_the_same_boot_keeps_its_place(cluster: LocalCluster) -> No
 def test_after_a_clean_stop_a_reboot_changes_nothing(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster._brokers[0].park()
+    """After a clean stop, a reboot does not remove the broker from the ISR."""
+    cluster.brokers[0].park()
     cluster.crash(0)
     reboot(monkeypatch)
     cluster.restart(0)
@@ -110,9 +112,9 @@ def test_a_log_that_differs_from_its_mark_of_a_clean_stop_leaves_also_as_the_las
     pending = cluster.produce("t", 0, [b"m1"], acks=1)
     cluster.tick_until_idle()
     assert pending.response is not None
-    cluster._brokers[0].stop()
+    cluster.brokers[0].stop()
     cluster.crash(0)
-    root = cluster._root / "broker-0"
+    root = cluster.root / "broker-0"
     commits = sorted((root / "log" / "_delta_log").glob("*.json"))
     [adding] = [path for path in commits[2:] if '"add"' in path.read_text()][-1:]
     shutil.copy(commits[1], adding)
@@ -126,7 +128,7 @@ def test_a_replica_whose_newest_commits_are_gone_leaves_and_loses_nothing(
     """The newest commits of all tables of the leader's root vanish, and the machine runs on."""
     acknowledged(cluster, b"m1")
     cluster.crash(0)
-    root = cluster._root / "broker-0"
+    root = cluster.root / "broker-0"
     is_append = False
     while not is_append:
         newest = newest_commit(root, "log")
@@ -135,7 +137,7 @@ def test_a_replica_whose_newest_commits_are_gone_leaves_and_loses_nothing(
     for table in ("high_watermark_checkpoint", "leader_epoch_checkpoint"):
         folder = root / table
         shutil.rmtree(folder)
-        shutil.copytree(cluster._root / "broker-2" / table, folder)
+        shutil.copytree(cluster.root / "broker-2" / table, folder)
     cluster.restart(0)
     assert cluster.partition("t", 0).isr == [1, 2]
     cluster.tick_until_idle()
@@ -152,7 +154,7 @@ def test_changes_of_other_brokers_rows_do_not_keep_a_broker_from_registering(
 
     def beside_a_change(*of: Any) -> Any:
         compared.append(of)
-        cluster._brokers[1]._change_state("alive")
+        cluster.brokers[1].prepare_to_stop()
         return checkpoint(*of)
 
     monkeypatch.setattr(unclean_start, "_checkpoint", beside_a_change)
@@ -166,10 +168,10 @@ def test_changes_of_other_brokers_rows_do_not_keep_a_broker_from_registering(
 def test_an_empty_or_cut_commit_is_damage_and_the_broker_does_not_register(
     cluster: LocalCluster, left: str
 ) -> None:
-    """An empty commit used to count as one that did nothing: the broker led with a shorter log."""
+    """An empty commit used to count as one without actions: the broker led with a shorter log."""
     acknowledged(cluster, b"m1")
     cluster.crash(0)
-    commit = newest_commit(cluster._root / "broker-0", "log")
+    commit = newest_commit(cluster.root / "broker-0", "log")
     text = commit.read_text()
     commit.write_text(text[: len(text) // 2] if left else "")
     with pytest.raises(DamagedError, match=rf"{commit.name} is damaged: .*move the root away"):
@@ -179,8 +181,39 @@ def test_an_empty_or_cut_commit_is_damage_and_the_broker_does_not_register(
     assert cluster.partition("t", 0).isr == [1, 2]
     assert values(cluster.consume("t", 0)) == ["m0", "m1"]
     # The remedy.
-    shutil.rmtree(cluster._root / "broker-0")
+    shutil.rmtree(cluster.root / "broker-0")
     cluster.restart(0)
     cluster.tick_until_idle()
     assert cluster.partition("t", 0).isr == [0, 1, 2]
+    assert values(cluster.log(0, "t", 0)) == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("then", ["stops", "goes on"])
+def test_commits_of_the_last_process_after_the_logs_were_opened_are_no_loss(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A broker that starts while its last process still commits keeps its place in the ISR.
+
+    Its logs were opened, and then the last process appended a batch, which the others have copied,
+    and stopped or was killed.
+    """
+    last = cluster.brokers[0]
+    called = "sparklog.broker.broker.number_log_directories"
+    number = number_log_directories
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(called, number)
+        cluster.produce("t", 0, [b"m1"])
+        last.leader_tick()
+        for other in (1, 2):
+            cluster.follower_tick(other)
+        if then == "stops":
+            last.stop()
+        return number(*arguments)
+
+    monkeypatch.setattr(called, meanwhile)
+    cluster.crash(0)
+    cluster.restart(0)
+    assert 0 in cluster.partition("t", 0).isr
+    cluster.tick_until_idle()
     assert values(cluster.log(0, "t", 0)) == ["m0", "m1"]

@@ -1,4 +1,4 @@
-"""The same protocol where Spark's tasks copy the files, and where Spark runs the rules."""
+"""The same protocol with Spark's tasks copying the files, and with the rules on Spark."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pytest
 from sparklog.storage import copying
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest
-from tests.scenario import cases, play
+from tests.scenario import play, scenarios
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("case", cases()[:3], ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", scenarios()[:3], ids=lambda case: case["name"])
 def test_scenarios_have_the_same_steps(
     spark: SparkSession, case: dict[str, Any], tmp_path: Path
 ) -> None:
+    """A scenario has the same steps if Spark's tasks copy the files."""
     play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark))
 
 
 def test_a_scenario_with_rules_on_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """rules.engine=spark: not a rule runs on DuckDB."""
-    case = cases()[1]
+    """rules.engine=spark: no rule runs on DuckDB."""
+    case = scenarios()[1]
     config = {"rules.engine": "spark"}
     play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
 
@@ -34,7 +35,10 @@ def test_a_scenario_with_rules_on_spark(spark: SparkSession, tmp_path: Path) -> 
 def test_one_job_copies_all_that_a_tick_fetches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a tick without anything to fetch starts none."""
+    """A tick without anything to fetch starts no job. Here tasks count as if they ran on
+    executors.
+    """
+    monkeypatch.setattr(copying, "_has_executors", lambda _: True)
     monkeypatch.setattr(copying, "_BYTES_PER_JOB", 1 << 20)
     cluster = LocalCluster(tmp_path, brokers=[0, 1], spark=spark)
     cluster.create_topic("t", assignment={0: [0, 1]})

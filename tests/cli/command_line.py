@@ -1,4 +1,4 @@
-"""The command line as the tests run it: in this process, with what it printed to look at."""
+"""The command line as the tests run it: in this process, with captured output."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Finished(NamedTuple):
 
     @property
     def printed(self) -> str:
-        """What a command printed that went well, with ids, which differ each time, masked."""
+        """The output of a successful command, with ids, which differ each time, masked."""
         assert (self.exit_code, self.stderr) == (0, "")
         return re.sub(r"(?<![\w-])[\w-]{22}(?![\w-])", "<id>", self.stdout)
 
     @property
     def refusal(self) -> str:
-        """The one line that a command prints about bad input, beside which it prints nothing."""
+        """The only line of output of a command that refuses its input."""
         assert (self.exit_code, self.stdout) == (2, "")
         [line] = self.stderr.splitlines()
         assert line.startswith("sparklog: ")
@@ -34,8 +34,8 @@ class Finished(NamedTuple):
 
 
 def run(*arguments: str | Path, cluster: str | Path | None = None) -> Finished:
-    """Run `sparklog` with `arguments`; `cluster` is what SPARKLOG_CLUSTER says, if anything."""
-    # What makes rich believe in a terminal would fold the lines.
+    """Run `sparklog` with `arguments`; `cluster` is the value of SPARKLOG_CLUSTER, if any."""
+    # Variables that make rich assume a terminal would wrap the lines.
     environment: dict[str, str | None] = dict.fromkeys(("FORCE_COLOR", "TTY_COMPATIBLE"))
     environment["SPARKLOG_CLUSTER"] = None if cluster is None else str(cluster)
     result = CliRunner(env=environment).invoke(app, [str(one) for one in arguments])
@@ -45,6 +45,8 @@ def run(*arguments: str | Path, cluster: str | Path | None = None) -> Finished:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Return every file below `folder`, to see that a command changed none."""
+    """Return every file below `folder` with its content, for a check that a command changed
+    none.
+    """
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.application import Application
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, Settings, parse
 from sparklog.errors import FencedError, ProtocolError
 from sparklog.testing import LocalCluster
@@ -19,18 +19,18 @@ from tests.cli.command_line import files_in, run
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
-    """Three brokers; broker 0, which leads `t`, was parked and is not to come back."""
+    """Three brokers; broker 0, which leads `t`, is parked and will not return."""
     cluster = LocalCluster(tmp_path, [0, 1, 2], racks={1: "east"})
     cluster.create_topic("t", assignment={0: [0, 1, 2]})
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
-    cluster._brokers[0].park()
+    cluster.brokers[0].park()
     cluster.crash(0)
     return cluster
 
 
 def root(cluster: LocalCluster) -> Path:
-    return Path(cluster._root) / "cluster"
+    return Path(cluster.root) / "cluster"
 
 
 def states(cluster: LocalCluster) -> dict[int, str]:
@@ -39,6 +39,7 @@ def states(cluster: LocalCluster) -> dict[int, str]:
 
 
 def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
+    """`list` shows each broker's state, epoch, rack, log directories and numbers of partitions."""
     printed = run("brokers", "list", "--json", cluster=root(cluster)).printed
     assert json.loads(printed) == [
         {
@@ -49,7 +50,7 @@ def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
             "leads": 1 if one == 0 else 0,
             "in_sync": 1,
             "replicas": 1,
-            "log_dirs": [f"0={cluster._root}/broker-{one}"],
+            "log_dirs": [f"0={cluster.root}/broker-{one}"],
         }
         for one in range(3)
     ]
@@ -59,7 +60,9 @@ def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
 
 
 def test_fence_gives_a_parked_brokers_leadership_to_another(cluster: LocalCluster) -> None:
-    """Without it an election by hand was not needed, since the leader counted as alive."""
+    """Without it an election by an administrator was not needed, since the leader counted as
+    alive.
+    """
     asked = [("t", 0)]
     assert cluster.elect_leaders("unclean", asked) == {("t", 0): "ELECTION_NOT_NEEDED"}
     printed = run("brokers", "fence", "0", cluster=root(cluster)).printed
@@ -78,6 +81,7 @@ def test_fence_gives_a_parked_brokers_leadership_to_another(cluster: LocalCluste
 
 
 def test_unregister_ends_a_broker_until_it_registers_again(cluster: LocalCluster) -> None:
+    """An unregistered broker leaves the ISR and may register again."""
     printed = run("brokers", "unregister", "0", cluster=root(cluster)).printed
     assert printed == (
         "Unregistered broker 0.\n"
@@ -89,25 +93,28 @@ def test_unregister_ends_a_broker_until_it_registers_again(cluster: LocalCluster
     with pytest.raises(ProtocolError, match=r"INVALID_REPLICA_ASSIGNMENT: .* broker 0, which"):
         cluster.create_topic("u", assignment={0: [0, 1]})
     refusal = run("brokers", "unregister", "0", cluster=root(cluster)).refusal
-    assert refusal == "BROKER_ID_NOT_REGISTERED: there is no broker 0; registered are: 1, 2"
+    assert refusal == (
+        "BROKER_ID_NOT_REGISTERED: there is no broker 0: name one of the registered brokers 1, 2"
+    )
     cluster.restart(0)
-    assert cluster._brokers[0].broker_epoch == 5
+    assert cluster.brokers[0].broker_epoch == 5
     cluster.tick_until_idle()
     assert cluster.partition("t", 0).isr == [0, 1, 2]
 
 
 def test_an_unregistered_broker_without_replicas_is_not_listed(tmp_path: Path) -> None:
+    """An unregistered broker without replicas is not listed."""
     cluster = LocalCluster(tmp_path, [0, 1])
-    cluster._brokers[1].stop()
+    cluster.brokers[1].stop()
     printed = run("brokers", "unregister", "1", cluster=root(cluster)).printed
     assert printed == "Unregistered broker 1.\n"
     assert states(cluster) == {0: "alive"}
 
 
 def test_a_suspended_process_of_an_unregistered_broker_is_fenced(cluster: LocalCluster) -> None:
-    """It wakes after its broker was fenced for its silence, and unregistered."""
+    """It resumes after its broker was fenced because of its silence, and unregistered."""
     cluster.pause(1)
-    zombie = cluster._brokers[1]
+    zombie = cluster.brokers[1]
     cluster.fence(1)
     run("brokers", "unregister", "1", cluster=root(cluster))
     with pytest.raises(FencedError, match="another process has registered as broker 1"):
@@ -118,7 +125,7 @@ def test_a_suspended_process_of_an_unregistered_broker_is_fenced(cluster: LocalC
 class TestTheLastInSyncReplica:
     @pytest.fixture
     def cluster(self, cluster: LocalCluster) -> LocalCluster:
-        """Only broker 1 has the record `b`; brokers 0 and 1 have ended."""
+        """Only broker 1 has the record `b`; the processes of brokers 0 and 1 have ended."""
         cluster.crash(2)
         cluster.fence(2)
         run("brokers", "fence", "0", cluster=root(cluster))
@@ -126,11 +133,12 @@ class TestTheLastInSyncReplica:
         cluster.produce("t", 0, [b"b"])
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).isr == [1]
-        cluster._brokers[1].park()
+        cluster.brokers[1].park()
         cluster.crash(1)
         return cluster
 
     def test_is_not_given_up_by_unregister(self, cluster: LocalCluster) -> None:
+        """`unregister` refuses to remove the last in-sync replica."""
         before = files_in(root(cluster))
         refusal = run("brokers", "unregister", "1", cluster=root(cluster)).refusal
         assert refusal == (
@@ -153,7 +161,7 @@ class TestTheLastInSyncReplica:
 
 
 class TestRunningBrokers:
-    """Their heartbeats are awaited for a session."""
+    """The command waits for their heartbeats for a session."""
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> ClusterConfig:
@@ -167,6 +175,7 @@ class TestRunningBrokers:
 
     @pytest.mark.parametrize("action", ["fence_broker", "unregister_broker"])
     def test_are_refused(self, config: ClusterConfig, action: str) -> None:
+        """Fencing or unregistering a running broker is refused."""
         application = Application(config)
         application.start()
         running = threading.Thread(target=application.run)
@@ -180,7 +189,7 @@ class TestRunningBrokers:
             running.join()
 
     def test_that_died_are_fenced(self, tmp_path: Path) -> None:
-        """Their row says alive as long as no controller runs; nobody changes it."""
+        """Their rows have the state alive as long as no controller runs."""
         cluster = LocalCluster(tmp_path, [0, 1])
         cluster.create_topic("t", assignment={0: [0, 1]})
         cluster.tick_until_idle()
@@ -188,11 +197,15 @@ class TestRunningBrokers:
         settings = Settings.model_validate(
             {"broker.session.timeout.ms": 50, "broker.heartbeat.interval.ms": 20}
         )
-        Admin(cluster._connection, settings=settings).fence_broker(0)
+        Admin(cluster.connection, settings=settings).fence_broker(0)
         assert cluster.partition("t", 0).leader == 1
 
 
 def test_an_unknown_broker_is_named(cluster: LocalCluster) -> None:
+    """The error for an unknown broker lists the registered ones."""
     for command in ("fence", "unregister"):
         refusal = run("brokers", command, "7", cluster=root(cluster)).refusal
-        assert refusal == "BROKER_ID_NOT_REGISTERED: there is no broker 7; registered are: 0, 1, 2"
+        assert refusal == (
+            "BROKER_ID_NOT_REGISTERED: there is no broker 7: name one of the registered brokers "
+            "0, 1, 2"
+        )

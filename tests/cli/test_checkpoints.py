@@ -1,46 +1,37 @@
-"""`sparklog checkpoints`: a broker's checkpoints out to Kafka's files, and in again."""
+"""`sparklog checkpoints`: exports a broker's checkpoints to Kafka's files, and imports them."""
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import structlog
 
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.errors import FencedError
 from sparklog.maintenance import checkpoints
 from sparklog.maintenance.audit import audit
+from sparklog.maintenance.checkpoint_files import read_offsets
 from sparklog.model import BROKERS, HIGH_WATERMARK_CHECKPOINT
 from sparklog.protocol.driver_rules import DriverRules
-from sparklog.storage.checkpoint_files import read_offsets
-from sparklog.storage.control_table import ControlTable, Fence
-from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.fence import Fence
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
-from sparklog.storage.roots import BrokerRoot
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import Finished, files_in, run
 from tests.maintenance.damage import change_rows, copy_cluster, root
+from tests.storage.broker_roots import taken_over
 
-SAMPLES = Path(__file__).parents[1] / "storage" / "kafka_samples"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+SAMPLES = Path(__file__).parents[1] / "maintenance" / "kafka_samples"
 
 
 class Case(NamedTuple):
-    """A cluster whose broker 0 is fenced, and a folder into which its checkpoints were exported."""
+    """A cluster whose broker 0 is fenced, and a folder to which its checkpoints were exported."""
 
     folder: Path
     exported: Path
@@ -103,6 +94,7 @@ def case(stopped: Path, tmp_path: Path) -> Case:
 
 
 def test_a_broker_is_exported_as_a_log_directory_of_kafkas(case: Case) -> None:
+    """An export has the files of a Kafka log directory."""
     assert files_in(case.exported) == {
         "replication-offset-checkpoint": b"0\n2\na 0 4\na 1 2\n",
         "recovery-point-offset-checkpoint": b"0\n2\na 0 4\na 1 2\n",
@@ -115,6 +107,7 @@ def test_a_broker_is_exported_as_a_log_directory_of_kafkas(case: Case) -> None:
 
 
 def test_a_running_broker_can_be_exported(case: Case, tmp_path: Path) -> None:
+    """A running broker can be exported."""
     run = case.run("export", "--broker", "1", "--folder", tmp_path / "deep" / "new")
     assert "3 replicas of broker 1" in run.printed
     exported = read_offsets(tmp_path / "deep" / "new" / "replication-offset-checkpoint")
@@ -122,6 +115,7 @@ def test_a_running_broker_can_be_exported(case: Case, tmp_path: Path) -> None:
 
 
 def test_what_was_exported_can_be_imported(case: Case) -> None:
+    """An exported folder can be imported, and the broker joins the ISR afterwards."""
     before, epochs, broker = case.rows(), case.epochs(), case.broker()
     printed = case.import_().printed
     assert printed == f"Imported the checkpoints of 2 replicas of broker 0 from {case.exported}.\n"
@@ -144,12 +138,13 @@ def test_what_was_exported_can_be_imported(case: Case) -> None:
 def test_an_imported_high_watermark_is_cut_at_the_log_end_when_the_broker_starts(
     case: Case,
 ) -> None:
+    """An imported high watermark is limited to the log end at the broker's start."""
     case.write("replication-offset-checkpoint", "a 0 99", "a 1 1")
     assert case.import_().exit_code == 0
     assert {key: row["high_watermark"] for key, row in case.rows().items()} == {0: 99, 1: 1}
     assert {key: row["log_end_offset"] for key, row in case.rows().items()} == {0: 4, 1: 2}
 
-    started = BrokerRoot(root(case.folder, 0), case.broker()["broker_epoch"] + 1)
+    started = taken_over(root(case.folder, 0), case.broker()["broker_epoch"] + 1)
     rules = DriverRules()
     replicas = Replicas(started, 0, Purgatory(started, rules), rules)
     topic_id = case.rows()[0]["topic_id"]
@@ -159,6 +154,7 @@ def test_an_imported_high_watermark_is_cut_at_the_log_end_when_the_broker_starts
 
 
 def test_what_the_folder_does_not_name_stays_as_it_is(case: Case) -> None:
+    """Partitions that are missing in the folder stay unchanged."""
     before = case.rows()[1]
     shutil.rmtree(case.exported / "a-1")
     case.write("replication-offset-checkpoint", "a 0 3")
@@ -172,6 +168,7 @@ def test_what_the_folder_does_not_name_stays_as_it_is(case: Case) -> None:
 
 
 def test_a_log_start_offset_is_exported_where_there_is_one(case: Case, tmp_path: Path) -> None:
+    """A log start offset above 0 is exported."""
     case.write("log-start-offset-checkpoint", "a 0 2")
     assert case.import_().exit_code == 0
     assert case.run("export", "--broker", "0", "--folder", tmp_path / "again").exit_code == 0
@@ -179,7 +176,7 @@ def test_a_log_start_offset_is_exported_where_there_is_one(case: Case, tmp_path:
 
 
 def test_the_files_of_a_real_kafka_broker_are_imported_and_exported_again(tmp_path: Path) -> None:
-    """Into a broker that has the same topics; Kafka's own metadata log is passed over."""
+    """The broker has the same topics; Kafka's own metadata log is ignored."""
     source = tmp_path / "kafka"
     for sample in SAMPLES.glob("broker1-*"):
         name = sample.stem.removeprefix("broker1-")
@@ -215,7 +212,7 @@ def test_the_files_of_a_real_kafka_broker_are_imported_and_exported_again(tmp_pa
 
 
 def refused(case: Case, *arguments: str) -> str:
-    """Run an import or export that must be refused, and see that it changed nothing."""
+    """Run an import or export that must be refused, and check that it changed nothing."""
     before = files_in(case.folder), files_in(case.exported)
     refusal = case.run(*arguments).refusal if arguments else case.import_().refusal
     assert (files_in(case.folder), files_in(case.exported)) == before
@@ -239,11 +236,14 @@ def refused(case: Case, *arguments: str) -> str:
 def test_a_folder_with_a_fault_is_one_line_and_nothing_is_imported(
     case: Case, name: str, entries: list[str], said: str
 ) -> None:
+    """A folder with a fault is refused in one line, and nothing is imported."""
     case.write(name, *entries)
     assert said in refused(case)
 
 
 def test_a_high_watermark_below_the_log_start_is_refused(case: Case) -> None:
+    """A high watermark below the log start offset is refused."""
+
     def change(rows: list[dict[str, Any]]) -> None:
         for row in rows:
             row["log_start_offset"] = 2
@@ -254,11 +254,13 @@ def test_a_high_watermark_below_the_log_start_is_refused(case: Case) -> None:
 
 
 def test_a_broker_that_is_alive_by_its_row_is_not_imported_into(case: Case) -> None:
+    """An import into a broker that is alive is refused."""
     refusal = refused(case, "import", "--broker", "1", "--folder", str(case.exported))
     assert refusal.startswith("broker 1 is alive: stop it")
 
 
 def test_a_folder_that_is_no_log_directory_is_refused(case: Case) -> None:
+    """A folder that is not a log directory is refused."""
     (case.exported / "replication-offset-checkpoint").unlink()
     assert "holds no replication-offset-checkpoint" in refused(case)
 
@@ -267,7 +269,10 @@ def test_a_folder_that_is_no_log_directory_is_refused(case: Case) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--broker", "7"], "BROKER_ID_NOT_REGISTERED: there is no broker 7; registered are: 0, 1"),
+        (
+            ["--broker", "7"],
+            "BROKER_ID_NOT_REGISTERED: there is no broker 7: name one of the registered",
+        ),
         (["--broker", "0", "--log-dir", "1"], "broker 0 has no log directory number 1"),
         (["--broker", "0", "--log-dir", "-1"], "broker 0 has no log directory number -1"),
     ],
@@ -275,10 +280,13 @@ def test_a_folder_that_is_no_log_directory_is_refused(case: Case) -> None:
 def test_a_broker_or_log_directory_that_is_not_there_is_one_line(
     case: Case, tmp_path: Path, command: str, arguments: list[str], said: str
 ) -> None:
+    """An unknown broker or log directory is refused in one line."""
     assert said in refused(case, command, *arguments, "--folder", str(tmp_path / "new"))
 
 
 def test_one_of_several_log_directories_has_to_be_named(case: Case, tmp_path: Path) -> None:
+    """One of several log directories has to be named."""
+
     def two_roots(table: Any) -> tuple[Any, None]:
         rows = table.to_pylist()
         for row in rows:
@@ -294,6 +302,7 @@ def test_one_of_several_log_directories_has_to_be_named(case: Case, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["file", "full"])
 def test_an_export_overwrites_nothing(case: Case, tmp_path: Path, kind: str) -> None:
+    """An export to an existing file or a folder with files is refused."""
     target = tmp_path / "target"
     if kind == "full":
         target.mkdir()
@@ -305,13 +314,13 @@ def test_an_export_overwrites_nothing(case: Case, tmp_path: Path, kind: str) -> 
 def test_a_broker_that_starts_during_an_import_keeps_its_tables(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fences the import, which says so."""
+    """It fences the import, which reports that."""
     imported_rows = checkpoints._imported_rows
     expected: list[Any] = []
 
     def interposed(journal: Journal, *arguments: Any) -> Any:
         if journal.fence is not None:
-            BrokerRoot(root(case.folder, 0), 99)
+            taken_over(root(case.folder, 0), 99)
             expected.extend((case.rows(), case.epochs()))
         return imported_rows(journal, *arguments)
 
@@ -322,6 +331,7 @@ def test_a_broker_that_starts_during_an_import_keeps_its_tables(
 
 
 def test_a_process_that_was_only_asleep_cannot_write_over_an_import(case: Case) -> None:
+    """A process that was suspended during an import cannot write over it."""
     asleep = Fence(BROKER_EPOCH, case.broker()["broker_epoch"])
     journal = Journal(root(case.folder, 0), asleep)
     rows = list(journal.rows.values())

@@ -1,4 +1,4 @@
-"""Which cluster a command is about, and what is said where there is none."""
+"""The cluster of a command, and the error if it is missing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ BROKERS = "brokers: [{broker.id: 0, log.dirs: broker-0}]\n"
 
 
 def test_help_is_there_before_anything_heavy_is_and_no_command_needs_spark() -> None:
+    """The command's help imports no heavy module, and no command imports Spark."""
     code = (
         "import sys\n"
         "from sparklog.cli import app\n"
         "heavy = {'duckdb', 'deltalake', 'pyarrow', 'pydantic', 'pyspark'}\n"
         "print(sorted(heavy & sys.modules.keys()))\n"
-        "import sparklog.cli.sql, sparklog.cli.output, sparklog.clients.admin\n"
+        "import sparklog.cli.sql, sparklog.cli.output, sparklog.cluster.admin\n"
         "print('pyspark' in sys.modules)\n"
     )
     answer = subprocess.run(
@@ -32,6 +33,7 @@ def test_help_is_there_before_anything_heavy_is_and_no_command_needs_spark() -> 
 def test_a_configuration_file_gives_the_root_its_stores_options_and_the_settings(
     tmp_path: Path,
 ) -> None:
+    """A configuration file gives the root, its store's options and the settings."""
     file = tmp_path / "cluster.yml"
     options = "storage.options: {'s3://logs': {AWS_REGION: eu-central-1}}\n"
     file.write_text(f"cluster.root: s3://logs/cluster\n{BROKERS}{options}num.partitions: 4\n")
@@ -46,12 +48,14 @@ def test_a_configuration_file_gives_the_root_its_stores_options_and_the_settings
 
 
 def test_a_single_brokers_file_names_its_cluster_as_well(tmp_path: Path) -> None:
+    """The file of a single broker names its cluster as well."""
     file = tmp_path / "broker.yaml"
     file.write_text("cluster.root: cluster\nbroker.id: 7\nlog.dirs: broker-7\n")
     assert Cluster.of(str(file)).root == str(tmp_path / "cluster")
 
 
 def test_the_option_wins_over_the_environment(tmp_path: Path) -> None:
+    """The option takes precedence over the environment."""
     run("format", "--cluster", tmp_path / "cluster")
     told = run("topics", "list", "--cluster", tmp_path / "cluster", cluster="nowhere")
     assert told.printed == ""
@@ -62,7 +66,7 @@ def test_the_option_wins_over_the_environment(tmp_path: Path) -> None:
     [
         (None, "cluster.yaml cannot be read (No such file or directory): name an existing file"),
         ("a: [", "cluster.yaml is not YAML"),
-        ("- 1", "cluster.yaml must hold 'key: value' lines"),
+        ("- 1", "cluster.yaml must have 'key: value' lines"),
         (f"{BROKERS}", "configuration key cluster.root is missing in "),
         (f"cluster.root: c\n{BROKERS}num.partition: 1", "did you mean num.partitions?"),
         (f"cluster.root: c\n{BROKERS}num.partitions: few", "has the value 'few'"),
@@ -73,6 +77,7 @@ def test_the_option_wins_over_the_environment(tmp_path: Path) -> None:
 def test_a_bad_configuration_file_is_one_line_and_nothing_is_created(
     tmp_path: Path, command: list[str], text: str | None, said: str
 ) -> None:
+    """An invalid configuration file is refused in one line, and nothing is created."""
     file = tmp_path / "cluster.yaml"
     if text is not None:
         file.write_text(text)
@@ -94,6 +99,7 @@ def test_a_bad_configuration_file_is_one_line_and_nothing_is_created(
 def test_where_no_cluster_is_a_command_says_so_and_creates_none(
     tmp_path: Path, command: list[str]
 ) -> None:
+    """A command on a missing cluster root reports that and creates nothing."""
     nowhere = tmp_path / "nowhere"
     assert f"there is no cluster root at {nowhere}: " in run(*command, cluster=nowhere).refusal
     assert not nowhere.exists()
@@ -103,6 +109,7 @@ def test_where_no_cluster_is_a_command_says_so_and_creates_none(
 def test_an_empty_name_never_means_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
+    """An empty name is refused, and does not stand for the current folder."""
     monkeypatch.chdir(tmp_path)
     assert "--cluster is empty" in run(*command, "--cluster", "").refusal
     assert files_in(tmp_path) == {}
@@ -119,6 +126,7 @@ def test_an_empty_name_never_means_the_current_folder(
     ],
 )
 def test_misuse_is_a_usage_error(arguments: list[str]) -> None:
+    """Wrong use of a command is a usage error."""
     finished = run(*arguments)
     assert (finished.exit_code, finished.stdout) == (2, "")
     assert "Usage: " in finished.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.clients.consumer import Consumer
+from sparklog.consumer.consumer import Consumer
 from sparklog.model import TopicPartition
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import Finished, files_in, run
@@ -60,7 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
 
 @pytest.fixture
 def groups(shared: Groups) -> Groups:
-    """The cluster that all tests share, with a group of the test's own."""
+    """The cluster that all tests share, with a separate group for each test."""
     shared.group_id = f"group-{next(_NUMBERS)}"
     return shared
 
@@ -70,6 +70,7 @@ def lines(finished: Finished) -> list[str]:
 
 
 def test_groups_are_listed_with_and_without_members(tmp_path: Path) -> None:
+    """Groups are listed with their states, generations and numbers of members."""
     groups = Groups(tmp_path)
     assert lines(groups.run("list"))[-1] == "(0 rows)"
     groups.group_id = "by-hand"
@@ -89,6 +90,7 @@ def test_groups_are_listed_with_and_without_members(tmp_path: Path) -> None:
 
 
 def test_a_groups_lag_is_described_partition_by_partition(groups: Groups) -> None:
+    """The lag of a group is described for each partition."""
     groups.commit(p0=1)
     assert lines(groups.run("describe", groups.group_id)) == [
         "topic   partition   committed_offset   high_watermark   lag   member_id",
@@ -108,6 +110,7 @@ def test_a_groups_lag_is_described_partition_by_partition(groups: Groups) -> Non
 
 
 def test_a_group_is_deleted_with_its_offsets_and_may_come_back(groups: Groups) -> None:
+    """A group is deleted with its offsets, and may be created again."""
     name = groups.group_id
     groups.commit(p0=1, p1=1)
     groups.group_id = "other"
@@ -123,6 +126,7 @@ def test_a_group_is_deleted_with_its_offsets_and_may_come_back(groups: Groups) -
 
 
 def test_a_group_with_a_member_that_lives_is_left_alone(groups: Groups) -> None:
+    """A group with a live member can be neither deleted nor reset."""
     name = groups.group_id
     with Consumer(str(groups.root), name, heartbeat_interval_ms=50) as consumer:
         consumer.subscribe(["t"])
@@ -148,10 +152,11 @@ def test_a_group_with_a_member_that_lives_is_left_alone(groups: Groups) -> None:
 def test_offsets_are_set_where_that_is_executed(
     groups: Groups, arguments: list[str], after: dict[int, tuple[int, int]]
 ) -> None:
+    """A reset changes offsets only with --execute."""
     groups.commit(p0=2, p1=0)
     before = files_in(groups.folder)
     planned = groups.reset(*arguments)
-    assert lines(planned)[-1] == "Nothing was changed: add --execute to do it."
+    assert lines(planned)[-1] == "Nothing was changed: add --execute to set these offsets."
     assert files_in(groups.folder) == before
     done = groups.reset(*arguments, "--execute")
     assert lines(done) == lines(planned)[:-1]
@@ -159,6 +164,7 @@ def test_offsets_are_set_where_that_is_executed(
 
 
 def test_offsets_are_set_by_time(groups: Groups) -> None:
+    """A reset can set offsets by time."""
     groups.reset("--to-datetime", str(groups.times_ms[1]), "--execute")
     assert groups.described() == {0: (1, 2), 1: (0, 1)}
     groups.reset("--to-datetime", str(groups.times_ms[3]), "--execute")
@@ -168,15 +174,16 @@ def test_offsets_are_set_by_time(groups: Groups) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "one of --to-earliest, .* is wanted: 0 are given"),
+        ([], "one of --to-earliest, .* is required: 0 are given"),
         (["--to-earliest", "--to-offset", "1"], "2 are given"),
         (["--shift-by", "1"], "has not committed an offset in every partition of t"),
-        (["--to-datetime", "yesterday"], "--to-datetime 'yesterday' is no time"),
+        (["--to-datetime", "yesterday"], "--to-datetime 'yesterday' is not a time"),
     ],
 )
 def test_a_reset_that_makes_no_sense_is_refused(
     groups: Groups, arguments: list[str], said: str
 ) -> None:
+    """An invalid reset is refused."""
     groups.commit(p0=2)
     before = files_in(groups.folder)
     assert re.search(said, groups.reset(*arguments, "--execute").refusal)
@@ -189,6 +196,7 @@ def offsets(groups: Groups, *arguments: str) -> list[Any]:
 
 
 def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) -> None:
+    """`get-offsets` returns the latest, the earliest and offsets by time."""
     assert lines(run("get-offsets", "t", cluster=groups.root)) == [
         "topic   partition   offset",
         "──────────────────────────",
@@ -201,6 +209,6 @@ def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) ->
     assert offsets(groups, "--time", str(groups.times_ms[3])) == [2, None]
     assert offsets(groups, "--time", "1970-01-01T00:00:01+00:00") == [0, 0]
     refusal = run("get-offsets", "t", "--time", "soon", cluster=groups.root).refusal
-    assert refusal.startswith("--time 'soon' is no time: write it like ")
+    assert refusal.startswith("--time 'soon' is not a time: write it like ")
     refusal = run("get-offsets", "u", cluster=groups.root).refusal
     assert refusal.startswith("UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'")

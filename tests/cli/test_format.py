@@ -1,4 +1,4 @@
-"""`sparklog format`: a cluster comes into being, or nothing happens."""
+"""`sparklog format`: creates a cluster, or changes nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.model import CLUSTER_TABLES
 from sparklog.storage.location import Location
-from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from tests.cli.command_line import files_in, run
 
 
 def test_it_creates_the_tables_of_a_cluster_and_says_where(tmp_path: Path) -> None:
+    """`format` creates the tables of a cluster and prints their folder."""
     root = tmp_path / "a folder" / "cluster"
 
     assert run("format", "--cluster", root).printed == f"Created cluster <id> in {root}.\n"
@@ -23,6 +24,7 @@ def test_it_creates_the_tables_of_a_cluster_and_says_where(tmp_path: Path) -> No
 
 
 def test_a_second_time_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    """On an existing cluster `format` changes nothing and reports that."""
     root = tmp_path / "cluster"
     run("format", "--cluster", root)
     before = files_in(root)
@@ -35,6 +37,7 @@ def test_a_second_time_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_creation_is_completed(tmp_path: Path) -> None:
+    """An interrupted creation is completed."""
     root = tmp_path / "cluster"
     run("format", "--cluster", root)
     last_written = root / "format" / "_delta_log" / "00000000000000000001.json"
@@ -44,6 +47,7 @@ def test_an_interrupted_creation_is_completed(tmp_path: Path) -> None:
 
 
 def test_a_configuration_file_names_the_root_relative_to_itself(tmp_path: Path) -> None:
+    """A relative root in a configuration file is relative to the file."""
     (tmp_path / "conf").mkdir()
     file = tmp_path / "conf" / "cluster.yaml"
     file.write_text("cluster.root: ../data\nbrokers: [{broker.id: 0, log.dirs: ../broker-0}]\n")
@@ -66,6 +70,7 @@ def test_a_configuration_file_names_the_root_relative_to_itself(tmp_path: Path) 
 def test_a_place_that_is_something_else_is_refused_and_left_alone(
     tmp_path: Path, at: str, said: str
 ) -> None:
+    """A path that is not a cluster root is refused and not changed."""
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "letter.txt").write_text("Dear")
     BrokerRoot.create(Location.of(str(tmp_path / "broker-0")), "another", 0)
@@ -76,6 +81,7 @@ def test_a_place_that_is_something_else_is_refused_and_left_alone(
 
 
 def test_a_store_that_cannot_be_reached_is_one_line_without_colours() -> None:
+    """An unreachable store is reported in one line without colours."""
     refusal = run("format", "--cluster", "abfss://container@account/cluster").refusal
     assert refusal.startswith("abfss://container@account cannot be used: correct it or its storage")
     assert "\x1b" not in refusal

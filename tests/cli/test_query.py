@@ -52,6 +52,7 @@ def answer(folder: Path, statement: str) -> list[dict[str, Any]]:
 def test_a_table_for_people_has_numbers_to_the_right_and_is_never_folded_in_a_file(
     folder: Path,
 ) -> None:
+    """The printed table aligns numbers to the right, and is not wrapped in a file."""
     statement = """
         select broker_id, topic, partition, role, log_end_offset, null as nothing,
             repeat('[bold] ', 20) as long
@@ -69,12 +70,14 @@ def test_a_table_for_people_has_numbers_to_the_right_and_is_never_folded_in_a_fi
 
 
 def test_csv_has_a_header_and_nothing_for_null(folder: Path) -> None:
+    """CSV has a header, and empty fields for null."""
     statement = "select broker_id, topic, 'a,b' as text, null as nothing, true as b from batches"
     printed = run("query", f"{statement} order by all limit 2", "--csv", cluster=folder / "cluster")
     assert printed.printed == 'broker_id,topic,text,nothing,b\n0,t,"a,b",,true\n0,t,"a,b",,true\n'
 
 
 def test_json_keeps_numbers_and_every_column(folder: Path) -> None:
+    """JSON has numbers as numbers, and every column, also those with equal names."""
     statement = """
         select sum(log_end_offset) as records, 1.5::decimal(4, 1) as decimal, 'nan'::double as nan,
             ['[x]', null] as list, {'at': date '2026-01-02'} as struct, 'k\\xFF'::blob as bytes,
@@ -98,12 +101,13 @@ def test_json_keeps_numbers_and_every_column(folder: Path) -> None:
 def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_broker_id(
     folder: Path,
 ) -> None:
+    """Every table exists with its columns, and brokers' tables begin with `broker_id`."""
     names = {row["name"] for row in answer(folder, "show tables")}
     assert ", ".join(sorted(names)) == NAMES
     expected = {schema.name: schema.columns.names for schema in CLUSTER_TABLES}
     for schema in BROKER_TABLES:
         expected[schema.name] = ["broker_id", *schema.columns.names]
-    # A row for each batch that waits, and not for each of its records.
+    # A row for each pending batch, and not for each of its records.
     expected["produce_requests"] = ["broker_id", *REQUEST_INDEX.names]
     expected["batches"] = ["broker_id", *BATCH_INDEX.names, "next_offset"]
     del expected["log"]
@@ -114,6 +118,7 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
 
 
 def test_a_brokers_table_is_the_union_over_all_brokers(folder: Path) -> None:
+    """A broker's table is the union over all brokers."""
     statement = """
         select broker_id, partition, role, high_watermark from high_watermark_checkpoint
         order by all"""
@@ -126,6 +131,7 @@ def test_a_brokers_table_is_the_union_over_all_brokers(folder: Path) -> None:
 
 
 def test_batches_are_those_of_the_brokers_logs(folder: Path) -> None:
+    """The table `batches` has the batches of the brokers' logs."""
     rows = answer(folder, "from batches order by broker_id, partition")
     expected = []
     for broker_id in (0, 1):
@@ -140,6 +146,7 @@ def test_batches_are_those_of_the_brokers_logs(folder: Path) -> None:
 
 
 def test_cluster_and_broker_tables_join(folder: Path) -> None:
+    """Tables of the cluster and of brokers can be joined."""
     statement = """
         with leaders as (select * from PARTITION_STATE where broker_id = leader)
         select partition, sum(record_count) as records
@@ -155,6 +162,7 @@ def test_cluster_and_broker_tables_join(folder: Path) -> None:
 def test_a_broker_root_that_cannot_be_read_is_reported_and_the_others_are_shown(
     tmp_path: Path, lost: str
 ) -> None:
+    """An unreadable broker root is reported, and the rows of the other brokers are printed."""
     produced(tmp_path)
     shutil.rmtree(tmp_path / "broker-1" / lost)
     table = "batches" if lost == "log" else lost
@@ -169,6 +177,7 @@ def test_a_broker_root_that_cannot_be_read_is_reported_and_the_others_are_shown(
 
 
 def test_a_lost_data_file_is_reported_as_well(tmp_path: Path) -> None:
+    """A broker's lost data file is reported as well."""
     produced(tmp_path)
     for file in (tmp_path / "broker-0" / "high_watermark_checkpoint").glob("*.parquet"):
         file.unlink()
@@ -189,17 +198,19 @@ def test_a_lost_data_file_is_reported_as_well(tmp_path: Path) -> None:
     ],
 )
 def test_only_the_tables_that_a_statement_reads_are_loaded(tmp_path: Path, statement: str) -> None:
+    """Only the tables that a statement reads are loaded."""
     produced(tmp_path)
     for broker_id in (0, 1, 2):
         shutil.rmtree(tmp_path / f"broker-{broker_id}")
     for file in (tmp_path / "cluster" / "partition_state").glob("*.parquet"):
         file.unlink()
 
-    # Whatever is lost above would be reported, or be fatal, if it were read.
+    # The lost files above would be reported, or be fatal, if they were read.
     assert run("query", statement, cluster=tmp_path / "cluster").printed
 
 
 def test_a_table_of_the_cluster_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    """An unreadable table of the cluster is reported in one line."""
     produced(tmp_path)
     for file in (tmp_path / "cluster" / "partition_state").glob("*.parquet"):
         file.unlink()
@@ -235,6 +246,7 @@ def test_a_statement_that_cannot_be_run_is_one_line(
     arguments: list[str],
     said: str,
 ) -> None:
+    """An invalid statement is reported in one line."""
     monkeypatch.chdir(tmp_path)
     before = files_in(folder)
     assert said in run("query", *arguments, cluster=folder / "cluster").refusal
@@ -242,6 +254,7 @@ def test_a_statement_that_cannot_be_run_is_one_line(
 
 
 def test_help_names_the_tables_and_says_what_records_need() -> None:
+    """The help lists the tables, and says that `records` needs Spark."""
     said = " ".join(run("query", "--help").stdout.split())
     assert all(name in said for name in NAMES.split(", "))
-    assert "they need Spark" in said
+    assert "Records need Spark" in said

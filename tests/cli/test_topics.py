@@ -1,4 +1,4 @@
-"""`sparklog topics`: in the form of Kafka's own tool."""
+"""`sparklog topics`: output in the form of Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ min.insync.replicas=2,unclean.leader.election.enable=false
 \tTopic: orders\tPartition: 2\tLeader: 3\tReplicas: 3,1,2\tIsr: 3,1,2\tElr: \tLastKnownElr: \n\
 \tTopic: orders\tPartition: 3\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3,1\tElr: \tLastKnownElr: \n\
 """
-"""What Kafka 4's tool printed of a topic on three brokers; only the topic's id is masked."""
+"""The output of Kafka 4's tool for a topic on three brokers; only the topic's id is masked."""
 
 BROKER_1_DOWN_BY_KAFKA = """\
 Topic: orders\tTopicId: <id>\tPartitionCount: 4\tReplicationFactor: 3\tConfigs: \
@@ -28,10 +28,11 @@ min.insync.replicas=2,unclean.leader.election.enable=false
 \tTopic: orders\tPartition: 2\tLeader: 3\tReplicas: 3,1,2\tIsr: 3,2\tElr: \tLastKnownElr: \n\
 \tTopic: orders\tPartition: 3\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3\tElr: \tLastKnownElr: \n\
 """
-"""The same after a broker was killed."""
+"""The output after a broker was killed."""
 
 
 def test_a_topic_is_described_as_kafka_described_its_own(tmp_path: Path) -> None:
+    """`describe` prints what Kafka's tool prints."""
     cluster = LocalCluster(tmp_path, [1, 2, 3])
     root = tmp_path / "cluster"
     created = run(
@@ -49,6 +50,7 @@ def test_a_topic_is_described_as_kafka_described_its_own(tmp_path: Path) -> None
 
 
 def test_an_offline_partition_has_no_leader(tmp_path: Path) -> None:
+    """An offline partition is printed without a leader."""
     cluster = LocalCluster(tmp_path, [0, 1])
     cluster.create_topic("t", assignment={0: [0]})
     cluster.crash(0)
@@ -64,6 +66,7 @@ def test_an_offline_partition_has_no_leader(tmp_path: Path) -> None:
 
 
 def test_all_topics_are_listed_and_described_by_name(tmp_path: Path) -> None:
+    """All topics are listed and described, sorted by name."""
     cluster = LocalCluster(tmp_path, [0, 1, 2])
     root = tmp_path / "cluster"
     assert run("topics", "list", cluster=root).printed == ""
@@ -98,6 +101,7 @@ def test_all_topics_are_listed_and_described_by_name(tmp_path: Path) -> None:
 
 
 def test_what_is_not_asked_for_comes_from_the_configuration_file(tmp_path: Path) -> None:
+    """Missing arguments of `create` are taken from the configuration file."""
     LocalCluster(tmp_path, [0, 1, 2])
     file = tmp_path / "cluster.yaml"
     file.write_text(
@@ -138,8 +142,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["t", "--replication-factor", "0"], "INVALID_REPLICATION_FACTOR"),
         (["t", "--config", "min.insync.replica=2"], "did you mean min.insync.replicas?"),
         (["t", "--config", "min.insync.replicas=two"], "has the value 'two'"),
-        (["t", "--config", "min.insync.replicas"], "'min.insync.replicas' is no key=value"),
-        (["t", "--config", "=2"], "'=2' is no key=value"),
+        (["t", "--config", "min.insync.replicas"], "'min.insync.replicas' is not key=value"),
+        (["t", "--config", "=2"], "'=2' is not key=value"),
         (
             ["t", "--config", "min.insync.replicas=1", "--config", "min.insync.replicas=2"],
             "--config min.insync.replicas is given twice",
@@ -163,18 +167,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_topic_that_cannot_be_is_one_line_and_nothing_is_created(
     folder: Path, arguments: list[str], said: str
 ) -> None:
+    """An invalid topic is refused in one line, and nothing is created."""
     before = files_in(folder)
     assert said in run("topics", "create", *arguments, cluster=folder / "cluster").refusal
     assert files_in(folder) == before
 
 
 def test_an_unknown_topic_is_answered_with_those_that_there_are(folder: Path) -> None:
+    """The error for an unknown topic lists the existing topics."""
     assert run("topics", "describe", "orders", cluster=folder / "cluster").refusal == (
         "UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'orders'; the topics are: taken"
     )
 
 
 def test_a_lost_file_of_the_cluster_is_one_line(tmp_path: Path) -> None:
+    """A lost file of the cluster root is reported in one line."""
     LocalCluster(tmp_path, [0]).create_topic("t")
     for file in (tmp_path / "cluster" / "topics").glob("*.parquet"):
         file.unlink()
@@ -185,5 +192,6 @@ def test_a_lost_file_of_the_cluster_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_broker_root_is_no_cluster(folder: Path) -> None:
+    """A broker root is refused as a cluster root."""
     refusal = run("topics", "create", "t", cluster=folder / "broker-0").refusal
     assert refusal == f"{folder / 'broker-0'} is a broker root: name the cluster root"

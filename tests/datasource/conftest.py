@@ -1,4 +1,4 @@
-"""A small cluster, and what a reader makes of it without Spark."""
+"""A small cluster, and its reads without Spark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Readable:
         self.cluster.tick_until_idle()
 
     def produce(self, topic: str, *values: bytes, partition: int = 0) -> None:
-        """Store one batch, committed."""
+        """Store one batch and commit it."""
         self.cluster.produce(topic, partition, values)
         self.cluster.tick_until_idle()
 
@@ -66,13 +66,13 @@ class Readable:
         assert self.cluster.replica(0, topic, 0).high_watermark == kept + lost
 
     def go_offline(self) -> None:
-        """Crash the only broker in sync, and let broker 1 come back, which is not."""
+        """Crash the only in-sync broker, and restart broker 1, which is out of sync."""
         self.cluster.crash(0)
         self.cluster.restart(1)
         self.cluster.fence(0)
 
     def elect_unclean(self, topic: str) -> None:
-        """Let broker 1 lead, which truncates what it does not have."""
+        """Elect broker 1, which truncates the records that it does not have."""
         self.cluster.elect_leaders("unclean", [(topic, 0)])
         self.cluster.tick_until_idle()
 

@@ -1,4 +1,4 @@
-"""A program that pipes a topic to another one for ever; `test_killed_streams` kills it.
+"""A program that pipes a topic to another one until it is killed by `test_killed_streams`.
 
 Arguments: the cluster's root, the two topics, and the checkpoint.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def piping(
     spark: SparkSession, cluster: str, source: str, target: str, checkpoint: str
 ) -> DataStreamWriter:
-    """Return the query, to be started; its progress shows as the group `piping`."""
+    """Return the query before its start; its progress is published as the group `piping`."""
     frame = (
         spark.readStream.format("sparklog")
         .option("cluster", cluster)

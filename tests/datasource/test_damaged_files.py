@@ -36,6 +36,7 @@ class TestDamagedFile:
     def test_its_records_come_from_another_replica_in_sync(
         self, filled: Readable, damage: Damage
     ) -> None:
+        """The records of a damaged file are read from another in-sync replica."""
         damage(batch_file(filled.cluster, 0, 1))
         damage(batch_file(filled.cluster, 1, 1))
         assert values(filled.batch(subscribe="t")) == VALUES
@@ -43,6 +44,7 @@ class TestDamagedFile:
     def test_merged_batches_of_another_replica_give_just_the_offsets(
         self, filled: Readable, damage: Damage
     ) -> None:
+        """Only the records of the damaged file are read from another replica's merged batch."""
         cluster = filled.cluster
         later = [b"%d" % number for number in range(36)]
         for value in later:
@@ -58,6 +60,7 @@ class TestDamagedFile:
     def test_no_record_of_it_is_returned_where_no_replica_has_a_copy(
         self, filled: Readable, damage: Damage
     ) -> None:
+        """If all copies of a file are damaged, the read fails, and names the file."""
         tasks = filled.batch(subscribe="t")
         for broker in range(3):
             damage(batch_file(filled.cluster, broker, 1))
@@ -68,6 +71,7 @@ class TestDamagedFile:
         assert values(filled.batch(subscribe="t", startingOffsets=later)) == VALUES[2:]
 
     def test_a_replica_out_of_sync_is_not_read(self, filled: Readable, damage: Damage) -> None:
+        """A replica that is out of sync is not read in place of a damaged one."""
         for broker in (1, 2):
             filled.cluster.crash(broker)
             filled.cluster.fence(broker)
@@ -77,7 +81,7 @@ class TestDamagedFile:
 
 
 def test_a_flipped_value_that_can_be_decoded_is_found_by_the_checksum(filled: Readable) -> None:
-    """Parquet itself does not notice: other records in a whole file."""
+    """Parquet itself does not detect it: the file is valid and has other records."""
     file = batch_file(filled.cluster, 0, 1)
     table = pq.read_table(file, partitioning=None)
     changed = table.set_column(3, "value", [[b"X"]])
@@ -87,10 +91,12 @@ def test_a_flipped_value_that_can_be_decoded_is_found_by_the_checksum(filled: Re
 
 class TestDamagedLog:
     def test_its_records_come_from_another_replica_in_sync(self, filled: Readable) -> None:
+        """The records after a damaged header are read from another in-sync replica."""
         change_header(filled.cluster, 0, 1, "base_offset", 9)
         assert values(filled.batch(subscribe="t")) == VALUES
 
     def test_a_query_is_refused_where_no_replica_is_sound(self, filled: Readable) -> None:
+        """A query is refused if all replicas have a damaged header in its range."""
         for broker in range(3):
             change_header(filled.cluster, broker, 1, "base_offset", 9)
         with pytest.raises(ProtocolError, match=r"KAFKA_STORAGE_ERROR: offsets 0 to 3 of t-0"):

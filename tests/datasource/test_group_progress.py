@@ -1,4 +1,4 @@
-"""A stream's progress as a group's committed offsets, which show its lag to everybody."""
+"""A stream's progress, published as the committed offsets of a group, which show its lag."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparklog.clients.committed_offsets import CommittedOffsets, OffsetAndMetadata, lag
-from sparklog.clients.connection import Connection
-from sparklog.clients.consumer import Consumer
+from sparklog.cluster.connection import Connection
+from sparklog.consumer.consumer import Consumer
+from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata, lag
 from tests.available_now import run_to_end
 from tests.datasource.conftest import Readable
 
@@ -29,7 +29,7 @@ def connection(readable: Readable) -> Connection:
 
 
 def groups(connection: Connection) -> set[str]:
-    """Return the groups that have committed anything."""
+    """Return the groups that have committed any offset."""
     connection.root.consumer_offsets.refresh()
     return {row["group_id"] for row in connection.root.consumer_offsets.rows().to_pylist()}
 
@@ -39,7 +39,9 @@ def behind(connection: Connection, group_id: str) -> dict[tuple[str, int], int |
 
 
 def process(readable: Readable, start: Offset | None = None, /, **options: str) -> Offset:
-    """Let a query that starts take one micro-batch; return where it stands, as its checkpoint."""
+    """Let a query start and take one micro-batch; return its end offset as its checkpoint has
+    it.
+    """
     stream = readable.stream(subscribe="t", startingOffsets="earliest", **options)
     begun = stream.initial_offset() if start is None else start
     end = stream.latest_offset(begun, is_limited=True)
@@ -52,6 +54,7 @@ def process(readable: Readable, start: Offset | None = None, /, **options: str) 
 def test_nothing_is_published_unless_a_group_is_named(
     readable: Readable, connection: Connection
 ) -> None:
+    """Without a group in the options nothing is published."""
     process(readable)
     assert groups(connection) == set()
 
@@ -59,6 +62,7 @@ def test_nothing_is_published_unless_a_group_is_named(
 def test_the_offsets_that_were_processed_are_the_groups(
     readable: Readable, connection: Connection
 ) -> None:
+    """The processed offsets are committed for the group kafka.group.id."""
     options = {"kafka.group.id": "spark", "maxOffsetsPerTrigger": "3", "groupIdPrefix": "unused"}
     end = process(readable, **options)
     assert groups(connection) == {"spark"}
@@ -76,6 +80,7 @@ def test_the_offsets_that_were_processed_are_the_groups(
 def test_a_plain_consumer_can_go_on_where_a_stream_was(
     readable: Readable, connection: Connection
 ) -> None:
+    """A plain consumer of the group continues at the stream's position."""
     process(readable, **{"kafka.group.id": "both", "maxOffsetsPerTrigger": "3"})
     with Consumer(connection, "both") as consumer:
         consumer.assign([("t", 0), ("t", 1)])
@@ -86,6 +91,7 @@ def test_a_plain_consumer_can_go_on_where_a_stream_was(
 def test_each_stream_with_a_prefix_has_a_group_of_its_own_that_its_checkpoint_keeps(
     readable: Readable, connection: Connection
 ) -> None:
+    """With groupIdPrefix each stream has its own group, which its checkpoint keeps."""
     one = process(readable, groupIdPrefix="spark", maxOffsetsPerTrigger="3")
     [first] = groups(connection)
     assert first.startswith("spark-")
@@ -98,6 +104,7 @@ def test_each_stream_with_a_prefix_has_a_group_of_its_own_that_its_checkpoint_ke
 
 
 def test_a_prefix_may_be_given_later(readable: Readable, connection: Connection) -> None:
+    """A groupIdPrefix may be added to an existing checkpoint."""
     one = process(readable, maxOffsetsPerTrigger="3")
     process(readable, one, groupIdPrefix="spark")
     [group_id] = groups(connection)
@@ -107,6 +114,7 @@ def test_a_prefix_may_be_given_later(readable: Readable, connection: Connection)
 def test_a_group_that_has_members_keeps_its_offsets_and_the_query_goes_on(
     readable: Readable, connection: Connection
 ) -> None:
+    """A group with members keeps its offsets, and the query goes on with a warning."""
     with Consumer(connection, "busy", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         while not consumer.poll(1_000):
@@ -119,6 +127,7 @@ def test_a_group_that_has_members_keeps_its_offsets_and_the_query_goes_on(
 def test_a_table_that_cannot_be_written_is_a_warning(
     readable: Readable, connection: Connection
 ) -> None:
+    """A failed publication is a warning, and the next one succeeds."""
     stream = readable.stream(
         subscribe="t", startingOffsets="earliest", **{"kafka.group.id": "spark"}
     )
@@ -135,6 +144,8 @@ def test_a_table_that_cannot_be_written_is_a_warning(
 def test_sparks_own_queries_publish_also_after_a_restart_from_the_checkpoint(
     spark: SparkSession, readable: Readable, connection: Connection, tmp_path: Path
 ) -> None:
+    """Spark's queries publish their progress, under the same group after a restart."""
+
     def run() -> None:
         frame = (
             spark.readStream.format("sparklog")

@@ -1,4 +1,4 @@
-"""What one query of a process has opened serves the next, and never shows another cluster."""
+"""Tables that one query of a process has opened are used by the next, for the same cluster only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from deltalake import DeltaTable
 
-from sparklog.clients.committed_logs import CommittedLogs
-from sparklog.clients.connection import Connection
+from sparklog.cluster.committed_logs import CommittedLogs
+from sparklog.cluster.connection import Connection
 from sparklog.datasource import kept_logs
 from sparklog.datasource.kept_logs import with_logs
 from sparklog.errors import ProtocolError, StorageError
 from sparklog.storage import delta_log
+from sparklog.storage.delta_snapshots import OpenedTable, open_table
 from sparklog.storage.location import Location
 from tests.datasource.conftest import Readable, rows
 
@@ -31,13 +31,13 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables that were opened, in their order."""
     found: list[str] = []
-    plain = delta_log.open_delta_table
+    plain = open_table
 
-    def noting(table: Location, version: int | None = None) -> DeltaTable:
+    def noting(table: Location, version: int | None = None) -> OpenedTable:
         found.append(table.uri)
         return plain(table, version)
 
-    monkeypatch.setattr(delta_log, "open_delta_table", noting)
+    monkeypatch.setattr(delta_log, "open_table", noting)
     return found
 
 
@@ -46,6 +46,7 @@ def values(readable: Readable, topic: str = "t") -> list[bytes | None]:
 
 
 def test_a_second_query_opens_no_table(readable: Readable, opened: list[str]) -> None:
+    """A second query opens no table."""
     readable.create_topic("t", partitions=3)
     readable.produce("t", b"a")
     assert values(readable) == [b"a"]
@@ -55,6 +56,7 @@ def test_a_second_query_opens_no_table(readable: Readable, opened: list[str]) ->
 
 
 def test_a_second_query_sees_what_was_committed_since(readable: Readable) -> None:
+    """A second query reads records and topics that were committed after the first one."""
     readable.create_topic("t")
     readable.produce("t", b"a")
     assert values(readable) == [b"a"]
@@ -66,6 +68,7 @@ def test_a_second_query_sees_what_was_committed_since(readable: Readable) -> Non
 
 
 def test_a_second_query_follows_a_new_leader(readable: Readable) -> None:
+    """A second query reads from a new leader."""
     readable.create_topic("t")
     readable.produce("t", b"a")
     assert values(readable) == [b"a"]
@@ -77,7 +80,9 @@ def test_a_second_query_follows_a_new_leader(readable: Readable) -> None:
 
 
 def test_another_cluster_at_the_same_place_is_read_as_such(readable: Readable) -> None:
-    """Its tables may have the versions, and its topics the names, of those before."""
+    """A new cluster at the same path is detected, even with the same versions and names of
+    topics.
+    """
     readable.create_topic("t")
     readable.produce("t", b"of the first")
     assert values(readable) == [b"of the first"]
@@ -92,6 +97,7 @@ def test_another_cluster_at_the_same_place_is_read_as_such(readable: Readable) -
 
 
 def test_a_cluster_that_is_gone_is_an_error(readable: Readable) -> None:
+    """A query of a cluster whose root was removed raises `StorageError`."""
     readable.create_topic("t")
     assert values(readable) == []
     shutil.rmtree(readable.root)
@@ -99,7 +105,10 @@ def test_a_cluster_that_is_gone_is_an_error(readable: Readable) -> None:
         values(readable)
 
 
-def test_an_error_is_that_of_logs_opened_anew(readable: Readable, opened: list[str]) -> None:
+def test_an_error_is_that_of_reopened_logs(readable: Readable, opened: list[str]) -> None:
+    """A query that fails with kept logs is repeated with newly opened ones before its error is
+    raised.
+    """
     readable.create_topic("t")
     assert values(readable) == []
     opened.clear()
@@ -109,6 +118,7 @@ def test_an_error_is_that_of_logs_opened_anew(readable: Readable, opened: list[s
 
 
 def test_what_fails_with_kept_logs_is_done_again(readable: Readable) -> None:
+    """A query that fails with kept logs only succeeds, and the new logs are kept."""
     with_logs(readable.root, CommittedLogs.metadata)
     used: list[CommittedLogs] = []
 
@@ -124,7 +134,7 @@ def test_what_fails_with_kept_logs_is_done_again(readable: Readable) -> None:
 
 
 def test_queries_at_the_same_time_do_not_share(readable: Readable) -> None:
-    """Logs are one thread's; the next query finds one of the two."""
+    """Logs belong to one thread; the next query gets those of one of the two."""
     with_logs(readable.root, CommittedLogs.metadata)
     both = threading.Barrier(2, timeout=30)
     used: list[CommittedLogs] = []
@@ -142,9 +152,10 @@ def test_queries_at_the_same_time_do_not_share(readable: Readable) -> None:
     assert with_logs(readable.root, lambda logs: logs in used)
 
 
-def test_a_path_and_a_configuration_file_with_options_are_told_apart(
+def test_a_path_and_a_configuration_file_with_options_are_distinguished(
     readable: Readable, tmp_path: Path
 ) -> None:
+    """A path and a configuration file share kept logs only if their storage options are equal."""
     by_path = with_logs(readable.root, lambda logs: logs)
     broker = {"broker.id": 0, "log.dirs": [str(tmp_path / "broker-0")]}
     config: dict[str, Any] = {"cluster.root": readable.root, "brokers": [broker]}
@@ -161,6 +172,7 @@ def test_a_path_and_a_configuration_file_with_options_are_told_apart(
 def test_of_many_clusters_those_read_last_are_kept(
     readable: Readable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If there are too many clusters, the most recently read ones are kept."""
     monkeypatch.setattr(kept_logs, "_MOST", 1)
     other = tmp_path / "other"
     shutil.copytree(readable.root, other)
@@ -173,6 +185,7 @@ def test_of_many_clusters_those_read_last_are_kept(
 def test_a_root_notices_that_it_is_no_longer_in_its_place(
     readable: Readable, tmp_path: Path
 ) -> None:
+    """`is_in_place` returns whether a cluster root still exists at its path."""
     root = Connection(readable.root).root
     assert root.is_in_place()
     moved = tmp_path / "moved"

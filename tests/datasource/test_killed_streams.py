@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparklog.clients.committed_offsets import lag
-from sparklog.clients.producer import Producer
+from sparklog.groups.committed_offsets import lag
+from sparklog.producer.plain import Producer
 from tests.available_now import run_to_end
-from tests.clients.conftest import RunningCluster
 from tests.datasource.piping_stream import piping
-from tests.jobs.processes import Process
+from tests.jobs.processes import Process, wait_for
+from tests.running_cluster import RunningCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = 2
 PATIENCE = 240.0
-"""Seconds: a Spark that starts, and its many Python processes, wait long for busy cores."""
+"""Timeout in seconds: with all cores busy, Spark and its Python processes start slowly."""
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[RunningCluster]:
-    # Not at every moment: Spark needs the two cores as well.
+    # The brokers tick every 50 ms only, because Spark needs the two cores as well.
     cluster = RunningCluster(tmp_path / "running", tick_interval_ms=50)
     yield cluster
     cluster.stop()
@@ -48,7 +48,7 @@ class Traffic:
 
     @contextmanager
     def flowing(self) -> Iterator[None]:
-        """Send until the end of the block, and until all is delivered."""
+        """Send until the end of the block, and until all records are delivered."""
         self._thread.start()
         try:
             yield
@@ -57,7 +57,7 @@ class Traffic:
             self._thread.join()
 
     def _run(self) -> None:
-        # Not more batches than two cores can take beside Spark.
+        # The rate of batches is low enough for two cores that also run Spark.
         with Producer(self._root, linger_ms=200) as producer:
             while not self._ended.wait(0.01):
                 producer.send(self._topic, b"%d" % self.sent, key=b"%d" % (self.sent % 7))
@@ -65,7 +65,7 @@ class Traffic:
 
 
 class Pipe:
-    """The program, over one checkpoint and many processes."""
+    """The program, with one checkpoint and many processes."""
 
     def __init__(self, cluster: RunningCluster, folder: Path) -> None:
         self._cluster = cluster
@@ -78,25 +78,21 @@ class Pipe:
         return [self._cluster.connection.cluster, "source", "target", str(self._checkpoint)]
 
     def newest(self, log: str) -> int:
-        """Return the newest micro-batch of a log of the checkpoint, -1 where there is none."""
+        """Return the newest micro-batch of a log of the checkpoint, or -1 if it is empty."""
         folder = self._checkpoint / log
         names = [one.name for one in folder.iterdir()] if folder.exists() else []
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def be_killed(self, delay_seconds: float) -> bool:
-        """Start it, and kill it so long after the first micro-batch that is new has begun.
+        """Start it, and kill it this time after the beginning of the first new micro-batch.
 
-        Returns whether it had no time to note that a micro-batch was done.
+        Return whether the kill came before a micro-batch was noted as done.
         """
         self._started += 1
         before = self.newest("offsets")
         program = [sys.executable, "-m", "tests.datasource.piping_stream", *self.arguments]
         with closing(Process(program, self._folder / f"process-{self._started}")) as process:
-            deadline = time.monotonic() + PATIENCE
-            while self.newest("offsets") <= before:
-                assert process.popen.poll() is None, process.stderr
-                assert time.monotonic() < deadline, "no micro-batch began in time"
-                time.sleep(0.02)
+            wait_for(lambda: self.newest("offsets") > before, "micro-batch", process, PATIENCE)
             time.sleep(delay_seconds)
         return self.newest("offsets") > self.newest("commits")
 
@@ -104,6 +100,7 @@ class Pipe:
 def test_a_stream_that_is_killed_at_any_moment_loses_and_doubles_nothing(
     running: RunningCluster, tmp_path: Path, spark: SparkSession
 ) -> None:
+    """After many kills every record is written once, and the group's lag is 0."""
     moments = random.Random(6)
     running.create_topic("source", partitions=2)
     running.create_topic("target", partitions=3)

@@ -1,4 +1,4 @@
-"""Batches and streams of Spark read the same where brokers have merged batches; no Spark."""
+"""Batch and stream reads, without Spark, have the same records if brokers have merged batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def merge(readable: Readable, *brokers: int) -> None:
 
 
 def test_a_batch_read_is_the_same(small_batches: Readable) -> None:
-    """From any offset, at the leader and at the replica of a rack, and as it was planned before."""
+    """A batch read is the same after a merge, for any offset and replica, and for an earlier
+    plan.
+    """
     expected: list[Row] = [("t", 0, one, b"%d" % one) for one in range(MERGED)]
     planned = small_batches.batch(subscribe="t")
     merge(small_batches, 0, 1)
@@ -41,6 +43,7 @@ def test_a_batch_read_is_the_same(small_batches: Readable) -> None:
 
 
 def test_a_stream_goes_on_inside_a_merged_batch(small_batches: Readable) -> None:
+    """A stream continues inside a merged batch."""
     stream = small_batches.stream(
         subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger="15"
     )

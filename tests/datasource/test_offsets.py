@@ -14,6 +14,9 @@ T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u",
 
 
 def test_a_checkpoints_offset_is_the_connectors_json_with_one_more_member() -> None:
+    """A checkpoint's offset is the Kafka connector's JSON with the additional member
+    `@sparklog`.
+    """
     offset = StreamOffset(
         {T1: Position(5), T0: Position(23, "id-of-t", 4, 20), U0: Position(0, "u")}
     )
@@ -29,6 +32,7 @@ def test_a_checkpoints_offset_is_the_connectors_json_with_one_more_member() -> N
 
 
 def test_a_plain_offset_of_the_connector_is_read_as_well() -> None:
+    """A plain offset of the Kafka connector can be read."""
     assert StreamOffset.from_json({"t": {"0": 23}}) == StreamOffset({T0: Position(23)})
 
 
@@ -51,6 +55,7 @@ def test_an_offset_survives_the_checkpoint(
     started_at: dict[TopicPartition, Position] | None,
     stream_id: str,
 ) -> None:
+    """An offset is unchanged after it was written to a checkpoint and read."""
     offset = StreamOffset(here, is_initial, started_at, stream_id)
     text = json.dumps(offset.to_json())
     assert StreamOffset.from_json(json.loads(text)) == offset

@@ -1,4 +1,4 @@
-"""Options: what is understood, and what is refused by name."""
+"""Options of reads: accepted values, and refusals that name the option."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def parse(mode: Mode | None = "stream", **given: str) -> ReadOptions:
 
 
 def test_defaults_are_those_of_sparks_kafka_source() -> None:
+    """Defaults equal those of Spark's Kafka source."""
     stream, batch = parse("stream"), parse("batch")
     assert (stream.starting, batch.starting) == (Everywhere(-1), Everywhere(-2))
     assert batch.ending == Everywhere(-1)
@@ -79,6 +80,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
 def test_an_option_is_understood_whatever_its_case(
     name: str, value: str, field: str, expected: Any
 ) -> None:
+    """Names of options are case-insensitive."""
     for written in (name, name.lower(), name.upper()):
         assert getattr(parse("stream", **{written: value}), field) == expected
 
@@ -91,6 +93,7 @@ def test_an_option_is_understood_whatever_its_case(
     ],
 )
 def test_durations_are_written_as_in_spark(text: str, milliseconds: int) -> None:
+    """Durations have Spark's format."""
     parsed = parse(minOffsetsPerTrigger="1", maxTriggerDelay=text)
     assert parsed.max_trigger_delay_ms == milliseconds
 
@@ -105,10 +108,12 @@ def test_durations_are_written_as_in_spark(text: str, milliseconds: int) -> None
     ],
 )
 def test_there_are_three_ways_to_name_topics(name: str, value: str, topics: Any) -> None:
+    """Topics can be named by `assign`, `subscribe` and `subscribePattern`."""
     assert parse_read_options({"cluster": "c", name: value}).topics == topics
 
 
 def test_a_time_wins_over_times_of_partitions_and_those_over_offsets() -> None:
+    """A time precedes times of partitions, and these precede offsets."""
     given = {
         "startingOffsets": "earliest",
         "startingOffsetsByTimestamp": '{"t":{"0":7}}',
@@ -134,7 +139,7 @@ def test_a_time_wins_over_times_of_partitions_and_those_over_offsets() -> None:
         ("stream", {"startingOffset": "earliest"}, "did you mean startingOffsets"),
         ("stream", {"path": "/x"}, "load.. takes no path"),
         ("stream", {"topic": "t"}, "sink"),
-        ("stream", {"frobnicate": "1"}, "frobnicate is unknown: known are cluster"),
+        ("stream", {"frobnicate": "1"}, "frobnicate is unknown: known options are cluster"),
         # topics
         ("stream", {"assign": '{"t":[0]}'}, "assign and subscribe are given"),
         ("stream", {"subscribe": " , "}, "subscribe names no topic"),
@@ -166,21 +171,21 @@ def test_a_time_wins_over_times_of_partitions_and_those_over_offsets() -> None:
         ),
         # values
         ("stream", {"startingOffsets": "newest"}, "startingOffsets has the value 'newest'"),
-        ("stream", {"startingOffsets": "{"}, "startingOffsets must look like"),
-        ("stream", {"startingOffsets": "{}"}, "startingOffsets must look like"),
-        ("stream", {"startingOffsets": '{"t":3}'}, "startingOffsets must look like"),
+        ("stream", {"startingOffsets": "{"}, "startingOffsets must have the form"),
+        ("stream", {"startingOffsets": "{}"}, "startingOffsets must have the form"),
+        ("stream", {"startingOffsets": '{"t":3}'}, "startingOffsets must have the form"),
         ("stream", {"startingOffsets": '{"t":{"0":-3}}'}, "got -3 for t-0"),
         ("stream", {"startingOffsets": '{"t":{"0":true}}'}, "got True for t-0"),
         ("stream", {"startingOffsets": '{"t":{"x":1}}'}, "got 1 for t-x"),
         ("stream", {"startingOffsets": '{"t":{"0":1},"@sparklog":7}'}, "@sparklog is damaged"),
-        ("stream", {"startingTimestamp": "-1"}, "a number from 0 is wanted"),
+        ("stream", {"startingTimestamp": "-1"}, "an integer of at least 0"),
         ("stream", {"startingTimestamp": "yesterday"}, "startingTimestamp has the value"),
         ("stream", {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, "got -1 for t-0"),
         ("stream", {"startingOffsetsByTimestampStrategy": "x"}, "use error or latest"),
         ("stream", {"failOnDataLoss": "maybe"}, "use true or false"),
         ("stream", {"includeHeaders": "1"}, "use true or false"),
-        ("stream", {"minPartitions": "0"}, "a number from 1 is wanted"),
-        ("stream", {"maxRecordsPerPartition": "-4"}, "a number from 1 is wanted"),
+        ("stream", {"minPartitions": "0"}, "an integer of at least 1"),
+        ("stream", {"maxRecordsPerPartition": "-4"}, "an integer of at least 1"),
         ("stream", {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger has the value 'many'"),
         ("stream", {"maxTriggerDelay": "1 fortnight", "minOffsetsPerTrigger": "1"}, "like 30s"),
         ("stream", {"replica": "follower"}, "use leader, nearest or a broker id"),
@@ -198,6 +203,7 @@ def test_a_time_wins_over_times_of_partitions_and_those_over_offsets() -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(
     mode: Mode, given: dict[str, str], said: str
 ) -> None:
+    """Options with invalid values, names or combinations are refused by name."""
     with pytest.raises(ConfigError, match=said):
         parse(mode, **given)
 
@@ -207,19 +213,21 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     [
         ({"subscribe": "t"}, "option cluster is missing"),
         ({"cluster": " ", "subscribe": "t"}, "option cluster is empty"),
-        ({"cluster": "c"}, "one of the options assign, subscribe, subscribePattern is wanted"),
-        ({"cluster": "c", "assign": "t"}, "assign must look like"),
+        ({"cluster": "c"}, "one of the options assign, subscribe, subscribePattern is required"),
+        ({"cluster": "c", "assign": "t"}, "assign must have the form"),
         ({"cluster": "c", "assign": '{"t":[]}'}, "names no partition"),
         ({"cluster": "c", "assign": '{"t":[-1]}'}, r"got \[-1\] as the partitions of t"),
-        ({"cluster": "c", "subscribePattern": "("}, "no regular expression"),
+        ({"cluster": "c", "subscribePattern": "("}, "not a Python regular expression"),
     ],
 )
 def test_cluster_and_topics_must_be_named(given: dict[str, str], said: str) -> None:
+    """A missing cluster, and missing or ambiguous topics, are refused."""
     with pytest.raises(ConfigError, match=said):
         parse_read_options(given)
 
 
 def test_without_a_mode_only_what_holds_for_both_is_checked() -> None:
+    """Without a mode only the checks that apply to batches and streams are made."""
     for given in ({"startingOffsets": "latest"}, {"maxOffsetsPerTrigger": "1"}):
         parse(None, **given)
     with pytest.raises(ConfigError):
@@ -227,6 +235,7 @@ def test_without_a_mode_only_what_holds_for_both_is_checked() -> None:
 
 
 def test_every_reader_option_of_the_kafka_connector_is_known_or_refused_by_name() -> None:
+    """Every reader option of Spark's Kafka connector is known, as supported or refused."""
     of_connector = (
         "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp "
         "startingOffsets endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "

@@ -1,4 +1,4 @@
-"""How ranges are split into tasks, and which files a task reads."""
+"""The split of offset ranges into tasks, and the files that a task reads."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ Split = list[tuple[int, int, int]]
 def test_ranges_are_split_as_sparks_kafka_source_splits_them(
     ranges: Split, min_partitions: int | None, max_records: int | None, expected: Split
 ) -> None:
+    """Ranges are split like those of Spark's Kafka source."""
     given = [OffsetRange(TopicPartition("t", one), *rest) for one, *rest in ranges]
     found = split_ranges(given, min_partitions, max_records)
     assert [(one.partition.partition, one.start, one.end) for one in found] == expected
 
 
 def test_a_split_loses_and_repeats_nothing() -> None:
+    """The parts of a split cover each range once, with at most maxRecordsPerPartition offsets
+    each.
+    """
     ranges = [OffsetRange(T0, 3, 1003), OffsetRange(T1, 0, 10), OffsetRange(T2, 7, 77)]
     for min_partitions in (None, 1, 2, 3, 7, 50, 2000):
         for max_records in (None, 1, 9, 100, 5000):
@@ -56,6 +60,7 @@ def test_a_split_loses_and_repeats_nothing() -> None:
 
 
 def test_a_read_of_few_offsets_touches_the_one_file_they_are_in(readable: Readable) -> None:
+    """A read of offsets within one file reads only this file."""
     readable.create_topic("t")
     for batch in range(20):
         readable.cluster.produce("t", 0, [f"{batch}.{one}".encode() for one in range(10)])
@@ -68,6 +73,7 @@ def test_a_read_of_few_offsets_touches_the_one_file_they_are_in(readable: Readab
 
 
 def test_tasks_share_a_file_where_there_are_more_of_them(readable: Readable) -> None:
+    """Several tasks can read parts of one file."""
     readable.create_topic("t")
     readable.produce("t", *(str(one).encode() for one in range(10)))
     tasks = readable.batch(subscribe="t", minPartitions="4")

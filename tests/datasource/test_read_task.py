@@ -1,4 +1,4 @@
-"""Reading batch files: slices of large ones, and files of an object store."""
+"""Reading batch files: slices of large files, and files of an object store."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Location, PlannedFi
 def test_a_slice_has_just_its_records(
     local: tuple[Location, PlannedFile], start: int, end: int
 ) -> None:
+    """A slice of a file has the records in its range, with values and headers."""
     expected = range(max(start, BASE), min(end, BASE + ROWS))
     rows = read(*local, start, end)
     assert [row["offset"] for row in rows] == list(expected)
@@ -75,9 +76,10 @@ def test_a_slice_has_just_its_records(
     ]
 
 
-def test_a_slice_reads_only_the_row_groups_it_lies_in(
+def test_a_slice_reads_only_its_own_row_groups(
     local: tuple[Location, PlannedFile],
 ) -> None:
+    """A slice reads only the row groups that contain its records."""
     log, file = local
     with pq.ParquetFile(Path(log.uri, file.path)) as parquet:
         assert module._row_groups(parquet.metadata, 37, 42) == [3, 4]
@@ -85,6 +87,7 @@ def test_a_slice_reads_only_the_row_groups_it_lies_in(
 
 
 def test_records_that_compaction_took_leave_gaps_and_move_no_others(tmp_path: Path) -> None:
+    """Records that compaction removed leave gaps, and the others keep their offsets."""
     log = Location.of(str(tmp_path))
     file = store(log, np.array([0, 3, 4, 40, 99]))
     rows = read(log, file, BASE + 3, BASE + 99)
@@ -104,6 +107,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def test_files_of_an_object_store_are_read_whole_or_in_parts(
     s3: Store, monkeypatch: pytest.MonkeyPatch, in_one_request: bool
 ) -> None:
+    """A file of an object store is read completely or in parts, with the same records."""
     log = Location.of(f"{s3.bucket()}/log", s3.options())
     file = store(log, np.arange(ROWS))
     monkeypatch.setattr(module, "_IN_ONE_REQUEST_BYTES", 1 << 20 if in_one_request else 0)

@@ -1,4 +1,4 @@
-"""The readers as Spark's classes, on a new Spark and on an older one; no session."""
+"""The readers as Spark's classes, for Spark 4.2 and older releases, without a session."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from tests.datasource.conftest import Readable, offsets
 
 
 def test_this_spark_gets_the_reader_that_knows_limits(readable: Readable) -> None:
+    """The installed Spark gets the reader with limits."""
     assert isinstance(stream_reader(readable.options("stream", subscribe="t")), StreamReader)
 
 
 def test_an_older_spark_calls_latest_offset_without_arguments(readable: Readable) -> None:
-    """Which is what tells Spark 4.2, too, that there is no admission control."""
+    """For an older Spark `latestOffset` has no parameters, which shows that there is no admission
+    control.
+
+    Spark 4.2 recognises it by this signature, too.
+    """
     readable.create_topic("t")
     readable.produce("t", b"a0", b"a1")
     options = readable.options("stream", subscribe="t", startingOffsets="earliest")
@@ -31,11 +36,13 @@ def test_an_older_spark_calls_latest_offset_without_arguments(readable: Readable
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
 def test_an_older_spark_has_no_limits_and_says_so(readable: Readable, name: str) -> None:
+    """With an older Spark, options for limits are refused."""
     with pytest.raises(ConfigError, match=f"option {name} needs Spark 4.2"):
         StreamReaderWithoutLimits(readable.options("stream", subscribe="t", **{name: "5"}))
 
 
-def test_limits_are_announced_and_those_of_all_available_are_none(readable: Readable) -> None:
+def test_limits_are_announced_and_all_available_has_no_limit(readable: Readable) -> None:
+    """The default read limit reflects the options, and ReadAllAvailable ignores them."""
     readable.create_topic("t")
     readable.produce("t", b"a0", b"a1", b"a2")
     given = {"subscribe": "t", "startingOffsets": "earliest"}
@@ -55,6 +62,7 @@ def test_limits_are_announced_and_those_of_all_available_are_none(readable: Read
 
 
 def test_a_reader_that_has_a_connection_can_go_to_a_task(readable: Readable) -> None:
+    """A reader that has opened a connection can be pickled for a task."""
     readable.create_topic("t")
     readable.produce("t", b"a0")
     reader = StreamReader(readable.options("stream", subscribe="t", startingOffsets="earliest"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparklog
-from sparklog.clients import spark_consumer
+from sparklog.consumer import spark as spark_consumer
 from sparklog.errors import ConfigError, SparklogError
 from sparklog.testing import LocalCluster
 from tests.datasource.conftest import Readable
@@ -25,12 +25,14 @@ KAFKA_COLUMNS = [
     ("timestamp", "timestamp", True),
     ("timestampType", "int", True),
 ]
-"""As `KafkaRecordToRowConverter` of Spark declares them."""
+"""As declared by Spark's `KafkaRecordToRowConverter`."""
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Readable:
-    """Topic t: 200 records in 20 batches in partition 0, 2 in partition 1, one not committed."""
+    """Topic t: 200 records in 20 batches in partition 0, 2 in partition 1, one of them
+    uncommitted.
+    """
     readable = Readable(tmp_path_factory.mktemp("filled"))
     readable.create_topic("t", partitions=2)
     readable.create_topic("empty")
@@ -59,6 +61,7 @@ def columns(frame: DataFrame) -> list[tuple[str, str, bool]]:
 def test_rows_and_columns_are_those_of_sparks_kafka_source(
     spark: SparkSession, filled: Readable
 ) -> None:
+    """Rows and columns equal those of Spark's Kafka source, without uncommitted records."""
     frame = load(spark, filled, subscribe="t")
     assert columns(frame) == KAFKA_COLUMNS
     rows = in_order(frame)
@@ -78,7 +81,8 @@ def test_rows_and_columns_are_those_of_sparks_kafka_source(
 
 
 def test_headers_are_there_where_they_are_asked_for(spark: SparkSession, filled: Readable) -> None:
-    from sparklog.clients.spark_producer import SparkProducer
+    """The column `headers` exists only with includeHeaders=true."""
+    from sparklog.producer.spark import SparkProducer
 
     filled.create_topic("headers")
     rows = spark.sql(
@@ -104,6 +108,7 @@ def test_headers_are_there_where_they_are_asked_for(spark: SparkSession, filled:
 def test_a_query_begins_and_ends_where_its_options_say(
     spark: SparkSession, filled: Readable
 ) -> None:
+    """A query reads the range of its starting and ending offsets."""
     given = {
         "assign": '{"t":[0]}',
         "startingOffsets": '{"t":{"0":95}}',
@@ -119,6 +124,7 @@ def test_a_query_begins_and_ends_where_its_options_say(
 def test_a_native_read_touches_the_files_it_needs_and_has_filters_pushed_down(
     spark: SparkSession, filled: Readable
 ) -> None:
+    """A native read reads only the files in its range, and Spark pushes filters down."""
     narrow = sparklog.read(
         spark,
         cluster=filled.root,
@@ -134,7 +140,7 @@ def test_a_native_read_touches_the_files_it_needs_and_has_filters_pushed_down(
 
 
 def files_read(frame: DataFrame) -> int:
-    """Return how many files the scan of a query has read."""
+    """Return the number of files that the scan of a query has read."""
     query: Any = frame
     query._jdf.collectToPython()
     plan = query._jdf.queryExecution().executedPlan()
@@ -144,6 +150,7 @@ def files_read(frame: DataFrame) -> int:
 
 
 def test_reading_nothing_gives_no_rows(spark: SparkSession, filled: Readable) -> None:
+    """A read of an empty topic has no rows."""
     assert load(spark, filled, subscribe="empty").count() == 0
     nothing = sparklog.read(spark, cluster=filled.root, subscribe="empty")
     assert columns(nothing) == KAFKA_COLUMNS
@@ -169,7 +176,7 @@ def test_all_ways_of_reading_give_the_same(
     few_files: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The format, the files as such, and Delta's own scan."""
+    """The ways are the format, the files themselves, and Delta's own scan."""
     monkeypatch.setattr(spark_consumer, "_FEW_FILES", few_files)
     frame = load(spark, filled, **given)
     native = sparklog.read(spark, cluster=filled.root, **given)
@@ -177,10 +184,13 @@ def test_all_ways_of_reading_give_the_same(
     assert in_order(native) == in_order(frame)
 
 
-def test_a_native_read_of_a_root_that_looks_like_a_pattern_reads_that_root(
+def test_a_native_read_of_a_root_whose_name_is_a_pattern_reads_that_root(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Spark's file sources would read whatever is named ab, or ac."""
+    """A root whose path contains a pattern is read literally.
+
+    Otherwise Spark's file sources would read all roots that match, such as ab or ac.
+    """
     cluster = LocalCluster(tmp_path / "a{b,c}*")
     cluster.create_topic("t")
     cluster.tick_until_idle()
@@ -194,7 +204,7 @@ def test_a_native_read_of_a_root_that_looks_like_a_pattern_reads_that_root(
 def test_a_query_without_a_filter_sees_all_though_one_with_a_filter_came_first(
     spark: SparkSession, filled: Readable
 ) -> None:
-    """Spark 4.2 would keep what the first one pushed down."""
+    """Spark 4.2 would otherwise keep the first query's filter."""
     session = spark.newSession()
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     frame = load(session, filled, subscribe="t")
@@ -215,6 +225,7 @@ def test_a_query_without_a_filter_sees_all_though_one_with_a_filter_came_first(
 def test_what_is_wrong_is_said_in_one_sentence(
     spark: SparkSession, filled: Readable, given: dict[str, str], said: str
 ) -> None:
+    """An invalid option is reported in one sentence."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException, match=said):
@@ -224,6 +235,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
 
 
 def test_a_schema_of_ones_own_is_refused(spark: SparkSession, filled: Readable) -> None:
+    """A user-specified schema is refused."""
     from pyspark.errors import PySparkException
 
     reader = spark.read.format("sparklog").option("cluster", filled.root)
@@ -234,6 +246,7 @@ def test_a_schema_of_ones_own_is_refused(spark: SparkSession, filled: Readable) 
 def test_a_native_read_refuses_what_only_the_format_has(
     spark: SparkSession, filled: Readable
 ) -> None:
+    """A native read refuses the options that only the format has."""
     with pytest.raises(
         ConfigError, match="minPartitions and maxRecordsPerPartition have no meaning"
     ):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from sparklog.clients.partitioner import keyed_partitions
+from sparklog.producer.partitioner import keyed_partitions
 from tests.available_now import run_to_end
-from tests.clients.conftest import RunningCluster
+from tests.running_cluster import RunningCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,7 @@ def values(cluster: RunningCluster, topic: str) -> list[bytes]:
 
 
 def assert_shown_in_one_line(error: Exception, sentence: str) -> None:
-    """Spark itself says where it failed, in front and in lines that follow."""
+    """Spark itself adds the place of the failure, in front and in the following lines."""
     lines = str(error).splitlines()
     assert any(sentence in line and ".errors." in line for line in lines[:2])
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
@@ -46,7 +46,9 @@ class TestADataFrame:
     def test_is_stored_when_save_returns(
         self, spark: SparkSession, running: RunningCluster
     ) -> None:
-        """Keys, values, headers, and partitions as the rows name them, or as Kafka hashes keys."""
+        """Keys, values and headers are stored, in the rows' partitions or by Kafka's hash of the
+        key.
+        """
         running.create_topic("whole", partitions=3)
         frame = spark.sql(
             """
@@ -76,6 +78,7 @@ class TestADataFrame:
     def test_goes_to_the_topics_that_its_rows_name_unless_an_option_does(
         self, spark: SparkSession, running: RunningCluster
     ) -> None:
+        """Rows go to their column's topic, unless the option `topic` is given."""
         for topic in ("even", "odd", "all"):
             running.create_topic(topic)
         frame = spark.sql(
@@ -91,6 +94,7 @@ class TestADataFrame:
     def test_of_no_rows_is_nothing_to_do(
         self, spark: SparkSession, running: RunningCluster
     ) -> None:
+        """Saving a DataFrame without rows succeeds."""
         running.create_topic("empty")
         save(spark.sql("select 'a' value where 1 = 0"), running, topic="empty")
         assert values(running, "empty") == []
@@ -99,7 +103,7 @@ class TestADataFrame:
         ("query", "options", "sentence"),
         [
             ("select 1 value", {"topic": "refused"}, "the column value is of type int"),
-            ("select 'a' value", {}, "there is no column topic"),
+            ("select 'a' value", {}, "the column topic is missing"),
             ("select 'a' value, cast(null as string) topic", {}, "topic is null in a row"),
             ("select 'a' value", {"topic": "nowhere"}, "there is no topic 'nowhere'"),
             ("select 'a' value", {"topic": "refused", "ackz": "1"}, "did you mean acks"),
@@ -114,6 +118,7 @@ class TestADataFrame:
         options: dict[str, str],
         sentence: str,
     ) -> None:
+        """A refused DataFrame stores no records and is reported in one line."""
         if "refused" not in {one.topic for one in running.connection.metadata().topics.values()}:
             running.create_topic("refused")
         with pytest.raises(Exception, match=sentence) as told:
@@ -124,13 +129,14 @@ class TestADataFrame:
     def test_is_never_written_over_what_is_there(
         self, spark: SparkSession, running: RunningCluster
     ) -> None:
+        """Mode overwrite is refused."""
         writer = spark.sql("select 'a' value").write.format("sparklog").mode("overwrite")
         with pytest.raises(Exception, match="a log is only appended to"):
             writer.option("cluster", running.connection.cluster).option("topic", "t").save()
 
 
 class Pipe:
-    """A stream from one topic to another, over one checkpoint and many starts."""
+    """A stream from one topic to another, with one checkpoint and many starts."""
 
     def __init__(self, spark: SparkSession, cluster: RunningCluster, folder: Path) -> None:
         self._spark = spark
@@ -138,7 +144,7 @@ class Pipe:
         self._checkpoint = folder / "checkpoint"
 
     def run(self, source: str, target: str, **options: str) -> None:
-        """Pipe what is available now."""
+        """Pipe the available records."""
         run_to_end(partial(self._start, source, target, options))
 
     def _start(self, source: str, target: str, options: Mapping[str, str]) -> StreamingQuery:
@@ -162,7 +168,7 @@ class Pipe:
         )
 
     def be_killed_before_the_checkpoint(self) -> None:
-        """Leave the checkpoint as a kill between the sink's commit and Spark's own leaves it."""
+        """Set the checkpoint back to its state between the sink's commit and Spark's own."""
         commits = self._checkpoint / "commits"
         last = max(int(one.name) for one in commits.iterdir() if one.name.isdigit())
         (commits / str(last)).unlink()
@@ -179,7 +185,9 @@ def produce(
 def test_a_stream_that_is_killed_between_commit_and_checkpoint_writes_once(
     spark: SparkSession, running: RunningCluster, tmp_path: Path
 ) -> None:
-    """Many times over, and though the repeated micro-batch is cut otherwise (3.6)."""
+    """The stream is killed many times, and the repeated micro-batch is divided differently
+    (3.6).
+    """
     running.create_topic("source", partitions=2)
     running.create_topic("target", partitions=3)
     pipe = Pipe(spark, running, tmp_path)
@@ -196,6 +204,7 @@ def test_a_stream_that_is_killed_between_commit_and_checkpoint_writes_once(
 def test_a_stream_goes_on_over_a_failover(
     spark: SparkSession, running: RunningCluster, tmp_path: Path
 ) -> None:
+    """A stream goes on after a failover."""
     running.create_topic("from", partitions=2)
     running.create_topic("to", partitions=2)
     pipe = Pipe(spark, running, tmp_path)
@@ -212,7 +221,7 @@ def test_a_stream_goes_on_over_a_failover(
 def test_an_error_of_a_stream_is_shown_in_one_line(
     spark: SparkSession, running: RunningCluster, tmp_path: Path
 ) -> None:
-    """The stack of the Python worker says nothing to the person who named the topic."""
+    """The stack of the Python worker does not help the user who named the topic."""
     running.create_topic("known")
     pipe = Pipe(spark, running, tmp_path)
     with pytest.raises(StreamingQueryException) as told:

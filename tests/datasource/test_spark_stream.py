@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Streamed:
-    """A query that keeps the rows of each micro-batch, over one checkpoint and many starts."""
+    """A query that keeps the rows of each micro-batch, with one checkpoint and many starts."""
 
     def __init__(self, spark: SparkSession, readable: Readable, checkpoint: Path) -> None:
         self._spark = spark
@@ -28,11 +28,11 @@ class Streamed:
         self.fails = False
 
     def start(self, **options: str) -> StreamingQuery:
-        """Read on and on."""
+        """Read until the query is stopped."""
         return self._writer(options).trigger(processingTime="0 seconds").start()
 
     def run(self, **options: str) -> StreamingQuery:
-        """Read what is available now."""
+        """Read the available records."""
         return run_to_end(self._writer(options).trigger(availableNow=True).start)
 
     def _writer(self, options: dict[str, str]) -> DataStreamWriter:
@@ -55,7 +55,7 @@ class Streamed:
         return [row for _, rows in sorted(self.batches.items()) for row in rows]
 
     def offset(self, batch_id: int) -> dict[str, Any]:
-        """Return the offset that the checkpoint holds for a micro-batch."""
+        """Return a micro-batch's offset in the checkpoint."""
         text = (self.checkpoint / "offsets" / str(batch_id)).read_text()
         result: dict[str, Any] = json.loads(text.splitlines()[2])
         return result
@@ -69,6 +69,7 @@ def streamed(spark: SparkSession, readable: Readable, tmp_path: Path) -> Streame
 def test_available_now_reads_all_in_micro_batches_and_goes_on_from_its_checkpoint(
     readable: Readable, streamed: Streamed
 ) -> None:
+    """availableNow reads all records within the limits, and continues from its checkpoint."""
     readable.create_topic("t", partitions=2)
     readable.cluster.produce("t", 0, [f"a{one}".encode() for one in range(6)])
     readable.produce("t", b"b0", b"b1", partition=1)
@@ -97,7 +98,9 @@ def test_available_now_reads_all_in_micro_batches_and_goes_on_from_its_checkpoin
 def test_a_first_micro_batch_that_died_is_read_again_as_it_was(
     readable: Readable, streamed: Streamed
 ) -> None:
-    """It began at the latest offset, of which Spark keeps nothing."""
+    """A first micro-batch that died is read again from the same offset, which Spark does not
+    store.
+    """
     readable.create_topic("t")
     readable.produce("t", b"before")
     streamed.fails = True
@@ -114,6 +117,7 @@ def test_a_first_micro_batch_that_died_is_read_again_as_it_was(
 def test_a_query_lives_through_a_failover_and_reads_every_record_once(
     readable: Readable, streamed: Streamed
 ) -> None:
+    """A query goes on during a failover, and reads every record once."""
     readable.create_topic("t")
     query = streamed.start(subscribe="t", startingOffsets="earliest")
     readable.produce("t", b"0", b"1")
@@ -121,7 +125,7 @@ def test_a_query_lives_through_a_failover_and_reads_every_record_once(
     readable.cluster.crash(0)
     query.processAllAvailable()
     readable.cluster.fence(0)
-    # The new leader has yet to catch up, so the stream waits.
+    # The new leader's high watermark is behind the stream's position, so the stream waits.
     query.processAllAvailable()
     assert query.exception() is None
     readable.cluster.tick_until_idle()
@@ -135,9 +139,12 @@ def test_a_query_lives_through_a_failover_and_reads_every_record_once(
     assert streamed.rows() == [(0, one, str(one).encode()) for one in range(4)]
 
 
-def test_a_truncation_fails_the_query_or_is_gone_past_as_it_was_told(
+def test_a_truncation_fails_the_query_or_is_skipped_as_configured(
     readable: Readable, streamed: Streamed
 ) -> None:
+    """A truncation fails the query, or with failOnDataLoss=false the query reads the new
+    records.
+    """
     readable.create_topic("t")
     readable.store_unevenly("t", kept=2, lost=3)
     streamed.run(subscribe="t", startingOffsets="earliest")
@@ -155,5 +162,6 @@ def test_a_truncation_fails_the_query_or_is_gone_past_as_it_was_told(
 
 
 def test_a_stream_refuses_what_is_a_batchs(streamed: Streamed) -> None:
+    """A stream refuses the options of batches."""
     with pytest.raises(Exception, match="endingOffsets has no meaning for a stream"):
         streamed.run(subscribe="t", endingOffsets="latest")

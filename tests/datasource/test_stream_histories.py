@@ -15,7 +15,7 @@ STEPS = 30
 
 
 class History:
-    """Produces, lets brokers fail and return, and streams what is committed meanwhile."""
+    """Produces, lets brokers fail and return, and streams the committed records meanwhile."""
 
     def __init__(self, readable: Readable, seed: int) -> None:
         self.readable = readable
@@ -57,7 +57,9 @@ class History:
             self.cluster.fence(self.down)
 
     def micro_batch(self) -> None:
-        """Read one, sometimes twice, as after a crash, and sometimes in a new process."""
+        """Read one micro-batch, sometimes twice, as after a crash, and sometimes in a new
+        process.
+        """
         end = self.stream.latest_offset(self.here, is_limited=True)
         if self.random.random() < 0.3:
             self.stream = self.new_stream()
@@ -84,11 +86,12 @@ class History:
             self.keep(end)
 
 
-@pytest.mark.filterwarnings("ignore:.* is waited for")
+@pytest.mark.filterwarnings("ignore:.* is skipped")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_reads_every_committed_record_once_whatever_fails(
     readable: Readable, seed: int
 ) -> None:
+    """A stream reads every committed record once, in order, over random failures."""
     history = History(readable, seed)
     history.run()
     history.finish()

@@ -1,4 +1,4 @@
-"""What Spark's Python workers import: little, and never a session."""
+"""Imports of Spark's Python workers: few modules, and never a session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ FILES = [*(ROOT / "sparklog/datasource").glob("*.py"), *(ROOT / "pyspark_sparklo
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_no_reader_can_start_a_second_spark(file: Path) -> None:
-    """`getOrCreate` in a worker would, silently; whoever reads natively is handed a session."""
+    """`getOrCreate` in a worker would start one silently; a native read gets its session as an
+    argument.
+    """
     names = {
         node.attr if isinstance(node, ast.Attribute) else node.id
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -32,8 +34,10 @@ def test_no_reader_can_start_a_second_spark(file: Path) -> None:
     assert not names & {"getOrCreate", "getActiveSession", "spark_session", "SparkContext"}
 
 
-def test_looking_for_the_format_costs_other_programs_next_to_nothing() -> None:
-    """Spark imports every module called pyspark_... when it first meets any Python source."""
+def test_the_search_for_the_format_costs_other_programs_next_to_nothing() -> None:
+    """Spark imports every module whose name begins with pyspark_ at the first use of a Python
+    source.
+    """
     code = (
         "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_sparklog;"
         "print(*sorted(name for name in set(sys.modules) - before))"
@@ -45,6 +49,7 @@ def test_looking_for_the_format_costs_other_programs_next_to_nothing() -> None:
 
 
 def test_a_task_imports_no_rules_engine_and_no_metadata() -> None:
+    """A task imports neither the rules engine nor the broker."""
     code = (
         "import sys, sparklog.datasource.read_task;"
         "print(*sorted(name for name in sys.modules if name.startswith(('duckdb', 'sparklog'))))"
@@ -54,7 +59,7 @@ def test_a_task_imports_no_rules_engine_and_no_metadata() -> None:
     )
     loaded = answer.stdout.split()
     assert "sparklog.datasource.read_task" in loaded
-    assert not [name for name in loaded if name.startswith(("duckdb", "sparklog.clients"))]
+    assert not [name for name in loaded if name.startswith(("duckdb", "sparklog.broker"))]
     assert "sparklog.protocol" not in loaded
 
 
@@ -71,7 +76,7 @@ print([bytes(row.value).decode() for row in rows])
 def test_a_plain_program_under_spark_submit_finds_the_format(
     readable: Readable, tmp_path: Path
 ) -> None:
-    """It names no package, registers nothing, and imports nothing of sparklog's."""
+    """It names no package, registers nothing, and imports nothing of sparklog."""
     readable.create_topic("t")
     readable.produce("t", b"a", b"b")
     program = tmp_path / "program.py"
@@ -91,7 +96,7 @@ def test_a_plain_program_under_spark_submit_finds_the_format(
 
 
 def test_an_error_of_a_program_keeps_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a Python worker of Spark, which ends with the error that it reports, hides stacks."""
+    """Only Spark's Python workers, which end with the error that they report, hide stacks."""
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     with pytest.raises(ConfigError, match="option cluster is missing"):
         DefaultSource({}).schema()

@@ -1,13 +1,12 @@
 """A stream's micro-batch whose run was killed between two of its effects, committed by another run.
 
-Each record is stored once, whatever is lost in between and however the other run cuts and routes
-its rows. The tasks and the commit of the sink run without Spark.
+Each record is stored once, for any loss in between and any division and routing by the other run.
+The tasks and the commit of the sink run without Spark.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from sparklog.clients.produce import Acks, PendingProduce, ProduceClient, RequestedBatch
-from sparklog.clients.stream_writes import MicroBatch, StreamWrites
 from sparklog.datasource.write_commit import commit_write
 from sparklog.datasource.write_options import WriteOptions, parse_write_options
 from sparklog.datasource.write_task import WrittenFile, write_task
 from sparklog.errors import ProtocolError, SparklogError, StorageError
-from tests.clients.conftest import RunningCluster
+from sparklog.producer.produce_requests import Acks, PendingProduce, ProduceClient, RequestedBatch
+from sparklog.producer.stream_writes import MicroBatch, StreamWrites
+from tests.jobs.processes import wait_for
+from tests.running_cluster import RunningCluster
 
 ONCE = MicroBatch("query", 0)
 
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 
 class KilledError(Exception):
-    """The end of a run, at the moment that a test chooses."""
+    """The end of a run, at a moment that the test chooses."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def running(tmp_path: Path) -> Iterator[RunningCluster]:
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a block in which a run ends when the batches that `is_sent` accepts are stored."""
+    """Return a block in which a run ends once the batches that `is_sent` accepts are stored."""
     send = ProduceClient.send
 
     @contextmanager
@@ -95,16 +95,19 @@ def stored(cluster: RunningCluster, *topics: str) -> list[bytes]:
 
 
 def lose_broker(cluster: RunningCluster, broker: int, topic: str = "t") -> None:
-    """End a broker together with its disk, and wait until others lead its partitions."""
+    """End a broker, delete its disk, and wait until others lead its partitions."""
     with cluster.application.between_rounds():
         cluster.application.drop_broker(broker)
         shutil.rmtree(cluster.folder / f"broker-{broker}")
-    while cluster.connection.metadata().partition(topic, 0).leader in (None, broker):
-        time.sleep(0.01)
+
+    def is_led() -> bool:
+        return cluster.connection.metadata().partition(topic, 0).leader not in (None, broker)
+
+    wait_for(is_led, "leader")
 
 
 class TestALeaderWhoseDiskDies:
-    """Its inbox held files that were noted and that no leader had appended."""
+    """Its inbox had noted files that no leader had appended."""
 
     ROWS: ClassVar[list[dict[str, Any]]] = [
         {"value": b"%d" % one, "partition": one % 3} for one in range(30)
@@ -123,7 +126,9 @@ class TestALeaderWhoseDiskDies:
     def test_lets_the_next_run_store_the_rows_that_no_leader_has(
         self, lost: RunningCluster
     ) -> None:
-        """That run cuts its rows otherwise and lets the partitioner choose partitions."""
+        """The next run stores the lost rows, although it divides and routes its rows
+        differently.
+        """
         rows = [{"value": row["value"]} for row in reversed(self.ROWS)]
         given = options(lost, topic="t")
         commit_write(given, tasks(given, rows[:7], rows[7:]), ONCE)
@@ -132,7 +137,7 @@ class TestALeaderWhoseDiskDies:
         assert found == (True, {})
 
     def test_refuses_a_run_with_other_rows(self, lost: RunningCluster) -> None:
-        """It cannot be told which rows were lost: nothing is written twice or left out silently."""
+        """The lost rows cannot be determined: no row is written twice or omitted silently."""
         rows = [row | {"value": b"other %b" % row["value"]} for row in self.ROWS]
         given = options(lost, topic="t")
         with pytest.raises(
@@ -145,6 +150,7 @@ class TestALeaderWhoseDiskDies:
 def test_rows_of_which_nothing_was_stored_are_those_of_the_next_run(
     running: RunningCluster, killed: Callable[..., Any]
 ) -> None:
+    """If no row of the first run was stored, the rows of the next run are stored."""
     running.create_topic("t", min_insync_replicas=2)
     given = options(running, topic="t")
     with killed(lambda _: False):
@@ -157,6 +163,8 @@ def test_rows_of_which_nothing_was_stored_are_those_of_the_next_run(
 def test_without_acks_a_request_that_cannot_be_written_is_an_error(
     running: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With acks=0 a request that cannot be written raises an error."""
+
     def fail(*_: object) -> None:
         raise StorageError("the leader's root is away")
 
@@ -175,7 +183,7 @@ class TestAKillBetweenTwoTopics:
 
     @pytest.fixture
     def half(self, running: RunningCluster, killed: Callable[..., Any]) -> RunningCluster:
-        """Topic a has the even numbers; topic b has nothing yet."""
+        """Topic a has the even numbers; topic b is empty."""
         for topic in ("a", "b", "c"):
             running.create_topic(topic)
         written = tasks(options(running), self.ROWS)
@@ -188,6 +196,7 @@ class TestAKillBetweenTwoTopics:
     def test_loses_and_doubles_nothing_though_the_next_run_routes_otherwise(
         self, half: RunningCluster, routes: str
     ) -> None:
+        """Each row is stored once, in the topic to which the first run routed it."""
         given = options(half)
         again = [row | {"topic": routes[one % 2]} for one, row in enumerate(self.ROWS)]
         commit_write(given, tasks(given, again), ONCE)
@@ -195,5 +204,6 @@ class TestAKillBetweenTwoTopics:
         assert (len(stored(half, "a")), len(stored(half, "b"))) == (5, 5), "as the first run routed"
 
     def test_is_completed_by_a_run_that_has_no_rows(self, half: RunningCluster) -> None:
+        """A run without rows completes the noted micro-batch."""
         commit_write(options(half), [], ONCE)
         assert stored(half, "a", "b") == sorted(row["value"] for row in self.ROWS)

@@ -1,4 +1,4 @@
-"""The options and columns of a sink: what is honoured, and what is refused by name."""
+"""The options and columns of a sink: accepted ones, and refusals that name the option."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.clients.partitioner import DefaultPartitioner
 from sparklog.datasource.write_options import WriteOptions, make_partitioner, parse_write_options
 from sparklog.datasource.write_schema import check_write_schema
 from sparklog.errors import ConfigError
+from sparklog.producer.partitioner import DefaultPartitioner
 
 
 def parsed(**options: str) -> WriteOptions:
@@ -45,8 +45,8 @@ def test_what_is_honoured(options: dict[str, str], expected: WriteOptions) -> No
     [
         ({"kafka_bootstrap_servers": "h:1"}, "kafka.bootstrap.servers is not supported: name the"),
         ({"kafka_linger_ms": "5"}, "kafka.linger.ms is not supported: a task writes whole files"),
-        ({"kafka_ssl_key_password": "x"}, "kafka.ssl.key.password is not supported, for no Kafka"),
-        ({"subscribe": "t"}, "subscribe is not supported: it is a reader's"),
+        ({"kafka_ssl_key_password": "x"}, "kafka.ssl.key.password is not supported, since"),
+        ({"subscribe": "t"}, "subscribe is not supported: it is an option of a reader"),
         ({"topics": "t"}, "topics is unknown: did you mean topic?"),
         ({"acks": "2"}, "acks has the value '2': use 0, 1 or all"),
         ({"acks": "1", "kafka_acks": "1"}, "acks and kafka.acks are the same: give one"),
@@ -57,17 +57,20 @@ def test_what_is_honoured(options: dict[str, str], expected: WriteOptions) -> No
     ],
 )
 def test_what_is_refused(options: dict[str, str], sentence: str) -> None:
+    """Unsupported and invalid options are refused by name."""
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         parsed(**options)
 
 
 def test_without_a_cluster_there_is_nowhere_to_write() -> None:
+    """A missing option `cluster` is refused."""
     with pytest.raises(ConfigError, match="option cluster is missing: name the cluster's root"):
         parse_write_options({"topic": "t"})
 
 
 def test_a_partitioner_is_a_class_by_name() -> None:
-    options = parsed(partitioner="sparklog.clients.partitioner:DefaultPartitioner")
+    """A partitioner is named by its class."""
+    options = parsed(partitioner="sparklog.producer.partitioner:DefaultPartitioner")
     assert isinstance(make_partitioner(options, 3), DefaultPartitioner)
 
 
@@ -89,7 +92,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
     ],
 )
 def test_columns_are_those_of_kafkas_sink(types: dict[str, Any], sentence: str | None) -> None:
-    """Others are left alone, as there."""
+    """Other columns are ignored, as in Kafka's sink."""
     options = WriteOptions("/c", topic="t")
     if sentence is None:
         check_write_schema(types, options)
@@ -99,6 +102,7 @@ def test_columns_are_those_of_kafkas_sink(types: dict[str, Any], sentence: str |
 
 
 def test_a_topic_comes_from_the_option_or_from_a_column() -> None:
+    """The topic comes from the option `topic` or from the column `topic`."""
     check_write_schema({"value": "string", "topic": "string"}, WriteOptions("/c"))
-    with pytest.raises(ConfigError, match="there is no column topic: give option topic"):
+    with pytest.raises(ConfigError, match="the column topic is missing: give option topic"):
         check_write_schema({"value": "string"}, WriteOptions("/c"))

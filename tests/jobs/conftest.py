@@ -1,4 +1,4 @@
-"""What the tests of the jobs share: a cluster in a folder, whose processes end with the test."""
+"""Fixtures of the jobs' tests: a cluster in a local folder, whose processes end with the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.jobs.processes import Cluster
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of three brokers that nobody plays yet."""
+    """A cluster of three brokers without any process yet."""
     cluster = Cluster(tmp_path / "data")
     yield cluster
     cluster.close()

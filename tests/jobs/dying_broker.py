@@ -1,8 +1,8 @@
-"""A broker that kills itself, as kill -9 would, between two effects of the tick of a leader.
+"""A broker that kills itself, like kill -9, between two effects of a leader's tick.
 
     python -m tests.jobs.dying_broker <configuration> <folder>
 
-It runs until a file with the name of a point lies in the folder, and a batch is appended then.
+It runs until the folder has a file with the name of a point, and a batch is appended then.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sparklog.config import BrokerConfig, load
 from sparklog.storage.journal import Journal, Step
 
 POINTS = ("before_append", "log_commit", "checkpoint", "before_answer", "responses")
-"""Before the append; after it, with the followers yet to copy the batch; before the commit with the
-high watermark and the answer; after it."""
+"""Before the append; after it, before the followers copy the batch; before the commit with the high
+watermark and the answer; after it.
+"""
 
 
 class Death:
-    """Wraps what a leader does, in order: append, effects, answer, effects."""
+    """Wraps a leader's effects, in order: append, effects, answer, effects."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,13 +35,13 @@ class Death:
         self._commit_step, self._done = Journal.commit_step, Effects.done
 
     def lie_in_wait(self) -> None:
-        """Put itself between the broker and its effects."""
+        """Install the wrappers between the broker and its effects."""
         death = self
 
         def commit_step(
             journal: Journal, added: Sequence[Any], removed: Sequence[Any], step: Step, now_ms: int
         ) -> None:
-            answers = death._has_appended and any(one["error_code"] == 0 for one in step.answers)
+            answers = death._has_appended and any(one.error == "NONE" for one in step.answers)
             if added:
                 death.at("before_append")
             if answers:
@@ -64,7 +65,7 @@ class Death:
         return any((self._folder / point).exists() for point in POINTS)
 
     def at(self, point: str) -> None:
-        """Die, if this is the point."""
+        """End the process if this is the point."""
         if (self._folder / point).exists():
             os.kill(os.getpid(), signal.SIGKILL)
 

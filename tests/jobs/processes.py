@@ -1,6 +1,6 @@
-"""Clusters played by real processes: their configuration, their ends, and a client to talk to them.
+"""Clusters of real processes: their configuration, their ends, and a client.
 
-Nothing sleeps for a fixed time: every wait looks at the state until it is there, or a deadline.
+No test sleeps for a fixed time: every wait polls a condition until it holds, or until a deadline.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,45 +17,57 @@ from typing import Any, TypeVar
 
 import yaml
 
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import PendingProduce, ProduceClient, ProduceResponse, RequestedBatch
+from sparklog.clock import wait_until
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.errors import ERROR_CODES, StorageError
 from sparklog.model import TableSchema, new_batch_path
+from sparklog.producer.produce_requests import (
+    PendingProduce,
+    ProduceClient,
+    ProduceResponse,
+    RequestedBatch,
+)
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
+from sparklog.storage.commits import read_commits
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import newest_version, read_commits
-from sparklog.storage.journal import CHECKPOINTS, Journal, answers_in
+from sparklog.storage.delta_log_files import newest_version
+from sparklog.storage.journal import CHECKPOINTS, Journal, ProduceAnswer, answers_in
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
 ROOT = Path(__file__).parents[2]
 SESSION_MS = 2_000
-"""Short, so that a test takes seconds; long enough for a process that waits for a busy core."""
+"""In ms; short, so that a test takes seconds, and long enough for a process that waits for a busy
+core.
+"""
 PATIENCE = 90.0
-"""Seconds until a test gives up."""
+"""Timeout of a wait, in seconds."""
 
 _Found = TypeVar("_Found")
 
 
-def wait_for(look: Callable[[], _Found], what: str, process: Process | None = None) -> _Found:
-    """Return what `look` finds as soon as it is true; fail when patience, or `process`, ends."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        found = look()
-        if found:
-            return found
-        ended = process is not None and process.popen.poll() is not None
-        if ended or time.monotonic() > deadline:
-            told = f"\n{process.stderr}" if process is not None else ""
-            raise AssertionError(
-                f"there was no {what} {'in the end' if ended else 'in time'}{told}"
-            )
-        time.sleep(0.02)
+def wait_for(
+    poll: Callable[[], _Found],
+    what: str,
+    process: Process | None = None,
+    patience: float = PATIENCE,
+) -> _Found:
+    """Return the first true result; fail after `patience` in seconds, or when `process` ends."""
+
+    def found_or_ended() -> tuple[_Found, bool]:
+        found = poll()
+        return found, process is not None and process.popen.poll() is not None
+
+    found, ended = wait_until(found_or_ended, patience * 1000, pause_ms=20, until=any)
+    if not found:
+        told = f"\n{process.stderr}" if process is not None else ""
+        raise AssertionError(f"there was no {what} {'in the end' if ended else 'in time'}{told}")
+    return found
 
 
 class Process:
-    """A process of its own that runs a job; its output goes to files."""
+    """A process that runs a job; its output goes to files."""
 
     def __init__(
         self,
@@ -82,12 +93,12 @@ class Process:
 
     @property
     def stderr(self) -> str:
-        """What the process has told so far."""
+        """The output on standard error so far."""
         return self._output.with_suffix(".err").read_text(encoding="utf-8")
 
     @property
     def stdout(self) -> str:
-        """What the process has printed so far."""
+        """The output on standard output so far."""
         return self._output.with_suffix(".out").read_text(encoding="utf-8")
 
     def wait_for_event(self, event: str) -> None:
@@ -108,19 +119,19 @@ class Process:
         return self.exit_code()
 
     def kill(self) -> None:
-        """End the process without a warning."""
+        """End the process by SIGKILL."""
         self.end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process, and whatever it has started, if they still run; print what it told."""
+        """End the process and its children if they still run; print its standard error."""
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
-        # Shown where the test has failed.
+        # It is shown if the test fails.
         print(*self.command, self.stderr[-10_000:], sep="\n")
 
     def has_left_nothing(self) -> bool:
-        """Whether the process has ended, and all that it has started with it."""
+        """Whether the process and all of its children have ended."""
         self.popen.poll()
         try:
             os.killpg(self.popen.pid, 0)
@@ -130,7 +141,7 @@ class Process:
 
 
 class Cluster:
-    """A cluster of three brokers in a folder, whatever processes play it, and a client of it."""
+    """A cluster of three brokers in a folder, run by any processes, and a client of it."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -170,27 +181,27 @@ class Cluster:
         return process
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         for process in self.processes:
             process.close()
 
     # --- state ----------------------------------------------------------------------------------
 
     def connect(self) -> Connection:
-        """Return a new connection, as soon as there is a cluster to connect to."""
+        """Return a new connection, once there is a cluster root."""
 
-        def look() -> Connection | None:
+        def poll() -> Connection | None:
             try:
                 return Connection(str(self.folder / "cluster"))
             except StorageError:
                 return None
 
-        found = wait_for(look, "cluster root")
+        found = wait_for(poll, "cluster root")
         assert found is not None
         return found
 
     def rows(self, schema: TableSchema, root: str = "cluster") -> list[dict[str, Any]]:
-        """Return the rows of a control table; of a checkpoint, as the journal has them."""
+        """Return the rows of a control table; for a checkpoint, the journal's rows."""
         location = Location.of(str(self.folder / root))
         if schema in CHECKPOINTS:
             journal = Journal(location, with_operations=True)
@@ -212,7 +223,7 @@ class Cluster:
         ]
 
     def high_watermark(self, broker_id: int, partition: int = 0) -> int | None:
-        """Return what a replica's row says."""
+        """Return the high watermark in a replica's row."""
         for key, row in self.journal(broker_id).rows.items():
             if key.partition == partition:
                 return int(row["high_watermark"])
@@ -222,11 +233,11 @@ class Cluster:
         """Return a broker's journal."""
         return Journal(Location.of(str(self.folder / f"broker-{broker_id}")))
 
-    def answers(self, broker_id: int) -> list[dict[str, Any]]:
+    def answers(self, broker_id: int) -> list[ProduceAnswer]:
         """Return all answers to requests in a broker's journal."""
         log = self.journal(broker_id).location
         commits = read_commits(log, 0, newest_version(log))
-        return [dict(answer) for commit in commits for answer in answers_in(commit)]
+        return [answer for commit in commits for answer in answers_in(commit)]
 
 
 class Client:
@@ -251,7 +262,7 @@ class Client:
         return alive if len(alive) == 3 else []
 
     def leader(self) -> int | None:
-        """Return who leads the partition now."""
+        """Return the current leader of the partition."""
         return self.connection.metadata().partition(self.topic, 0).leader
 
     def isr(self) -> list[int]:
@@ -261,7 +272,7 @@ class Client:
     def send(
         self, values: Sequence[bytes], acks: int = -1, batch_id: str | None = None
     ) -> PendingProduce:
-        """Put one batch into the leader's inbox and name it; retries of a batch bear its id."""
+        """Write one batch to the leader's inbox and request it; retries of a batch have its id."""
         state = self.connection.metadata().partition(self.topic, 0)
         log = self.connection.leader_location(state).child("log")
         writer = BatchFileWriter(log, new_batch_path(batch_id))

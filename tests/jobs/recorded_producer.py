@@ -1,4 +1,4 @@
-"""A process that produces until it is asked to end, and writes down what it sent and was told.
+"""A process that produces until it is stopped, and records the sent records and their answers.
 
 python -m tests.jobs.recorded_producer <cluster root> <topic> <name> <history file>
 """
@@ -13,17 +13,17 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-from sparklog.clients.accumulator import RecordMetadata
-from sparklog.clients.producer import Producer
 from sparklog.errors import ProtocolError
+from sparklog.producer.accumulator import RecordMetadata
+from sparklog.producer.plain import Producer
 from sparklog.testing.history import History, RecordedProducer
 
 _UNANSWERED = 60
-"""How many records may be on their way: the answers set the pace, through failovers too."""
+"""The maximum number of records in flight: the answers limit the rate, also during failovers."""
 
 
 def main(cluster: str, topic: str, name: str, file: str) -> None:
-    """Send records with keys, all different, until SIGTERM; then deliver what is on its way."""
+    """Send records with keys, all different, until SIGTERM; then deliver the records in flight."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     history = History()
@@ -36,11 +36,11 @@ def main(cluster: str, topic: str, name: str, file: str) -> None:
             waiting.append(recorded.send(topic, f"{name}-{sent}".encode(), key=key))
             sent += 1
             if len(waiting) > _UNANSWERED:
-                # What fails is recorded as such; the next records are sent all the same.
+                # Errors are recorded as such; the next records are sent all the same.
                 with suppress(ProtocolError):
                     waiting.popleft().result()
                 if sent == _UNANSWERED + 1:
-                    print("delivered", flush=True)  # whoever has started this process may wait
+                    print("delivered", flush=True)  # the parent process may wait for it
     history.save(Path(file))
 
 

@@ -1,4 +1,4 @@
-"""An application of brokers from the inside: what it does when one of its parts fails."""
+"""An application of brokers from the inside: its reactions to failures of its parts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pytest
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
 from sparklog.broker.merger import MergeReport
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
-from sparklog.clients.producer import Producer
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import BrokerConfig, ClusterConfig, parse
 from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import ROOT, event_of
 from sparklog.model import BROKERS, CONTROLLER
+from sparklog.producer.plain import Producer
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log import newest_version
+from sparklog.storage.delta_log_files import newest_version
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import ManualClock
 from tests.jobs.processes import Client, Cluster, wait_for
 
@@ -104,12 +104,12 @@ def running(application: Application) -> Iterator[list[BaseException]]:
 # --- starting -------------------------------------------------------------------------------------
 
 
-def test_a_start_that_fails_halfway_leaves_no_broker_that_looks_alive(tmp_path: Path) -> None:
+def test_a_start_that_fails_halfway_leaves_no_broker_that_seems_alive(tmp_path: Path) -> None:
     """Otherwise the next start would have to wait for their sessions."""
     first = Application(config(tmp_path))
     first.start()
     first.run_until_idle()
-    # The root has its format; only the log, which nothing rebuilds, cannot be opened.
+    # The root has its format; only the log, which cannot be rebuilt, cannot be opened.
     (tmp_path / "broker-2" / "log").rename(tmp_path / "gone")
 
     second = Application(config(tmp_path))
@@ -125,6 +125,7 @@ def test_a_start_that_fails_halfway_leaves_no_broker_that_looks_alive(tmp_path: 
 
 
 def test_an_application_that_is_stopped_while_it_starts_registers_nobody(tmp_path: Path) -> None:
+    """An application that is stopped during its start registers no broker."""
     application = Application(config(tmp_path))
     application.stop()
     application.start()
@@ -133,6 +134,7 @@ def test_an_application_that_is_stopped_while_it_starts_registers_nobody(tmp_pat
 
 
 def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None:
+    """A running broker is not started a second time."""
     application = Application(config(tmp_path))
     application.start()
     epoch = rows(tmp_path)[1]["broker_epoch"]
@@ -145,7 +147,9 @@ def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None
 def test_what_is_written_for_a_broker_is_not_kept_waiting_for_its_next_tick(
     tmp_path: Path,
 ) -> None:
-    """tick.interval.ms is for what nobody can tell of: requests and reports in folders are seen."""
+    """tick.interval.ms applies to object stores: on a local file system, requests and reports are
+    noticed.
+    """
     hour = config(tmp_path, tick_interval_ms=3_600_000)
     with running(Application(hour)):
         connection = Connection(hour.cluster_root)
@@ -161,7 +165,7 @@ def test_what_is_written_for_a_broker_is_not_kept_waiting_for_its_next_tick(
 def test_a_broker_whose_ticks_fail_falls_silent_and_others_lead_until_they_work_again(
     tmp_path: Path, logs: list[dict[str, Any]]
 ) -> None:
-    """A disk that is gone for a while: heartbeats alone would keep a useless leader in place."""
+    """A disk is unavailable for a while: heartbeats alone would keep a useless leader in place."""
     cluster = Cluster(tmp_path)
     disk, elsewhere = tmp_path / "broker-0" / "log", tmp_path / "log-elsewhere"
     with running(Application(config(tmp_path))):
@@ -169,7 +173,7 @@ def test_a_broker_whose_ticks_fail_falls_silent_and_others_lead_until_they_work_
         client.create_topic(leader=0)
         client.produce(b"a")
         disk.rename(elsewhere)
-        # Nothing fails before there is something to write.
+        # No tick fails before there is something to write.
         client.send([b"lost"], acks=1)
         wait_for(lambda: client.leader() in (1, 2), "new leader")
         client.produce(b"b")
@@ -188,7 +192,7 @@ def test_a_broker_whose_ticks_fail_falls_silent_and_others_lead_until_they_work_
         wait_for(lambda: client.isr() == [0, 1, 2], "return to the in-sync replicas")
         client.produce(b"c")
         assert client.committed() == [b"a", b"b", b"c"]
-        assert any(one["event"] == "works again" for one in logs)
+        assert any(one["event"] == "action succeeds again" for one in logs)
 
 
 Hook = Callable[[str, Mapping[str, Any]], "list[dict[str, Any]] | None"]
@@ -210,6 +214,8 @@ def with_hooked_rules(application: Application) -> HookedRules:
 
 
 def test_a_run_until_idle_in_which_a_tick_fails_parks_and_says_what_failed(tmp_path: Path) -> None:
+    """A run until idle in which a tick fails parks its brokers and reports the failure."""
+
     def fail(name: str, _: Mapping[str, Any]) -> None:
         if name == "silent_brokers":
             raise ZeroDivisionError("a fault in a rule")
@@ -225,6 +231,7 @@ def test_a_run_until_idle_in_which_a_tick_fails_parks_and_says_what_failed(tmp_p
 def test_an_unforeseen_error_in_one_broker_ends_neither_the_others_nor_the_application(
     tmp_path: Path, logs: list[dict[str, Any]]
 ) -> None:
+    """An unexpected error in one broker ends neither the other brokers nor the application."""
     application = Application(config(tmp_path, broker_session_timeout_ms=60_000))
     rules = with_hooked_rules(application)
     with running(application) as errors:
@@ -254,7 +261,7 @@ def test_an_unforeseen_error_in_one_broker_ends_neither_the_others_nor_the_appli
 
 
 def take_over(folder: Path, broker_id: int) -> None:
-    """Register as a broker without asking whether it lives, as a newer process may."""
+    """Register as a broker without checking whether it is alive, as a newer process may."""
     [entry] = [one for one in config(folder).brokers if one.broker_id == broker_id]
     Broker(
         broker_id,
@@ -278,6 +285,7 @@ class _NoCopier:
 
 
 def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path) -> None:
+    """A single broker that was replaced by another process ends with `FencedError`."""
     ClusterRoot.create(Location.of(str(tmp_path / "cluster")))
     application = Application(broker_config(tmp_path, 0))
     with running(application) as errors:
@@ -289,6 +297,7 @@ def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path
 
 
 def test_the_other_brokers_of_an_application_go_on_when_one_is_taken_over(tmp_path: Path) -> None:
+    """If one broker is replaced by another process, the application's other brokers go on."""
     application = Application(config(tmp_path))
     with running(application) as errors:
         take_over(tmp_path, 1)
@@ -299,10 +308,10 @@ def test_the_other_brokers_of_an_application_go_on_when_one_is_taken_over(tmp_pa
     assert states(tmp_path) == ["parked", "alive", "parked"]
 
 
-def test_a_heartbeat_of_a_broker_that_was_started_anew_does_not_remove_the_new_one(
+def test_a_heartbeat_of_a_broker_that_was_restarted_does_not_remove_the_new_one(
     tmp_path: Path,
 ) -> None:
-    """The heartbeats' thread may still hold the old one when it finds out that it is fenced."""
+    """The heartbeats' thread may still hold the old broker when it finds that it is fenced."""
     application = Application(config(tmp_path))
     application.start()
     old = application.drop_broker(1)
@@ -317,7 +326,8 @@ def test_a_heartbeat_of_a_broker_that_was_started_anew_does_not_remove_the_new_o
 def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_broker(
     tmp_path: Path,
 ) -> None:
-    # No heartbeat comes in between, so that the lease lapses when the rival's clock is moved.
+    """A controller that is replaced in the middle of a tick goes on as a broker."""
+    # No heartbeat comes in between, so the lease lapses when the rival's clock is advanced.
     application = Application(
         config(tmp_path, broker_session_timeout_ms=90_000, broker_heartbeat_interval_ms=80_000)
     )
@@ -336,7 +346,7 @@ def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_brok
     )
 
     def replace(name: str, inputs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Just before it writes that all brokers are silent."""
+        """Act just before the rule that reports all brokers as silent."""
         if name != "silent_brokers":
             return None
         rules.hook = None
@@ -364,7 +374,9 @@ def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_brok
 def test_heartbeats_and_rounds_never_get_into_each_others_way(
     tmp_path: Path, logs: list[dict[str, Any]]
 ) -> None:
-    """A heartbeat every ms beside rounds without a pause: no error, and no change of controller."""
+    """A heartbeat every ms, in parallel with rounds without a pause: no error, and no new
+    controller.
+    """
     settings = config(tmp_path, broker_heartbeat_interval_ms=1, tick_interval_ms=0)
     application = Application(settings)
     with running(application) as errors:
@@ -396,7 +408,7 @@ class Once:
 def test_a_heartbeat_without_lease_that_failed_is_over_with_the_next_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is another method: its failure stayed, and rounds waited for tick.interval.ms for ever."""
+    """It is another method: its failure stayed, and rounds waited for tick.interval.ms forever."""
     clock = ManualClock()
     application = Application(config(tmp_path), clock=clock)
     application.start_broker(0)
@@ -425,14 +437,14 @@ def test_a_heartbeat_without_lease_that_failed_is_over_with_the_next_heartbeat(
 
 
 def test_heartbeats_go_on_until_the_last_round_has_ended(tmp_path: Path) -> None:
-    """A round may copy for longer than a session, also the one in which the end is asked for."""
+    """A round may copy for longer than a session, including the last one after a stop."""
     application = Application(config(tmp_path, tick_interval_ms=0))
 
     def await_heartbeats() -> None:
         before = journal_version(tmp_path, 0)
         wait_for(lambda: journal_version(tmp_path, 0) > before + 3, "heartbeat")
 
-    # As long as the rounds are held, the one that has begun meanwhile cannot end.
+    # While the rounds are held, the one that has begun meanwhile cannot end.
     with running(application), application.between_rounds():
         await_heartbeats()
         application.stop()
@@ -441,7 +453,7 @@ def test_heartbeats_go_on_until_the_last_round_has_ended(tmp_path: Path) -> None
 
 
 def test_rounds_end_when_the_heartbeats_have(tmp_path: Path) -> None:
-    """Whoever cannot say that he lives must not go on as if he did."""
+    """A process that cannot send heartbeats must not go on as if it were alive."""
     application = Application(config(tmp_path))
     with running(application) as errors:
         application._ended.set()
@@ -460,13 +472,13 @@ MERGING = {
 
 
 def live_batches(folder: Path) -> list[int]:
-    """How many batches there are in each broker's log."""
+    """Return the number of live batches in each broker's log."""
     logs = [RecordLog(Location.of(str(folder / f"broker-{one}"))) for one in range(3)]
     return [sum(len(log.batches(key)) for key in log.partitions()) for log in logs]
 
 
 def test_every_broker_merges_beside_the_rounds(tmp_path: Path) -> None:
-    """Without a pause, and neither gets into the other's way."""
+    """Merges and rounds run in parallel without a pause, and do not disturb each other."""
     application = Application(config(tmp_path, tick_interval_ms=0, **MERGING))
     with running(application) as errors:
         client = Client(Cluster(tmp_path))
@@ -483,6 +495,7 @@ def test_every_broker_merges_beside_the_rounds(tmp_path: Path) -> None:
 
 
 def test_merging_can_be_switched_off(tmp_path: Path) -> None:
+    """With log.merger.enable=false nothing is merged."""
     application = Application(config(tmp_path, log_merger_enable=False, **MERGING))
     with running(application):
         client = Client(Cluster(tmp_path))
@@ -493,7 +506,7 @@ def test_merging_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_scheduled_run_merges_before_it_ends(tmp_path: Path) -> None:
-    """It may be over before the merger's first look."""
+    """The run may end before the merger's first interval."""
     never = MERGING | {"log_merger_backoff_ms": 3_600_000}
     first = Application(config(tmp_path, log_merger_enable=False))
     with running(first):
@@ -512,7 +525,7 @@ def test_a_scheduled_run_merges_before_it_ends(tmp_path: Path) -> None:
 def test_a_broker_that_cannot_merge_goes_on_with_all_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]]
 ) -> None:
-    """It tells so once, and its heartbeats go on."""
+    """It logs the failure once, and its heartbeats go on."""
 
     def away(_: Broker) -> MergeReport:
         raise OSError("the table is away")

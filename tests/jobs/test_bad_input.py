@@ -14,7 +14,9 @@ from tests.jobs.processes import ROOT, Client, Cluster, Process
 
 
 def tree(folder: Path) -> set[str]:
-    """Return everything that is in a folder, less what the tests themselves write."""
+    """Return the paths of everything in a folder, except the files that the tests themselves
+    write.
+    """
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -23,7 +25,7 @@ def tree(folder: Path) -> set[str]:
 
 
 def refusal(process: Process) -> str:
-    """Return the one line with which a process has refused its input."""
+    """Return the only line with which a process has refused its input."""
     assert process.exit_code() == 2, process.stderr
     assert process.stdout == ""
     [line] = process.stderr.splitlines()
@@ -43,6 +45,7 @@ def refusal(process: Process) -> str:
 def test_a_bad_configuration_is_named_and_nothing_is_created(
     cluster: Cluster, job: str, change: dict[str, object], named: str
 ) -> None:
+    """An invalid configuration is named, and nothing is created."""
     file = cluster.configuration(0 if job == "jobs.broker" else None)
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | change))
     line = refusal(cluster.start([sys.executable, "-m", job, "--config", str(file)]))
@@ -52,12 +55,14 @@ def test_a_bad_configuration_is_named_and_nothing_is_created(
 
 
 def test_a_file_that_cannot_be_read_is_named(cluster: Cluster) -> None:
+    """An unreadable configuration file is named."""
     for job, file in (("jobs.cluster", cluster.folder / "none.yaml"), ("jobs.broker", ROOT)):
         line = refusal(cluster.start([sys.executable, "-m", job, "--config", str(file)]))
         assert f"configuration file {file} cannot be read" in line
 
 
 def test_a_bad_log_level_is_answered_with_those_that_there_are(cluster: Cluster) -> None:
+    """The error for an unknown log level lists the levels."""
     for broker_id in (None, 0):
         line = refusal(cluster.run("--log-level", "loud", broker_id=broker_id))
         assert "'loud' is unknown: use debug, info, warning, error" in line
@@ -65,7 +70,8 @@ def test_a_bad_log_level_is_answered_with_those_that_there_are(cluster: Cluster)
 
 
 def test_a_broker_whose_cluster_is_not_there_creates_nothing(cluster: Cluster) -> None:
-    # With Spark, since Spark must not be started for that.
+    """A broker whose cluster root is missing creates nothing."""
+    # With Spark, because the refusal must come before Spark starts.
     line = refusal(cluster.run(broker_id=0, with_spark=True))
     assert f"there is no cluster root at {cluster.folder}/cluster" in line
     assert tree(cluster.folder) == set()
@@ -86,14 +92,16 @@ def _file_in_place_of_a_folder(folder: Path) -> str:
 def test_a_foreign_folder_is_refused_before_anything_is_created(
     cluster: Cluster, prepare: Callable[[Path], str]
 ) -> None:
+    """A folder with other files is refused before anything is created."""
     named = prepare(cluster.folder)
     before = tree(cluster.folder)
-    # With Spark, since Spark must not be started for that.
+    # With Spark, because the refusal must come before Spark starts.
     assert named in refusal(cluster.run(with_spark=True))
     assert tree(cluster.folder) == before
 
 
 def test_a_folder_that_cannot_be_created_is_named(cluster: Cluster) -> None:
+    """A folder that cannot be created is named."""
     (cluster.folder / "disk").touch()
     cluster.settings["cluster.root"] = "disk/cluster"
     line = refusal(cluster.run())
@@ -102,6 +110,7 @@ def test_a_folder_that_cannot_be_created_is_named(cluster: Cluster) -> None:
 
 
 def test_roots_of_others_are_refused_before_anything_is_created(cluster: Cluster) -> None:
+    """Roots of another broker or cluster are refused before anything is created."""
     made = cluster.run("--until-idle")
     assert made.exit_code() == 0, made.stderr
     before = tree(cluster.folder)
@@ -129,6 +138,7 @@ def test_roots_of_others_are_refused_before_anything_is_created(cluster: Cluster
 
 
 def test_a_cluster_that_was_refused_starts_once_the_cause_is_gone(cluster: Cluster) -> None:
+    """A cluster that was refused starts once the cause is removed."""
     foreign = cluster.folder / "broker-2" / "holiday.jpg"
     foreign.parent.mkdir()
     foreign.touch()
@@ -150,10 +160,10 @@ def test_an_unforeseen_error_is_a_plain_traceback_without_the_values_of_variable
     values["storage.options"] = {"s3://bucket": {"AWS_SECRET_ACCESS_KEY": "hunter2"}}
     file.write_text(yaml.safe_dump(values))
     code = (
-        "import jobs.cluster as job\n"
+        "import jobs.cluster, sparklog.cli.application\n"
         "def broken(*_, **__):\n    raise RuntimeError('unforeseen')\n"
-        "job.run_application = broken\n"
-        "job.app()\n"
+        "sparklog.cli.application.run_application = broken\n"
+        "jobs.cluster.app()\n"
     )
     process = cluster.start([sys.executable, "-c", code, "--config", str(file)])
     assert process.exit_code() == 1

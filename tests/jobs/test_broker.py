@@ -1,4 +1,4 @@
-"""jobs.broker as real processes, one a broker: failover, a returning leader, fencing, stopping."""
+"""jobs.broker as real processes, one per broker: failover, a returning leader, fencing, stops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.model import BROKERS
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 from tests.jobs.processes import Client, Cluster, Process, wait_for
 
 IDS = (0, 1, 2)
@@ -16,7 +16,7 @@ IDS = (0, 1, 2)
 
 @pytest.fixture
 def brokers(cluster: Cluster) -> dict[int, Process]:
-    """Three processes that start at once, on the root of a cluster that was created before."""
+    """Three processes that start at once, on the root of an existing cluster."""
     ClusterRoot.create(Location.of(str(cluster.folder / "cluster")))
     return {one: cluster.run(broker_id=one) for one in IDS}
 
@@ -37,7 +37,7 @@ def test_when_the_leaders_machine_is_lost_the_others_go_on_and_it_truncates_and_
     client.create_topic(leader=1)
     client.produce(b"a", b"b")
 
-    # The leader alone gets what nobody else has when its process and its disk go.
+    # The leader alone has this record when its process and its disk are lost.
     for follower in (0, 2):
         brokers[follower].send(signal.SIGSTOP)
     assert client.produce(b"lost", acks=1) == 2
@@ -73,6 +73,7 @@ def test_when_the_leaders_machine_is_lost_the_others_go_on_and_it_truncates_and_
 def test_a_stopped_broker_hands_over_and_may_catch_up_in_a_run_until_idle(
     cluster: Cluster, brokers: dict[int, Process]
 ) -> None:
+    """A stopped broker hands over its leadership, and catches up in a run until idle."""
     client = Client(cluster)
     client.create_topic(leader=0)
     client.produce(b"a")
@@ -91,6 +92,9 @@ def test_a_stopped_broker_hands_over_and_may_catch_up_in_a_run_until_idle(
 def test_of_two_processes_for_one_broker_the_live_one_stays_and_the_silent_one_goes(
     cluster: Cluster, brokers: dict[int, Process]
 ) -> None:
+    """A second process of a live broker is refused; it replaces a suspended one after its
+    session.
+    """
     first = brokers[2]
     first.wait_for_event("broker started")
     epoch_of_first = epoch(cluster, 2)
@@ -103,7 +107,8 @@ def test_of_two_processes_for_one_broker_the_live_one_stays_and_the_silent_one_g
     assert refused.stderr.splitlines() == [told]
     assert epoch(cluster, 2) == epoch_of_first
 
-    # While the first one sleeps through its session, a newer one begins to play the broker.
+    # While the first process is suspended for longer than its session, a newer one takes the broker
+    # over.
     first.send(signal.SIGSTOP)
     newer = cluster.run(broker_id=2)
     newer.wait_for_event("broker started")

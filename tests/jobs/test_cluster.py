@@ -1,4 +1,4 @@
-"""jobs.cluster as real processes: resident and until idle, signals, and the end of a process."""
+"""jobs.cluster as real processes: resident and until idle, signals, and killed processes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def states(cluster: Cluster) -> dict[int, tuple[int, str]]:
 def test_a_resident_cluster_answers_and_is_parked_by_a_signal(
     cluster: Cluster, number: signal.Signals
 ) -> None:
+    """A resident cluster answers requests, and a signal parks its brokers."""
     process = cluster.run()
     client = Client(cluster)
     client.create_topic()
@@ -36,9 +37,10 @@ def test_a_resident_cluster_answers_and_is_parked_by_a_signal(
     assert "Traceback" not in process.stderr
 
 
-def test_a_run_until_idle_does_what_waits_and_the_next_one_finds_nothing_to_do(
+def test_a_run_until_idle_does_the_pending_work_and_the_next_one_finds_nothing_to_do(
     cluster: Cluster,
 ) -> None:
+    """A run until idle handles pending requests; without any, the next run changes nothing."""
     first = cluster.run("--until-idle")
     assert first.exit_code() == 0, first.stderr
     client = Client(cluster)
@@ -62,7 +64,7 @@ def test_a_run_until_idle_does_what_waits_and_the_next_one_finds_nothing_to_do(
 
 
 def rows_of_all_tables(cluster: Cluster) -> dict[str, object]:
-    """Return the rows of every table, less those that say that a broker lives."""
+    """Return the rows of every table, except those that change with heartbeats."""
     found: dict[str, object] = {
         schema.name: cluster.rows(schema)
         for schema in CLUSTER_TABLES
@@ -82,7 +84,9 @@ def rows_of_all_tables(cluster: Cluster) -> dict[str, object]:
 def test_a_signal_ends_a_run_until_idle_after_its_round_with_the_signals_exit_code(
     tmp_path: Path,
 ) -> None:
-    """What is left undone is done by the next run; a scheduler must not take it for done."""
+    """The next run does the rest; by the exit code a scheduler sees that the run was not
+    complete.
+    """
     cluster = Cluster(tmp_path / "data", replica_fetch_max_bytes=1)
     try:
         first = cluster.run("--until-idle")
@@ -92,7 +96,7 @@ def test_a_signal_ends_a_run_until_idle_after_its_round_with_the_signals_exit_co
         batches = 25
         pending = [client.send([b"%d" % number], acks=1) for number in range(batches)]
         run = cluster.run("--until-idle")
-        # One batch a round, so the followers are far from done when the first one is there.
+        # One batch per round: the followers are far from the end when they have the first one.
         wait_for(lambda: cluster.log(1), "first batch", run)
         assert run.end() == 128 + signal.SIGTERM, run.stderr
         assert len(cluster.log(0)) == batches
@@ -111,7 +115,9 @@ def test_a_signal_ends_a_run_until_idle_after_its_round_with_the_signals_exit_co
 def test_a_cluster_that_was_killed_comes_back_after_one_session_under_new_epochs(
     cluster: Cluster,
 ) -> None:
-    """Its brokers cannot be told from living ones before that; they are waited for all at once."""
+    """Before that its brokers cannot be distinguished from live ones; all are waited for in
+    parallel.
+    """
     first = cluster.run()
     client = Client(cluster)
     client.create_topic(leader=1)
@@ -131,6 +137,7 @@ def test_a_cluster_that_was_killed_comes_back_after_one_session_under_new_epochs
 
 
 def test_a_second_process_is_refused_while_the_first_goes_on(cluster: Cluster) -> None:
+    """A second process of a running cluster is refused, and the first goes on."""
     first = cluster.run()
     client = Client(cluster)
     client.create_topic()
@@ -148,7 +155,7 @@ def test_a_second_process_is_refused_while_the_first_goes_on(cluster: Cluster) -
 
 
 def test_two_processes_that_create_a_cluster_at_once_leave_a_whole_one(cluster: Cluster) -> None:
-    """Who comes second is refused, taken over, or takes its turn; never is anything broken."""
+    """The second process is refused, replaces the first, or waits; no table is damaged."""
     rivals = [cluster.run("--until-idle") for _ in range(2)]
     for rival in rivals:
         assert rival.exit_code() in (0, 2), rival.stderr
@@ -161,6 +168,7 @@ def test_two_processes_that_create_a_cluster_at_once_leave_a_whole_one(cluster: 
 def test_a_signal_while_the_last_session_is_awaited_ends_the_process_and_registers_nobody(
     tmp_path: Path,
 ) -> None:
+    """A signal during the wait for the last session ends the process without a registration."""
     cluster = Cluster(tmp_path / "data", broker_session_timeout_ms=4_000)
     try:
         first = cluster.run()

@@ -1,4 +1,4 @@
-"""The demo: its story on the real flights, told twice, and that its proof could fail."""
+"""The demo: its steps with the real flight data, and failures of its checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from jobs.demo import CONFIG, MARKER, flights_in_order_of_time, prepare
 from jobs.demo_output import STORY
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
-from sparklog.clients.connection import Connection
-from sparklog.clients.produce import ProduceResponse
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ClusterConfig, load
 from sparklog.errors import SparklogError
+from sparklog.producer.produce_requests import ProduceResponse
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 from sparklog.testing import LocalCluster
 from tests.jobs.processes import ROOT, Process
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run_demo(tmp_path: Path) -> Iterator[Callable[[Path], Process]]:
-    """Run the demo into a folder, up to its end."""
+    """Run the demo in a folder, to its end."""
     processes: list[Process] = []
 
     def run(folder: Path) -> Process:
@@ -49,6 +49,7 @@ def run_demo(tmp_path: Path) -> Iterator[Callable[[Path], Process]]:
 def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
     run_demo: Callable[[Path], Process], tmp_path: Path
 ) -> None:
+    """The demo proves its claims, and replaces the cluster of an earlier demo."""
     folder = tmp_path / "demo"
     prepare(folder)
     earlier = ClusterRoot.create(Location.of(str(folder / "cluster"))).cluster_id
@@ -65,7 +66,7 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
     [(crashed, first, last)] = re.findall(
         r"broker (\d) alone has offsets (\d+) to (\d+) of flights-0", told
     )
-    assert f"broker {crashed} cuts flights-0 from {int(last) + 1} back to {first}" in told
+    assert f"broker {crashed} truncates flights-0 from {int(last) + 1} to {first}" in told
     assert f"sparklog topics describe flights --cluster {folder / CONFIG}" in told
 
     connection = Connection(load(ClusterConfig, folder / CONFIG).cluster_root)
@@ -78,6 +79,7 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
 def test_a_folder_of_somebody_elses_is_refused_in_one_line(
     run_demo: Callable[[Path], Process], tmp_path: Path
 ) -> None:
+    """A folder with other files is refused in one line."""
     foreign = tmp_path / "home" / "thesis.tex"
     foreign.parent.mkdir()
     foreign.touch()
@@ -90,7 +92,9 @@ def test_a_folder_of_somebody_elses_is_refused_in_one_line(
 
 
 def test_every_event_of_the_story_is_one_that_brokers_log() -> None:
-    source = "".join(file.read_text() for file in (ROOT / "sparklog" / "broker").glob("*.py"))
+    """Every event in the demo's story is one that brokers log, with its fields."""
+    folders = ROOT / "sparklog" / "broker", ROOT / "sparklog" / "cluster"
+    source = "".join(file.read_text() for one in folders for file in one.rglob("*.py"))
     for event, sentence in STORY.items():
         assert f'"{event}"' in source or f'"{event.replace(" ", "_")}"' in source, event
         for field in re.findall(r"\{(\w+)\}", sentence):
@@ -101,6 +105,7 @@ def test_every_event_of_the_story_is_one_that_brokers_log() -> None:
 
 
 def test_an_earlier_demos_folder_is_emptied_and_nothing_else_is(tmp_path: Path) -> None:
+    """The folder of an earlier demo is emptied, unless it has other files."""
     folder = tmp_path / "a" / "demo"
     config = prepare(folder)
     assert load(ClusterConfig, config).cluster_root == str(folder / "cluster")
@@ -117,6 +122,7 @@ def test_an_earlier_demos_folder_is_emptied_and_nothing_else_is(tmp_path: Path) 
 
 
 def test_a_cluster_that_no_demo_has_made_is_left_alone(tmp_path: Path) -> None:
+    """The folder of a cluster that no demo has made is refused."""
     for name in ("cluster", "broker-0"):
         (tmp_path / "data" / name).mkdir(parents=True)
     with pytest.raises(SparklogError, match="which no demo has made"):
@@ -125,6 +131,7 @@ def test_a_cluster_that_no_demo_has_made_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """A folder that cannot be created is refused."""
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SparklogError, match="cannot be used"):
@@ -135,6 +142,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_flights_are_numbered_in_order_of_time_and_whole_numbers_stay_whole() -> None:
+    """The flights are numbered in order of time, and integers stay integers."""
     flights = flights_in_order_of_time()
     assert flights.num_rows == 336_776
     assert flights["row"].to_pylist() == list(range(336_776))
@@ -172,6 +180,7 @@ def frame(spark: SparkSession, records: list[Sent]) -> DataFrame:
 
 
 def test_a_lost_a_doubled_and_a_changed_record_are_found(spark: SparkSession) -> None:
+    """A lost, a duplicated and a changed record are found."""
     sent = frame(spark, RECORDS)
     claim = once_claim(sent, sent)
     assert (claim.holds, claim.found) == (True, "4 of 4; 0 missing, 0 too many")
@@ -187,6 +196,7 @@ def test_a_lost_a_doubled_and_a_changed_record_are_found(spark: SparkSession) ->
 
 
 def test_a_key_out_of_order_or_in_two_partitions_is_found(spark: SparkSession) -> None:
+    """Records of a key that are out of order, or in two partitions, are found."""
     kept = "2 keys, 0 records out of order; 1 without a key"
     claim = order_claim(frame(spark, RECORDS))
     assert (claim.holds, claim.found) == (True, kept)
@@ -211,6 +221,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 def test_answers_with_a_gap_an_overlap_or_a_missing_end_are_found(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """Answers with a gap, an overlap or a missing end are found."""
     connection = Connection(str(tmp_path / "cluster"))
     visible = connection.visible(connection.metadata().partitions.values())
 
@@ -227,6 +238,7 @@ def test_answers_with_a_gap_an_overlap_or_a_missing_end_are_found(
 def test_a_changed_byte_and_a_missing_batch_on_one_replica_are_found(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """A changed byte and a missing batch on one replica are found."""
     roots = {broker: [Location.of(str(tmp_path / f"broker-{broker}"))] for broker in (0, 1)}
     same, intact = replica_claims(roots)
     assert (same.holds, same.found) == (True, "4 batches on each of 2 brokers")

@@ -1,7 +1,7 @@
 """The failures of a leader, each by a real kill between two effects of its tick (rule 3.6).
 
-Before the append, after it but before the answer, after the answer: the producer delivers every
-record once, by whoever leads next.
+The kill comes before the append, after it and before the answer, or after the answer. The producer
+delivers every record once, to the next leader.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.clients.accumulator import RecordMetadata
-from sparklog.clients.producer import Producer
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.model import PARTITION_STATE
+from sparklog.producer.accumulator import RecordMetadata
+from sparklog.producer.plain import Producer
 from sparklog.storage.location import Location
-from sparklog.storage.roots import ClusterRoot
 from tests.jobs.dying_broker import POINTS
 from tests.jobs.processes import Client, Cluster, Process, wait_for
 
 IDS = (0, 1, 2)
 THE_THREE = ("before_append", "log_commit", "responses")
-"""The failures that the rule names; the first test knows more places in between."""
+"""The failures that the rule names; the first test has more points in between."""
 
 
 class DyingCluster:
-    """Three brokers, each of which dies in its tick as soon as it leads and a point is named."""
+    """Three brokers, each of which dies in its tick once it leads and a point is named."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -43,7 +43,7 @@ class DyingCluster:
         return self._cluster.folder / f"points-{broker_id}"
 
     def start(self, broker_id: int) -> None:
-        """Start a broker, which dies at no point until it is told to."""
+        """Start a broker, which dies at no point until `die_at` names one."""
         for point in self._points(broker_id).iterdir():
             point.unlink()
         self.brokers[broker_id] = self._cluster.start(
@@ -61,17 +61,17 @@ class DyingCluster:
         (self._points(broker_id) / point).touch()
 
     def await_death(self, broker_id: int, point: str, offset: int) -> None:
-        """Wait until a leader has died by its own hand, at `point` of the batch at `offset`."""
+        """Wait until a leader has killed itself at `point` of the batch at `offset`."""
         process = self.brokers[broker_id]
         wait_for(lambda: process.popen.poll() is not None, "death of the leader")
         assert process.exit_code() == -signal.SIGKILL, process.stderr
         assert "Traceback" not in process.stderr
-        responses = self._cluster.answers(broker_id)
+        answers = self._cluster.answers(broker_id)
         high_watermark = self._cluster.high_watermark(broker_id) or 0
         has = {
             "appended": len(self._cluster.log(broker_id)) > offset,
             "committed": high_watermark > offset,
-            "answered": any(row["base_offset"] == offset for row in responses),
+            "answered": any(answer.base_offset == offset for answer in answers),
         }
         reached = POINTS.index(point)
         assert has == {
@@ -81,7 +81,7 @@ class DyingCluster:
         }, point
 
     def leader(self) -> int:
-        """Return who leads, as soon as somebody does."""
+        """Return the leader, once there is one."""
         [leader] = wait_for(lambda: {self.client.leader()} - {None}, "leader")
         assert leader is not None
         return leader
@@ -91,7 +91,7 @@ class DyingCluster:
         return max(int(row["leader_epoch"]) for row in self._cluster.rows(PARTITION_STATE))
 
     def await_all_in_sync(self) -> None:
-        """Wait until all three are in the in-sync set."""
+        """Wait until all three are in the ISR."""
         wait_for(lambda: self.client.isr() == list(IDS), "full in-sync set")
 
 
@@ -101,7 +101,7 @@ def dying(cluster: Cluster) -> DyingCluster:
 
 
 class Sending:
-    """What the test's producer has sent, in order."""
+    """The records that the test's producer has sent, in order."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -117,12 +117,12 @@ class Sending:
         return first
 
     def await_delivery(self) -> None:
-        """Wait until each was delivered at the next offset: none lost, none twice, in order."""
+        """Wait until each was delivered at the next offset: no loss, no duplicate, in order."""
         assert [future.result(90).offset for future in self.futures] == [*range(len(self.values))]
 
 
 def check_logs(cluster: Cluster, dying: DyingCluster, sending: Sending) -> None:
-    """Everything is there once, in order, on every broker."""
+    """Check that every broker has all records once, in order."""
     dying.await_all_in_sync()
     assert dying.client.committed() == sending.values
     wait_for(
@@ -136,6 +136,7 @@ def check_logs(cluster: Cluster, dying: DyingCluster, sending: Sending) -> None:
 def test_the_next_leader_takes_every_record_once_wherever_the_last_one_died(
     cluster: Cluster, dying: DyingCluster
 ) -> None:
+    """After a leader died at any point, the next leader has every record once."""
     deaths = []
     with Producer(dying.client.connection) as producer:
         sending = Sending(producer)
@@ -160,7 +161,7 @@ def test_the_next_leader_takes_every_record_once_wherever_the_last_one_died(
 def test_the_same_leader_takes_every_record_once_when_it_comes_back(
     cluster: Cluster, dying: DyingCluster
 ) -> None:
-    """All three die with it, and it is back before the others are."""
+    """All three brokers die, and the leader restarts before the others."""
     with Producer(dying.client.connection) as producer:
         sending = Sending(producer)
         for point in THE_THREE:

@@ -1,4 +1,6 @@
-"""Eight producers, plain and Spark's, at once while the leaders of three broker processes fail."""
+"""Eight producers, plain and Spark's, in parallel, while the leaders of three broker processes
+fail.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection, Visible
-from sparklog.clients.produce import ProduceResponse
-from sparklog.clients.spark_consumer import SparkConsumer
-from sparklog.clients.spark_producer import SparkProducer
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection, Visible
+from sparklog.cluster.roots import ClusterRoot
+from sparklog.consumer.spark import SparkConsumer
 from sparklog.errors import ProtocolError
+from sparklog.producer.produce_requests import ProduceResponse
+from sparklog.producer.spark import SparkProducer
 from sparklog.storage.batch_files import read_records
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.roots import ClusterRoot
 from sparklog.testing.history import History
 from sparklog.testing.history_check import check
 from tests.jobs.processes import Cluster, Process, wait_for
@@ -38,7 +40,7 @@ RECORDS_OF_A_FRAME = 20
 
 
 class Fire:
-    """The cluster under fire: its processes, who leads, and what is committed."""
+    """The cluster with failing leaders: its processes, leaders, and committed records."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -56,13 +58,15 @@ class Fire:
         return sorted(one.broker_id for one in brokers if one.is_alive)
 
     def leader(self, partition: int) -> int:
-        """Return who leads a partition."""
+        """Return the leader of a partition."""
         leader = self.connection.metadata().partition(TOPIC, partition).leader
         assert leader is not None
         return leader
 
     def kill_leader(self, partition: int) -> None:
-        """End the process of a leader, without a warning, until another one leads and takes."""
+        """Kill the process of a leader, wait until another one leads and accepts records, and
+        restart it.
+        """
         leader = self.leader(partition)
         self.brokers[leader].kill()
         self._await_takeover(partition, leader)
@@ -70,7 +74,9 @@ class Fire:
         self._await_return()
 
     def pause_leader(self, partition: int) -> None:
-        """Stop the process of a leader until another one leads, and let it go on as if it led."""
+        """Suspend the process of a leader until another one leads, and resume it with its old
+        state.
+        """
         leader = self.leader(partition)
         self.brokers[leader].send(signal.SIGSTOP)
         self._await_takeover(partition, leader)
@@ -78,35 +84,35 @@ class Fire:
         self._await_return()
 
     def _await_takeover(self, partition: int, leader: int) -> None:
-        def look() -> bool:
+        def poll() -> bool:
             state = self.connection.metadata().partition(TOPIC, partition)
             return state.leader not in (leader, None)
 
-        wait_for(look, "new leader")
+        wait_for(poll, "new leader")
         self.await_progress()
         self.failovers += 1
 
     def _await_return(self) -> None:
-        def look() -> bool:
+        def poll() -> bool:
             metadata = self.connection.metadata()
             states = [metadata.partition(TOPIC, one) for one in PARTITIONS]
             return all(sorted(state.isr) == list(IDS) for state in states)
 
-        wait_for(look, "full in-sync sets")
+        wait_for(poll, "full in-sync sets")
         self.await_progress()
 
     def await_progress(self) -> None:
-        """Wait until every partition has taken more records, and shown them."""
+        """Wait until every partition has appended more records, and made them visible."""
         before = [self._visible(one).high_watermark for one in PARTITIONS]
 
-        def look() -> bool:
+        def poll() -> bool:
             now = [self._visible(one).high_watermark for one in PARTITIONS]
             return all(new > old for new, old in zip(now, before, strict=True))
 
-        wait_for(look, "further record in every partition")
+        wait_for(poll, "further record in every partition")
 
     def read(self, history: History) -> None:
-        """Record a pass over every partition: what a consumer may see by now."""
+        """Record a pass over every partition: the records that a consumer can read by now."""
         for partition in PARTITIONS:
             visible = self._visible(partition)
             log = RecordLog(visible.location)
@@ -116,9 +122,9 @@ class Fire:
             history.record_read(TOPIC, partition, [(one.offset, one.value) for one in records])
 
     def _visible(self, partition: int) -> Visible:
-        """Return what may be seen of a partition, as soon as its leader may show it."""
+        """Return the visible records of a partition, once its leader offers them."""
 
-        def look() -> Visible | None:
+        def poll() -> Visible | None:
             state = self.connection.metadata().partition(TOPIC, partition)
             try:
                 return self.connection.visible([state])[0]
@@ -127,13 +133,13 @@ class Fire:
                     raise
                 return None
 
-        found = wait_for(look, f"leader that shows partition {partition}")
+        found = wait_for(poll, f"leader that shows partition {partition}")
         assert found is not None
         return found
 
 
 class SparkSending:
-    """One thread's worth of Spark: small DataFrames, one after the other, all recorded."""
+    """One thread of Spark: small DataFrames, one after the other, all recorded."""
 
     def __init__(self, spark: SparkSession, connection: Connection, name: str) -> None:
         self._spark = spark
@@ -142,7 +148,7 @@ class SparkSending:
         self._rows = 0
 
     def run(self, history: History, stopping: threading.Event) -> None:
-        """Send until it is asked to stop; each frame is answered before the next one is sent."""
+        """Send until the stop is requested; each frame is answered before the next one is sent."""
         while not stopping.is_set():
             self._send(history)
 
@@ -166,7 +172,7 @@ class SparkSending:
             except ProtocolError as error:
                 failure, answers = error.code.name, pending.responses()
         except ProtocolError as error:
-            # Nobody led a partition: nothing was sent.
+            # A partition had no leader: nothing was sent.
             failure = error.code.name
         for partition, of in numbers.items():
             answer = answers.get(partition)
@@ -180,7 +186,7 @@ class SparkSending:
 
 @contextmanager
 def spark_producers(spark: SparkSession, cluster: Cluster, history: History) -> Iterator[None]:
-    """Threads of this process that produce DataFrames until the block ends."""
+    """Run threads of this process that produce DataFrames until the block ends."""
     stopping = threading.Event()
     sending = [SparkSending(spark, cluster.connect(), name) for name in SPARK]
     with ThreadPoolExecutor(len(sending)) as pool:
@@ -194,7 +200,7 @@ def spark_producers(spark: SparkSession, cluster: Cluster, history: History) -> 
 
 
 def plain_producers(cluster: Cluster) -> dict[str, Process]:
-    """Processes that produce single records with keys until they are told to end."""
+    """Start processes that produce single records with keys until they are stopped."""
     return {
         name: cluster.start(
             [
@@ -213,6 +219,7 @@ def _has_delivered(process: Process) -> bool:
 def test_eight_producers_at_once_lose_double_reorder_and_invent_nothing_while_leaders_fail(
     spark: SparkSession, cluster: Cluster
 ) -> None:
+    """Eight parallel producers lose, duplicate, reorder and invent no record while leaders fail."""
     fire = Fire(cluster)
     history = History()
     with spark_producers(spark, cluster, history):

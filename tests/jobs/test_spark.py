@@ -1,4 +1,4 @@
-"""The jobs on Spark: started by `python -m` and by spark-submit, and what ends them there."""
+"""The jobs on Spark: started by `python -m` and by spark-submit, and their ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def states(cluster: Cluster) -> dict[int, str]:
 
 
 def spark_submit(cluster: Cluster, *options: str) -> Process:
-    """Submit jobs/cluster.py as README tells to."""
+    """Submit jobs/cluster.py as README describes."""
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     jars = ",".join(str(jar) for jar in resolve_jars())
     of_spark = ["--master", "local[2]", "--driver-memory", "1g", "--jars", jars]
@@ -39,6 +39,7 @@ def spark_submit(cluster: Cluster, *options: str) -> Process:
 def test_a_signal_parks_a_resident_cluster_on_spark_though_spark_has_a_handler_of_its_own(
     cluster: Cluster,
 ) -> None:
+    """A signal parks a resident cluster on Spark, which has a signal handler of its own."""
     process = cluster.run(with_spark=True)
     process.wait_for_event("broker started")
     client = Client(cluster)
@@ -53,6 +54,7 @@ def test_a_signal_parks_a_resident_cluster_on_spark_though_spark_has_a_handler_o
 
 
 def test_a_signal_while_spark_starts_ends_the_process_and_creates_nothing(cluster: Cluster) -> None:
+    """A signal during the start of Spark ends the process, and nothing is created."""
     process = cluster.run(with_spark=True)
     java = f"/proc/{process.popen.pid}/task/{process.popen.pid}/children"
     if not Path(java).exists():
@@ -63,7 +65,8 @@ def test_a_signal_while_spark_starts_ends_the_process_and_creates_nothing(cluste
     wait_for(process.has_left_nothing, "end of Java")
 
 
-def test_spark_submit_does_what_waits_and_ends_with_success(cluster: Cluster) -> None:
+def test_spark_submit_does_the_pending_work_and_ends_with_success(cluster: Cluster) -> None:
+    """spark-submit handles pending requests and exits with 0."""
     created = cluster.run("--until-idle")
     assert created.exit_code() == 0, created.stderr
     client = Client(cluster)
@@ -80,6 +83,7 @@ def test_spark_submit_does_what_waits_and_ends_with_success(cluster: Cluster) ->
 def test_spark_submit_hands_on_the_exit_code_and_the_one_line_of_bad_input(
     cluster: Cluster,
 ) -> None:
+    """spark-submit returns the exit code and the one line for bad input."""
     (cluster.folder / "cluster").mkdir()
     (cluster.folder / "cluster" / "holiday.jpg").touch()
     process = spark_submit(cluster)
@@ -90,7 +94,9 @@ def test_spark_submit_hands_on_the_exit_code_and_the_one_line_of_bad_input(
 
 
 def test_brokers_do_not_outlive_the_spark_that_they_copy_with(cluster: Cluster) -> None:
-    """Killing spark-submit kills the JVM alone: its Python would go on saying that it lives."""
+    """Killing spark-submit kills the JVM alone: its Python process would go on sending
+    heartbeats.
+    """
     process = spark_submit(cluster)
     client = Client(cluster)
     client.create_topic()

@@ -1,4 +1,4 @@
-"""Processes that sleep while others take their place: they wake up, do no harm, and catch up."""
+"""Processes that are suspended while others replace them: they resume, do no harm, and catch up."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from sparklog.clients.produce import PendingProduce
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import FencedError
 from sparklog.model import BROKERS, new_batch_path
-from sparklog.storage.control_table import Fence
-from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.producer.produce_requests import PendingProduce
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.roots import ClusterRoot
 from tests.jobs.processes import Client, Cluster, Process, wait_for
 
 IDS = (0, 1, 2)
@@ -36,7 +36,7 @@ def log_of(cluster: Cluster, broker_id: int, fence: Fence | None = None) -> Reco
 
 
 def send_some(client: Client, prefix: str) -> dict[bytes, PendingProduce]:
-    """Requests of one record each, every third of them content with the leader's append."""
+    """Send requests of one record each, every third of them with acks=1."""
     values = [f"{prefix}{number}".encode() for number in range(12)]
     return {
         value: client.send([value], acks=1 if number % 3 == 0 else -1)
@@ -49,7 +49,7 @@ def wait_for_another_leader(client: Client, than: int) -> None:
 
 
 def acknowledged_by_all(sent: dict[bytes, PendingProduce]) -> dict[bytes, int]:
-    """The offsets of those that were told that every in-sync replica has them."""
+    """Return the offsets of the records that were acknowledged with acks=all."""
     return {
         value: pending.response.base_offset
         for value, pending in sent.items()
@@ -60,16 +60,16 @@ def acknowledged_by_all(sent: dict[bytes, PendingProduce]) -> dict[bytes, int]:
 def check_at_rest(
     cluster: Cluster, client: Client, processes: Sequence[Process], told: dict[bytes, int]
 ) -> None:
-    """All logs are the same, all of them is committed, and what was told is there, once."""
+    """Check that all logs are equal and committed, and have the acknowledged records once."""
     wait_for(lambda: client.isr() == list(IDS), "full in-sync set", processes[0])
     client.produce(b"last")
 
-    def look() -> bool:
+    def poll() -> bool:
         logs = [cluster.log(broker) for broker in IDS]
         ends = {cluster.high_watermark(broker) for broker in IDS}
         return logs[0] == logs[1] == logs[2] and ends == {len(logs[0])}
 
-    wait_for(look, "equal logs", processes[0])
+    wait_for(poll, "equal logs", processes[0])
     values = [value for _, _, value in cluster.log(0)]
     assert values == client.committed()
     assert len(set(values)) == len(values)
@@ -82,7 +82,7 @@ def check_at_rest(
 def test_a_leader_that_sleeps_until_another_leads_wakes_up_as_a_follower(
     cluster: Cluster, brokers: dict[int, Process]
 ) -> None:
-    """What it was asked before and meanwhile is either there on all or refused, never lost."""
+    """The requests from before and during the suspension are stored on all brokers or refused."""
     client = Client(cluster)
     client.create_topic(leader=1)
     told = {b"a": client.produce(b"a")}
@@ -111,6 +111,7 @@ def test_a_leader_that_sleeps_until_another_leads_wakes_up_as_a_follower(
 def test_the_older_of_two_processes_of_a_leader_is_fenced_and_the_newer_goes_on(
     cluster: Cluster, brokers: dict[int, Process]
 ) -> None:
+    """The older of two processes of a leader is fenced, and the newer one goes on."""
     client = Client(cluster)
     client.create_topic(leader=0)
     told = {b"a": client.produce(b"a")}
@@ -144,7 +145,7 @@ def test_the_older_of_two_processes_of_a_leader_is_fenced_and_the_newer_goes_on(
 def test_a_leader_that_sleeps_again_and_again_loses_nothing(
     cluster: Cluster, brokers: dict[int, Process]
 ) -> None:
-    """Whoever leads is stopped at whatever it does just then, until somebody else leads."""
+    """Each leader is suspended at an arbitrary point, until another broker leads."""
     client = Client(cluster)
     client.create_topic(leader=2)
     told: dict[bytes, int] = {}

@@ -41,7 +41,7 @@ def running_kafka(
     java_options: Sequence[str] = ("-Xmx512m",),
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Side]:
-    """Run brokers from the JARs in `libs`, over data in `folder`; yield where they are.
+    """Run brokers from the JARs in `libs`, with data in `folder`; yield their address.
 
     `settings` are further keys of every broker.
     """
@@ -74,7 +74,7 @@ def running_kafka(
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    # All are told before any is waited for: a broker that ends asks the others to take over.
+    # All get the signal before any is waited for: a broker that ends needs the others to take over.
     for process in processes:
         process.terminate()
     for process in processes:
@@ -82,20 +82,20 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _check_free(port: int) -> None:
-    """Refuse to start beside another Kafka: clients would talk to that one."""
+    """Refuse to start if another Kafka runs, because clients would connect to it."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise SparklogError(f"port {port} is in use: end the Kafka that listens there")
 
 
 def _tool(java: Sequence[str], *arguments: str) -> str:
-    """Run Kafka's storage tool and return what it says."""
+    """Run Kafka's storage tool and return its output."""
     command = [*java, "kafka.tools.StorageTool", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def fill(spark: SparkSession, side: Side) -> None:
-    """Create the topics and store the records that programs begin with."""
+    """Create the topics and store the initial records of the programs."""
     assert spark.sparkContext._jvm is not None
     jvm = spark.sparkContext._jvm
     settings = {"bootstrap.servers": side.where[1]}
@@ -126,7 +126,7 @@ def fill(spark: SparkSession, side: Side) -> None:
 
 
 def java_properties(jvm: Any, settings: Mapping[str, str]) -> Any:
-    """Return settings as Java's clients take them."""
+    """Return settings in the form of Java's clients."""
     properties = jvm.java.util.Properties()
     for name, value in settings.items():
         properties.put(name, value)

@@ -1,7 +1,7 @@
-"""Programs as they are written for Spark's Kafka connector; only the format and where differ.
+"""Programs for Spark's Kafka connector; only the format and the address differ.
 
-Each returns what a user can see of it, as plain values: columns, rows, counts. What a program
-raises is an outcome, too.
+Each returns its visible result as plain values: columns, rows, counts. A program's error is a
+result, too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BASE_MS = 1_700_000_000_000
 """The time of the first record of each partition; each record is a second later."""
 
 STORED = {"a": {0: 40, 1: 20}, "b": {0: 5}, "empty": {0: 0}}
-"""How many records are there, by topic and partition."""
+"""The number of initial records by topic and partition."""
 
 TARGETS = {"out": 2, "out-1": 1, "out-2": 1, "piped": 2, "followed": 1}
 """The topics that programs write to, and their partitions."""
 
 
 class StoredRecord(NamedTuple):
-    """One record that is there before any program runs."""
+    """An initial record, stored before any program runs."""
 
     key: bytes | None
     value: bytes | None
@@ -40,7 +40,7 @@ class StoredRecord(NamedTuple):
 
 
 def stored_record(topic: str, partition: int, offset: int) -> StoredRecord:
-    """Return a record; some have no key, no value, some headers, and bytes that are no text."""
+    """Return a record; some have no key, no value, some headers, and bytes that are not text."""
     return StoredRecord(
         None if offset % 5 == 0 else b"k%d" % (offset % 3),
         None
@@ -52,14 +52,14 @@ def stored_record(topic: str, partition: int, offset: int) -> StoredRecord:
 
 
 class Side(NamedTuple):
-    """One of the two systems: the format's name and the option that says where it is."""
+    """One of the two systems: the format's name and the option with its address."""
 
     format: str
     where: tuple[str, str]
 
 
 class Session:
-    """What a program is given: Spark, one side, and a folder of its own."""
+    """The arguments of a program: Spark, one side, and a separate folder."""
 
     def __init__(self, spark: SparkSession, side: Side, folder: Path) -> None:
         self.spark = spark
@@ -83,7 +83,7 @@ class Session:
         (writer if mode is None else writer.mode(mode)).save()
 
     def run(self, frame: DataFrame, name: str = "query") -> None:
-        """Run a stream over what is available now, keeping the places of each micro-batch."""
+        """Run a stream over the available records, and keep the offsets of each micro-batch."""
 
         def keep(batch: DataFrame, batch_id: int) -> None:
             rows = batch.select("topic", "partition", "offset").collect()
@@ -93,26 +93,26 @@ class Session:
         run_to_end(writer.option("checkpointLocation", str(self.folder / name)).start)
 
     def pipe(self, frame: DataFrame, **options: str) -> None:
-        """Run a stream into the sink over what is available now."""
+        """Run a stream into the sink over the available records."""
         writer = frame.writeStream.format(self.side.format).option(*self.side.where)
         writer = writer.options(**options).trigger(availableNow=True)
         run_to_end(writer.option("checkpointLocation", str(self.folder / "pipe")).start)
 
     def offsets(self, name: str = "query", batch: int = 0) -> Any:
-        """Return what a checkpoint holds of a micro-batch's offsets."""
+        """Return the offsets of a micro-batch in a checkpoint."""
         text = (self.folder / name / "offsets" / str(batch)).read_text(encoding="utf-8")
         return json.loads(text.splitlines()[2])
 
 
 def shown(frame: DataFrame) -> Outcome:
-    """Return a DataFrame's columns and rows, in order of place."""
+    """Return a DataFrame's columns and rows, in order of offset."""
     columns = [[one.name, one.dataType.simpleString(), one.nullable] for one in frame.schema]
     rows = frame.orderBy("topic", "partition", "offset").collect()
     return {"columns": columns, "rows": [[_plain(value) for value in row] for row in rows]}
 
 
 def places(frame: DataFrame) -> Outcome:
-    """Return which records a DataFrame has, as ranges of offsets by partition."""
+    """Return the offsets of a DataFrame's records, as ranges by partition."""
     found: dict[str, list[int]] = {}
     for row in frame.select("topic", "partition", "offset").collect():
         found.setdefault(f"{row[0]}-{row[1]}", []).append(row[2])
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def outcome_of(program: Program, session: Session) -> Outcome:
-    """Run a program; what it raises is told by its first sentence."""
+    """Run a program; its error is represented by the first sentence."""
     try:
         return program.run(session)
     except Exception as error:  # noqa: BLE001 - any refusal is an outcome
@@ -146,7 +146,7 @@ _NOISE = re.compile(
 
 
 def sentence_of(error: Exception) -> str:
-    """Return the sentence that a user finds at the end of what Spark tells of an error."""
+    """Return the sentence at the end of Spark's report of an error, which a user reads."""
     of_java = getattr(error, "java_exception", None)
     text = str(error) if of_java is None else str(of_java.getMessage())
     lines = [line.strip() for line in text.splitlines()]
@@ -160,7 +160,7 @@ def sentence_of(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """One program: what it shows, of which options, and why the two sides differ if they do."""
+    """One program: its purpose, its options, and the reason if the two sides differ."""
 
     name: str
     options: str
@@ -174,7 +174,7 @@ PROGRAMS: list[Program] = []
 def program(
     options: str, differs: str | None = None
 ) -> Callable[[Callable[[Session], Outcome]], Callable[[Session], Outcome]]:
-    """Make a function a program; its docstring says what it shows."""
+    """Register a function as a program; its docstring is the program's name."""
 
     def add(run: Callable[[Session], Outcome]) -> Callable[[Session], Outcome]:
         PROGRAMS.append(Program((run.__doc__ or "").strip(" ."), options, run, differs))
@@ -315,7 +315,7 @@ def _(session: Session) -> Outcome:
 
 
 _SHORT_POLL = {"kafka": {"kafkaConsumer.pollTimeoutMs": "2000"}}
-"""How long Kafka's consumer waits for what will never come."""
+"""The poll timeout of Kafka's consumer, for offsets that never arrive."""
 
 
 @program("startingTimestamp, endingTimestamp")
@@ -383,7 +383,7 @@ def _(session: Session) -> Outcome:
 
 @program("minPartitions")
 def _(session: Session) -> Outcome:
-    """A number that is none."""
+    """A value that is not a number."""
     return places(session.load(subscribe="a", minPartitions="some"))
 
 

@@ -1,10 +1,10 @@
-"""Runs every program against a real Kafka and notes what comes of it.
+"""Runs every program against a real Kafka and stores the results.
 
     python -m tests.kafka_comparison.record KAFKA_JARS CONNECTOR_JARS
 
 The first folder holds the JARs of a Kafka broker (kafka_2.13 and kafka-tools with all that they
-need), the second those of Spark's Kafka connector. What is noted is compared by the tests with what
-the same programs do on sparklog, and shown in docs/kafka-compatibility.md.
+need), the second those of Spark's Kafka connector. The tests compare the stored results with those
+of the same programs on sparklog; docs/kafka-compatibility.md shows them.
 """
 
 from __future__ import annotations

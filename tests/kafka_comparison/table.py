@@ -1,4 +1,4 @@
-"""The comparison as a table for people: `python -m tests.kafka_comparison.table` writes it."""
+"""The comparison as a table for readers: `python -m tests.kafka_comparison.table` writes it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ both refuse; what Kafka's connector says then is quoted. The programs are in
 
 
 def noted_outcomes() -> dict[str, Outcome]:
-    """Return what came of every program on Kafka."""
+    """Return the outcome of every program on Kafka."""
     outcomes: dict[str, Outcome] = json.loads(OUTCOMES.read_text(encoding="utf-8"))
     return outcomes
 
 
 def is_same(one: Outcome, other: Outcome) -> bool:
-    """Say whether two outcomes are the same; sentences of refusals may differ."""
+    """Return whether two outcomes are the same; sentences of refusals may differ."""
     if "refused" in one and "refused" in other:
         return True
     return one == other

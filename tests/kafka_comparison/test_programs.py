@@ -1,6 +1,6 @@
-"""Programs written for Spark's Kafka connector do on sparklog what they did on a real Kafka.
+"""Programs for Spark's Kafka connector have the same results on sparklog as on a real Kafka.
 
-What they did there is noted in kafka_outcomes.json by `python -m tests.kafka_comparison.record`.
+The results on Kafka are stored in kafka_outcomes.json by `python -m tests.kafka_comparison.record`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparklog.clients.producer import Producer
-from tests.clients.conftest import RunningCluster
+from sparklog.producer.plain import Producer
 from tests.kafka_comparison.programs import (
     PROGRAMS,
     STORED,
@@ -25,6 +24,7 @@ from tests.kafka_comparison.programs import (
     stored_record,
 )
 from tests.kafka_comparison.table import TABLE, is_same, noted_outcomes, rendered
+from tests.running_cluster import RunningCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ KAFKAS = noted_outcomes()
 
 @pytest.fixture(scope="module")
 def side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    """A sparklog cluster with the records that the programs begin with."""
+    """A sparklog cluster with the initial records of the programs."""
     cluster = RunningCluster(tmp_path_factory.mktemp("cluster"))
     for topic, partitions in ({name: len(of) for name, of in STORED.items()} | TARGETS).items():
         cluster.create_topic(topic, partitions)
@@ -55,11 +55,12 @@ def side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     cluster.stop()
 
 
-# In one test after the other: some go on with what others wrote.
+# One test after the other: some programs use what others wrote.
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_program_does_the_same_on_both(
     spark: SparkSession, side: Side, program: Program, tmp_path: Path
 ) -> None:
+    """A program has the same outcome on both systems, or its declared difference."""
     found = json.loads(json.dumps(outcome_of(program, Session(spark, side, tmp_path))))
     kafkas = KAFKAS[program.name]
     if program.differs is None:
@@ -69,6 +70,7 @@ def test_a_program_does_the_same_on_both(
 
 
 def test_every_program_was_run_on_kafka() -> None:
+    """Every program was run on Kafka."""
     assert list(KAFKAS) == [program.name for program in PROGRAMS]
 
 

@@ -1,4 +1,4 @@
-"""Copies of a cluster, and damage to their tables and files as no broker would ever do it."""
+"""Copies of a cluster, and damage to their tables and files that no broker causes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from sparklog.model import (
 )
 from sparklog.storage.batch_actions import added_file, removed_file
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
-from sparklog.storage.control_table import ControlTable, Fence
-from sparklog.storage.delta_log import BROKER_EPOCH, LOG_VERSION, DeltaLog
+from sparklog.storage.commits import BROKER_EPOCH, LOG_VERSION
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.fence import Fence
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -36,9 +38,10 @@ def root(folder: Path, broker_id: int) -> Location:
 def change_rows(
     folder: Path, broker_id: int, schema: TableSchema, change: Callable[[list[Row]], object]
 ) -> None:
-    """Let `change` alter the rows of one of a broker's checkpoints, as of its journal's end.
+    """Let `change` alter the rows of one of a broker's checkpoints, at the newest version of its
+    journal.
 
-    Whoever opens the journal after that believes them.
+    Processes that open the journal afterwards read these rows.
     """
     journal = Journal(root(folder, broker_id))
     newest = {
@@ -66,7 +69,7 @@ def batches(folder: Path, broker_id: int, key: TopicIdPartition) -> list[Batch]:
 def replace_batches(
     folder: Path, broker_id: int, removed: Sequence[Batch], added: Sequence[Batch] = ()
 ) -> None:
-    """Commit to a broker's log behind its back, and without any check."""
+    """Commit to a broker's log without its knowledge, and without any check."""
     log = DeltaLog(root(folder, broker_id).child(LOG.name))
     assert log.commit(
         "WRITE",
@@ -78,7 +81,7 @@ def replace_batches(
 def rewritten(
     folder: Path, broker_id: int, group: Sequence[Batch], values: Sequence[bytes | None]
 ) -> Batch:
-    """Write `values` as one batch in the place of `group`, which it takes its header from."""
+    """Write `values` as one batch in place of `group`, from which it takes its header."""
     log = root(folder, broker_id).child("log")
     first = group[0]
     writer = BatchFileWriter(log, new_batch_path())
@@ -99,7 +102,9 @@ def values_of(folder: Path, broker_id: int, group: Sequence[Batch]) -> list[byte
 
 
 def copy_cluster(source: Path, target: Path) -> None:
-    """Copy a cluster whose brokers do not run; what it says of their roots moves along."""
+    """Copy a cluster whose brokers do not run, and change the paths of their roots in its
+    tables.
+    """
     shutil.copytree(source, target)
 
     def moved(table: Any) -> tuple[Any, None]:

@@ -1,4 +1,4 @@
-"""The audit finds every kind of damage in the tables, and nothing where there is none."""
+"""The audit finds every kind of damage in the tables, and reports nothing for a healthy cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from sparklog.clients.connection import Connection
+from sparklog.cluster.connection import Connection
 from sparklog.maintenance import audit_reading
 from sparklog.maintenance.audit import Finding, audit
 from sparklog.maintenance.audit_checks import check
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
     @property
     def connection(self) -> Connection:
-        """A new connection, which has read nothing before."""
+        """A new connection, without anything loaded."""
         return Connection(str(self.folder / "cluster"))
 
     def lines(self, **options: Any) -> list[str]:
@@ -85,7 +85,9 @@ class Case(NamedTuple):
 
 
 def story(folder: Path) -> LocalCluster:
-    """Eight records in two epochs on three brokers; a record that nobody else had was truncated."""
+    """Eight records in two epochs on three brokers; a record that only one broker had was
+    truncated.
+    """
     cluster = LocalCluster(folder, [0, 1, 2])
     cluster.create_topic("t", assignment={0: [0, 1, 2], 1: [2, 1, 0]})
     cluster.create_topic("empty", assignment={0: [0, 1]})
@@ -110,7 +112,7 @@ def story(folder: Path) -> LocalCluster:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a cluster after the story, which no test changes."""
+    """The folder of a cluster after these events, which no test changes."""
     folder = tmp_path_factory.mktemp("told")
     story(folder).close()
     return folder
@@ -123,11 +125,14 @@ def case(told: Path, tmp_path: Path) -> Case:
     return Case.of(tmp_path / "copy")
 
 
-# --- where nothing is wrong -----------------------------------------------------------------------
+# --- healthy clusters
+# -------------------------------------------------------------------------------
 
 
 def test_a_cluster_after_a_failover_and_a_truncation_is_healthy(tmp_path: Path) -> None:
-    """And so it is when it fails further, broker by broker, and while it has an own tail."""
+    """It stays healthy when it fails further, broker by broker, and while a log has an uncommitted
+    tail.
+    """
     cluster = story(tmp_path)
     case = Case.of(tmp_path)
     assert case.lines(verify_files=True) == []
@@ -145,7 +150,7 @@ def test_a_cluster_after_a_failover_and_a_truncation_is_healthy(tmp_path: Path) 
 def test_nothing_is_wrong_while_a_partition_is_offline_and_after_an_unclean_election(
     tmp_path: Path,
 ) -> None:
-    """Its old leader has records and a high watermark that the new one has not."""
+    """Its old leader has records and a high watermark that the new one does not have."""
     cluster = LocalCluster(tmp_path, [0, 1])
     cluster.create_topic("t", assignment={0: [0, 1]})
     cluster.produce("t", 0, [b"a"])
@@ -208,7 +213,7 @@ def test_what_a_crash_within_a_tick_leaves_behind_is_not_wrong(
 
 
 def test_a_cluster_at_work_is_not_accused(tmp_path: Path) -> None:
-    """Records arrive, leaders fail and come back, all the while it is audited."""
+    """Records arrive, and leaders fail and return, during the audits."""
     cluster = story(tmp_path)
     case = Case.of(tmp_path)
     ended = threading.Event()
@@ -229,7 +234,7 @@ def test_a_cluster_at_work_is_not_accused(tmp_path: Path) -> None:
                 cluster.tick_until_idle()
                 cluster.restart(leader)
                 cluster.tick_until_idle()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test tells
+        except Exception as error:  # noqa: BLE001 - the test reports any error
             failures.append(error)
 
     epoch = cluster.partition("t", 0).leader_epoch
@@ -259,7 +264,7 @@ def test_a_cluster_at_work_is_not_accused(tmp_path: Path) -> None:
 def test_what_happens_between_two_steps_of_a_reading_is_not_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...]
 ) -> None:
-    """Records arrive, a replica leaves and joins again; already the first look finds nothing."""
+    """Records arrive, a replica leaves and joins again; already the first pass finds nothing."""
     cluster = LocalCluster(tmp_path, [0, 1, 2])
     cluster.create_topic("t", assignment={0: [0, 1, 2]})
     cluster.tick_until_idle()
@@ -293,11 +298,13 @@ def test_what_happens_between_two_steps_of_a_reading_is_not_wrong(
 
 
 def test_a_cluster_without_topics_is_healthy(tmp_path: Path) -> None:
+    """A cluster without topics is healthy."""
     LocalCluster(tmp_path, [0])
     assert audit(Connection(str(tmp_path / "cluster"))) == []
 
 
 def test_the_same_records_in_other_batches_are_the_same(case: Case) -> None:
+    """Replicas with the same records in different batches are equal."""
     own = case.batches(2)
     merged = rewritten(case.folder, 2, own[:2], values_of(case.folder, 2, own[:2]))
     assert merged.record_count == 4
@@ -310,6 +317,7 @@ def test_the_same_records_in_other_batches_are_the_same(case: Case) -> None:
 
 
 def test_a_leaders_high_watermark_beyond_an_in_sync_replicas_log_is_found(case: Case) -> None:
+    """A leader's high watermark beyond an in-sync replica's log end is found."""
     [*_, last] = case.batches(2)
     replace_batches(case.folder, 2, [last])
     assert case.lines() == [
@@ -320,22 +328,25 @@ def test_a_leaders_high_watermark_beyond_an_in_sync_replicas_log_is_found(case: 
 
 
 def test_a_high_watermark_beyond_what_a_follower_reported_is_found(case: Case) -> None:
-    """Its log has the records, but its leader cannot know."""
+    """Its log has the records, but its leader cannot know that."""
     case.change(0, lambda row: row.update(log_end_offset=6))
     assert case.lines() == [BEYOND_THE_LEAST.format(0)]
 
 
 def test_a_checkpointed_high_watermark_beyond_the_log_is_found(case: Case) -> None:
+    """A checkpointed high watermark beyond the log end is found."""
     case.change(2, lambda row: row.update(high_watermark=9))
     assert case.lines() == ["t-0 broker 2: high watermark 9; the log end offset is 8 (rule 1.2)"]
 
 
 def test_a_log_start_offset_beyond_the_high_watermark_is_found(case: Case) -> None:
+    """A log start offset beyond the high watermark is found."""
     case.change(2, lambda row: row.update(log_start_offset=4, high_watermark=3))
     assert case.lines() == ["t-0 broker 2: log start offset 4; the high watermark is 3 (rule 1.2)"]
 
 
 def test_a_batch_missing_in_the_middle_is_found(case: Case) -> None:
+    """A batch that is missing in the middle of a log is found."""
     own = case.batches(2)
     replace_batches(case.folder, 2, [own[1]])
     density, agreement = case.lines()
@@ -347,6 +358,7 @@ def test_a_batch_missing_in_the_middle_is_found(case: Case) -> None:
 
 
 def test_a_first_batch_missing_is_found(case: Case) -> None:
+    """A missing first batch is found."""
     own = case.batches(2)
     replace_batches(case.folder, 2, [own[0]])
     assert case.lines()[0] == (
@@ -355,6 +367,7 @@ def test_a_first_batch_missing_is_found(case: Case) -> None:
 
 
 def test_a_changed_header_is_found(case: Case) -> None:
+    """A changed header of a batch is found."""
     path = case.batches(2)[1].path
 
     def change(add: dict[str, Any]) -> None:
@@ -368,6 +381,7 @@ def test_a_changed_header_is_found(case: Case) -> None:
 
 
 def test_damage_that_a_broker_reports_is_found(case: Case) -> None:
+    """Damage that a broker reports in its checkpoint is found."""
     case.change(1, lambda row: row.update(damage="x is damaged", damaged_offset=4))
     assert case.lines() == [
         "t-0 broker 1: it reports: x is damaged; replicas are sound (rule 10.8)"
@@ -375,6 +389,7 @@ def test_damage_that_a_broker_reports_is_found(case: Case) -> None:
 
 
 def test_overlapping_batches_are_found(case: Case) -> None:
+    """Overlapping batches are found."""
     own = case.batches(2)
     again = rewritten(case.folder, 2, own[1:2], [b"c", b"d"])
     replace_batches(case.folder, 2, [], [again])
@@ -409,6 +424,8 @@ def test_overlapping_batches_are_found(case: Case) -> None:
 def test_an_epoch_history_that_is_not_in_order_or_not_that_of_the_batches_is_found(
     case: Case, entries: list[tuple[int, int]], lines: list[str]
 ) -> None:
+    """An epoch history that is out of order, or differs from the batches, is found."""
+
     def change(rows: list[Row]) -> None:
         rows[:] = [row for row in rows if (row["topic_id"], row["partition"]) != case.key]
         rows += [
@@ -423,7 +440,9 @@ def test_an_epoch_history_that_is_not_in_order_or_not_that_of_the_batches_is_fou
 
 
 def test_entries_that_a_crash_kept_from_being_written_are_not_missed(case: Case) -> None:
-    """A follower writes them after the batches, and finds them again when it starts (7.0)."""
+    """A follower writes them after the batches, and restores them from the log when it starts
+    (7.0).
+    """
 
     def change(rows: list[Row]) -> None:
         rows[:] = [row for row in rows if row["epoch"] != 1]
@@ -433,6 +452,8 @@ def test_entries_that_a_crash_kept_from_being_written_are_not_missed(case: Case)
 
 
 def test_a_current_leader_without_its_own_epoch_entry_is_found(case: Case) -> None:
+    """A leader's missing entry of its own epoch is found."""
+
     def change(rows: list[Row]) -> None:
         rows[:] = [row for row in rows if row["epoch"] != 1]
 
@@ -445,6 +466,7 @@ def test_a_current_leader_without_its_own_epoch_entry_is_found(case: Case) -> No
 
 
 def test_other_records_at_the_same_offsets_are_found(case: Case) -> None:
+    """Different records at the same offsets are found."""
     own = case.batches(2)
     other = rewritten(case.folder, 2, own[2:3], [b"e", b"other"])
     replace_batches(case.folder, 2, own[2:3], [other])
@@ -456,6 +478,7 @@ def test_other_records_at_the_same_offsets_are_found(case: Case) -> None:
 
 
 def test_the_same_records_in_another_epoch_are_not_the_same(case: Case) -> None:
+    """Equal records with different leader epochs are a difference."""
     own = case.batches(2)
     other = rewritten(case.folder, 2, own[1:2], [b"c", b"d"])._replace(leader_epoch=1)
     replace_batches(case.folder, 2, own[1:2], [other])
@@ -464,6 +487,7 @@ def test_the_same_records_in_another_epoch_are_not_the_same(case: Case) -> None:
 
 
 def test_a_flipped_byte_in_a_batch_file_is_found_where_files_are_verified(case: Case) -> None:
+    """A flipped byte in a batch file is found with --verify-files."""
     own = case.batches(2)[1]
     file = case.folder / "broker-2" / "log" / own.path
     content = bytearray(file.read_bytes())
@@ -476,6 +500,7 @@ def test_a_flipped_byte_in_a_batch_file_is_found_where_files_are_verified(case: 
 
 
 def test_a_missing_batch_file_is_found_where_files_are_verified(case: Case) -> None:
+    """A missing batch file is found with --verify-files."""
     own = case.batches(0)[0]
     (case.folder / "broker-0" / "log" / own.path).unlink()
     assert case.lines() == []
@@ -485,12 +510,14 @@ def test_a_missing_batch_file_is_found_where_files_are_verified(case: Case) -> N
 
 
 def test_two_brokers_that_claim_one_leader_epoch_are_found(case: Case) -> None:
+    """Two brokers that claim one leader epoch are found."""
     case.change(2, lambda row: row.update(role="leader", leader_epoch=1))
     [line] = [line for line in case.lines() if "(rule 9.4)" in line]
     assert line == "t-0 broker 1: it claims leader epoch 1; broker 2 claims the same (rule 9.4)"
 
 
 def test_a_claim_to_an_epoch_that_was_never_given_is_found(case: Case) -> None:
+    """A claim to an epoch that no election has given is found."""
     case.change(1, lambda row: row.update(leader_epoch=7))
     [line] = case.lines()
     assert line == (
@@ -500,7 +527,7 @@ def test_a_claim_to_an_epoch_that_was_never_given_is_found(case: Case) -> None:
 
 
 def test_an_in_sync_replica_that_holds_nothing_is_found(case: Case) -> None:
-    """Neither batches nor a row: as if it had never been there."""
+    """It has neither batches nor a row, as if it had never existed."""
     replace_batches(case.folder, 2, case.batches(2))
     for schema in (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT):
         change_rows(case.folder, 2, schema, lambda rows: rows.clear())
@@ -512,6 +539,7 @@ def test_an_in_sync_replica_that_holds_nothing_is_found(case: Case) -> None:
 
 
 def test_a_root_that_cannot_be_read_is_named_and_the_others_are_audited(case: Case) -> None:
+    """An unreadable root is reported, and the others are audited."""
     (case.folder / "broker-0").rename(case.folder / "away")
     case.change(2, lambda row: row.update(high_watermark=9))
     root, watermark = case.audit()
@@ -524,13 +552,15 @@ def test_a_root_that_cannot_be_read_is_named_and_the_others_are_audited(case: Ca
 
 
 def test_the_command_exits_with_0_where_nothing_disagrees(case: Case) -> None:
+    """The command exits with 0 if there is no finding."""
     before = files_in(case.folder)
     printed = run("audit", "--verify-files", cluster=case.folder / "cluster").printed
-    assert printed == "Nothing disagrees: 3 partitions.\n"
+    assert printed == "No inconsistencies found: 3 partitions.\n"
     assert files_in(case.folder) == before
 
 
 def test_the_command_prints_one_line_for_what_disagrees_and_exits_with_1(case: Case) -> None:
+    """The command prints one line per finding and exits with 1."""
     case.change(2, lambda row: row.update(high_watermark=9))
     case.change(0, lambda row: row.update(high_watermark=11))
     ended = run("audit", cluster=case.folder / "cluster")
@@ -542,15 +572,17 @@ def test_the_command_prints_one_line_for_what_disagrees_and_exits_with_1(case: C
 
 
 def test_the_command_exits_with_2_and_one_line_where_there_is_no_cluster(tmp_path: Path) -> None:
+    """The command exits with 2 and one line if there is no cluster."""
     assert "there is no cluster root at" in run("audit", "--cluster", tmp_path / "none").refusal
     assert run("audit", "--engine", "flink", "--cluster", tmp_path).exit_code == 2
 
 
-# --- what is read again, and where ----------------------------------------------------------------
+# --- repeated reads and engines
+# ----------------------------------------------------------------------
 
 
 def test_what_was_only_moving_is_not_reported(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is put right before the second look is no finding."""
+    """A row that is correct in the second pass is not a finding."""
     case.change(2, lambda row: row.update(high_watermark=9))
     runs: list[int] = []
     run_rule = DriverRules.run
@@ -570,7 +602,7 @@ def test_what_was_only_moving_is_not_reported(case: Case, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def spark_queries(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The rules that Spark has run since."""
+    """The names of the rules that Spark has run since."""
     run_rule = SparkRules.run
     names: list[str] = []
 
@@ -585,8 +617,9 @@ def spark_queries(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[
 def test_high_watermarks_are_computed_again_by_a_spark_query(
     case: Case, spark: SparkSession, spark_queries: list[str]
 ) -> None:
+    """With --engine spark the rules run as Spark queries, with the same findings."""
     by_spark = run("audit", "--engine", "spark", cluster=case.folder / "cluster")
-    assert (by_spark.exit_code, by_spark.stdout) == (0, "Nothing disagrees: 3 partitions.\n")
+    assert (by_spark.exit_code, by_spark.stdout) == (0, "No inconsistencies found: 3 partitions.\n")
     assert "audit_high_watermarks" in spark_queries
     replace_batches(case.folder, 2, case.batches(2)[-1:])
     found = check(read_cluster(case.connection), SparkRules(spark))

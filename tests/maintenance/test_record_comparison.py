@@ -1,4 +1,4 @@
-"""Two replicas are compared by their records, however these are cut into batches (rule 9.2)."""
+"""Two replicas are compared by their records, for any division into batches (rule 9.2)."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def test_the_first_record_that_differs_is_found_whatever_the_batches(
     changed: int | None,
     bounds: tuple[int, int],
 ) -> None:
+    """The first differing record is found, for any division into batches."""
     log = Location.of(str(tmp_path / "log"))
     values = [f"record {number}".encode() for number in range(COUNT)]
     other_values = list(values)
@@ -63,6 +64,7 @@ def test_the_first_record_that_differs_is_found_whatever_the_batches(
 
 
 def test_a_record_that_one_of_them_lacks_is_a_difference(tmp_path: Path) -> None:
+    """A record that only one of them has is a difference."""
     log = Location.of(str(tmp_path / "log"))
     whole = replica(log, [b"x"] * COUNT, {4})
     half = Slice(log, whole.batches[:1])
@@ -74,6 +76,7 @@ def test_a_record_that_one_of_them_lacks_is_a_difference(tmp_path: Path) -> None
 
 
 def test_the_epoch_of_a_record_counts(tmp_path: Path) -> None:
+    """A different leader epoch of a record is a difference."""
     log = Location.of(str(tmp_path / "log"))
     one, other = (replica(log, [b"x"] * COUNT, set(), epoch) for epoch in (0, 1))
     difference = first_difference(one, other, 2, COUNT)
@@ -82,6 +85,7 @@ def test_the_epoch_of_a_record_counts(tmp_path: Path) -> None:
 
 
 def test_equal_batches_are_not_read_and_a_file_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """Equal batches are not read, and an unreadable file is named."""
     log = Location.of(str(tmp_path / "log"))
     one = replica(log, [b"x"] * COUNT, {4})
     for batch in one.batches:

@@ -1,5 +1,5 @@
-"""The bounds that are explored: each configuration spends them on other faults, since all of them
-together are out of reach. `QUICK` runs with the tests, `FULL` by `python -m tests.model.explore`.
+"""The bounds that are explored: each configuration has other faults, because all of them together
+have too many states. `QUICK` runs with the tests, `FULL` by `python -m tests.model.explore`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ QUICK: Mapping[str, Setting] = {
 
 FULL: Mapping[str, Setting] = {
     "three, three, three, a pause": Setting(replicas=3, records=3, epochs=3),
-    "three, three, three, a crash and a lost tail": Setting(
-        replicas=3, records=3, epochs=3, pauses=0, crashes=1, lost_tails=1
+    "three, two, two, a crash and a lost tail": Setting(
+        replicas=3, records=2, epochs=2, pauses=0, crashes=1, lost_tails=1
     ),
     "three, two, two, a crash": Setting(replicas=3, records=2, epochs=2, crashes=1),
     "three, one, three, min ISR 2": Setting(
@@ -72,5 +72,5 @@ FULL: Mapping[str, Setting] = {
 
 
 def mutated(name: str) -> Mutation:
-    """One mistake, by its name."""
+    """Return the mutation with one mistake, given by its name."""
     return Mutation(**{name: True})

@@ -1,4 +1,4 @@
-"""What the controller does, and what happens to brokers."""
+"""The steps of the controller, and the failures of brokers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ from tests.model.decisions import (
 from tests.model.follower import left_sets, reported
 from tests.model.journal import Step, fenced_by, journal_of, put, without_memory
 from tests.model.leader import NOBODY, eligible_after, published
-from tests.model.state import (
-    REPORTING,
-    Put,
-    Replica,
-    Setting,
-    State,
-    members,
-)
+from tests.model.state import REPORTING, Put, Replica, Setting, State, members
 
 
 def controller_fences(setting: Setting, state: State) -> Iterator[Step]:
-    """7.2: a session expires: of a crashed broker, or of one that is only slow."""
+    """7.2: the session of a crashed or a slow broker expires."""
     if state.spent.fences >= setting.fences:
         return
     spent = state.spent._replace(fences=state.spent.fences + 1)
@@ -38,10 +31,10 @@ def controller_fences(setting: Setting, state: State) -> Iterator[Step]:
 
 
 def controller_acts(setting: Setting, state: State) -> Iterator[Step]:
-    """7.2, 7.5: take fenced brokers out, and elect where the leader is not valid, or stopping.
+    """7.2, 7.5: remove fenced brokers, and elect if the leader is invalid or stopping.
 
-    Any order of assignment is possible, so whoever could be the first to be found is elected:
-    this keeps brokers interchangeable. A broker that has crashed counts until it is fenced.
+    Any order of assignment is possible, so every replica that could be the first one is elected.
+    This keeps brokers interchangeable. A crashed broker counts as alive until it is fenced.
     """
     leaving = isr_fence(
         tuple(
@@ -118,7 +111,7 @@ def _leads(state: State, broker: int) -> State:
 
 
 def controller_elects_by_hand(setting: Setting, state: State) -> Iterator[Step]:
-    """7.6: a preferred election; whoever is in the ISR could be the preferred replica."""
+    """7.6: a preferred election; any ISR member could be the preferred replica."""
     if state.leader_epoch + 1 >= setting.epochs:
         return
     for broker in members(state.isr):
@@ -128,7 +121,7 @@ def controller_elects_by_hand(setting: Setting, state: State) -> Iterator[Step]:
 
 
 def broker_announces_stop(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """7.2: a planned stop hands leadership over first."""
+    """7.2: a planned stop first hands over leadership."""
     if state.spent.stops < setting.stops and not state.stopping >> broker & 1:
         spent = state.spent._replace(stops=state.spent.stops + 1)
         yield (
@@ -138,7 +131,7 @@ def broker_announces_stop(setting: Setting, state: State, broker: int) -> Iterat
 
 
 def broker_stops(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """7.2: the end of a planned stop: memory is gone, and no session has to expire."""
+    """7.2: the end of a planned stop: memory is lost, and no session has to expire."""
     bit = 1 << broker
     if state.stopping & bit:
         stopped = state._replace(
@@ -148,7 +141,9 @@ def broker_stops(setting: Setting, state: State, broker: int) -> Iterator[Step]:
 
 
 def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """Memory is gone; at a power failure so are the commits of the journal that were not synced."""
+    """Memory is lost; a power failure also loses the commits of the journal that were not
+    synced.
+    """
     if state.spent.crashes >= setting.crashes:
         return
     replica = state.replicas[broker]
@@ -174,9 +169,10 @@ def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step
 
 
 def syncing_stops(setting: Setting, before: State, step: Step) -> Iterator[Step]:
-    """From a commit on nothing is synced, so that a power failure leaves the journal before it.
+    """From this commit on nothing is synced, so a power failure restores the journal before it.
 
-    This is a choice of the commit, so that a state need not hold every version that may be left.
+    The choice is made at the commit, so that a state need not contain every version that may
+    remain.
     """
     label, after = step
     spent = after.spent
@@ -192,9 +188,9 @@ def syncing_stops(setting: Setting, before: State, step: Step) -> Iterator[Step]
 def broker_restarts(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """7.0, 7.2, 10.4: a higher broker epoch, committed to the journal before it reads its state.
 
-    No session is waited for. A broker in doubt registers as one that is not alive, and leaves the
-    sets before it counts as alive: a machine without power may have lost the tail of a journal,
-    and others may know of records that this one has lost.
+    It waits for no session. A broker in doubt registers as not alive, and leaves the ISR and ELR
+    before it counts as alive: a power failure may have lost the tail of its journal, and others may
+    know records that it has lost.
     """
     replica, bit = state.replicas[broker], 1 << broker
     if state.registering & bit:
@@ -217,7 +213,7 @@ def broker_restarts(setting: Setting, state: State, broker: int) -> Iterator[Ste
 
 
 def _is_shortened(setting: Setting, state: State, broker: int) -> bool:
-    """10.4: whether a member has lost records that other replicas know of.
+    """10.4: whether a member has lost records that other replicas know.
 
     Only rows of the newest leader epoch that it knows, or of later ones, count.
     """
@@ -236,10 +232,10 @@ def _is_shortened(setting: Setting, state: State, broker: int) -> bool:
 
 
 def _leaves_sets(setting: Setting, state: State, broker: int) -> Step:
-    """7.2, 10.4: a broker that has lost records leaves all sets, also as the last member; one that
-    may have lost some leaves them where another member stays.
+    """7.2, 10.4: a broker that has lost records leaves the ISR and ELR, also as the last member.
+    One that may have lost some leaves them if another member remains.
 
-    Where it stays and has lost the tail of its journal, what it has is the truth from now on, as
+    If it stays and has lost the tail of its journal, its log is authoritative from then on, as
     after an unclean election: no eligible replica has more.
     """
     bit, mutation = 1 << broker, setting.mutation
@@ -268,13 +264,13 @@ def _leaves_sets(setting: Setting, state: State, broker: int) -> Step:
 
 
 def _agreed(shown: Log, log: Log) -> Log:
-    """The records that were shown, as far as a log has them."""
+    """The visible records, as far as a log has them."""
     end = next((at for at, one in enumerate(shown) if log[at : at + 1] != (one,)), len(shown))
     return shown[:end]
 
 
 def _started(state: State, broker: int, replica: Replica) -> State:
-    """7.0: what the process knows is its journal: see `known_entries`."""
+    """7.0: the process's state is that of its journal: see `known_entries`."""
     known = replica.row.high_watermark if replica.row.broker_epoch >= 0 else -1
     assert recovered_high_watermark(known, len(replica.log)) == replica.row.high_watermark
     bit = 1 << broker
@@ -282,13 +278,13 @@ def _started(state: State, broker: int, replica: Replica) -> State:
 
 
 def broker_heartbeats(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """7.2: a broker that was only slow is heard of again."""
+    """7.2: a broker that was only slow sends heartbeats again."""
     if state.fenced >> broker & 1:
         yield ("BrokerHeartbeats", broker), state._replace(fenced=state.fenced & ~(1 << broker))
 
 
 def client_sends(setting: Setting, state: State) -> Iterator[Step]:
-    """3.1: a request goes to the leader's inbox and names the epoch in which it leads."""
+    """3.1: a request goes to the leader's inbox and names the leader's epoch."""
     if setting.requests and state.issued < setting.records and state.leader >= 0:
         inbox = (*state.inbox, (state.leader_epoch, state.leader))
         yield (

@@ -1,7 +1,7 @@
 """The protocol's decisions, each a small pure function written from docs/protocol.md alone.
 
-Every function remembers its distinct inputs with what it decided (`Decision.cases`), so that they
-can be put to the shipped SQL rules afterwards. Offsets are exclusive ends; -1 stands for "none".
+Every function stores its distinct inputs with its decisions (`Decision.cases`), for a later
+comparison with the shipped SQL rules. Offsets are exclusive ends; -1 stands for "none".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 Record: TypeAlias = "tuple[int, int]"
-"""(leader epoch, record id); a record's offset is its place in the log."""
+"""(leader epoch, record id); a record's offset is its index in the log."""
 Log: TypeAlias = "tuple[Record, ...]"
 Entries: TypeAlias = "tuple[tuple[int, int], ...]"
 """A leader-epoch history: (epoch, start offset)."""
@@ -24,7 +24,7 @@ UNAVAILABLE = -1
 
 
 class Decision(Generic[P, T]):
-    """A pure function that remembers each distinct input and what it decided."""
+    """A pure function that stores each distinct input and its decision."""
 
     def __init__(self, function: Callable[P, T]) -> None:
         self.name = function.__name__
@@ -68,13 +68,13 @@ def end_offset_for(asked: int, entries: Entries, log_end_offset: int) -> tuple[i
 def truncation_point(
     leader_epoch: int, own: Entries, own_end: int, leader: Entries, leader_end: int
 ) -> tuple[int, bool]:
-    """6.3, as KIP-279 iterates: (where to truncate or -1 for not at all, whether to wait)."""
+    """6.3, as KIP-279 iterates: (the truncation point or -1 for no truncation, whether to wait)."""
     if not any(epoch == leader_epoch for epoch, _ in leader):
         return NOTHING, True
     if not own:
         return NOTHING, False
     if own[-1][0] == leader_epoch and own_end > max(own[-1][1], leader_end):
-        return NOTHING, True  # 10.4: the leader has lost what it had in its own epoch
+        return NOTHING, True  # 10.4: the leader has lost records of its own epoch
     asked: int | None = own[-1][0]
     while asked is not None:
         answered, leaders_end = end_offset_for(asked, leader, leader_end)
@@ -91,16 +91,16 @@ def truncation_point(
 
 
 def truncated(log: Log, entries: Entries, offset: int) -> tuple[Log, Entries]:
-    """6.5: the records and the epoch entries beyond the point go."""
+    """6.5: the records and the epoch entries beyond the point are removed."""
     return log[:offset], tuple(entry for entry in entries if entry[1] < offset)
 
 
 @Decision
 def recovered_epochs(kept: Entries, log: Log) -> Entries:
-    """7.0: the checkpointed history plus what the log tells; where they differ the log is right.
+    """7.0: the checkpointed history and the epochs of the log, with the log taking precedence.
 
-    Logs begin at offset 0 here, so a record stands behind every entry before the log's end, and
-    nothing of the checkpoint is left that could add to them.
+    Logs begin at offset 0 here, so each entry before the log's end has a record, and the checkpoint
+    cannot add further entries.
     """
     first = 0 if log else -1
     before = tuple(entry for entry in kept if entry[1] < first)
@@ -109,7 +109,7 @@ def recovered_epochs(kept: Entries, log: Log) -> Entries:
 
 
 def united_epochs(kept: Entries, log: Log) -> Entries:
-    """7.0 by the letter: both, without those that start at or after the log's end."""
+    """7.0 literally: both, without the entries that start at or after the log's end."""
     told = recovered_epochs((), log)
     return tuple(sorted({entry for entry in kept if entry[1] < len(log)} | set(told)))
 
@@ -119,7 +119,9 @@ def united_epochs(kept: Entries, log: Log) -> Entries:
 
 @Decision
 def fetched_end(position: int, last_epoch: int, leader_epoch: int, leader_log: Log) -> int:
-    """6.3, 6.4: up to where a follower may copy, or -1 where the logs have diverged."""
+    """6.3, 6.4: the end of the offsets that a follower may copy, or -1 if the logs have
+    diverged.
+    """
     if position > len(leader_log):
         return DIVERGED
     if position > 0 and leader_log[position - 1][0] != last_epoch:
@@ -132,7 +134,7 @@ def fetched_end(position: int, last_epoch: int, leader_epoch: int, leader_log: L
 
 @Decision
 def follower_high_watermark(current: int, leader_high_watermark: int, log_end_offset: int) -> int:
-    """2.5, and 9.3 for who reads here (2.7): it rises only; a truncation has lowered it before."""
+    """2.5, 9.3 and 2.7: it only increases; a truncation has lowered it before."""
     return max(current, min(leader_high_watermark, log_end_offset))
 
 
@@ -142,7 +144,8 @@ def recovered_high_watermark(checkpointed: int, log_end_offset: int) -> int:
     return min(max(checkpointed, 0), log_end_offset)
 
 
-# -- What a leader knows ---------------------------------------------------------------------------
+# -- A leader's knowledge
+# ----------------------------------------------------------------------------
 
 
 @Decision
@@ -164,8 +167,8 @@ def high_watermark(
 ) -> int:
     """2.1, 2.3, 2.4 over (in ISR, in proposed ISR, caught up lately, log end offset) per replica.
 
-    The first replica is the leader; -1 is the end of one that has not reported in this epoch, and
-    the limit where it is not set.
+    The first replica is the leader; the end is -1 if it has not reported in this epoch, and the
+    limit is -1 if it is not set.
     """
     if sum(in_isr for in_isr, _, _, _ in replicas) < min(min_isr, len(replicas)):
         return current
@@ -179,7 +182,7 @@ def high_watermark(
 
 
 def _is_beyond(lag_max_messages: int, leader_end: int, end: int) -> bool:
-    """5.1: further behind than replica.lag.max.messages; an end not known is not."""
+    """5.1: further behind than replica.lag.max.messages; an unknown end is not."""
     return lag_max_messages >= 0 and 0 <= end < leader_end - lag_max_messages
 
 
@@ -187,7 +190,9 @@ def _is_beyond(lag_max_messages: int, leader_end: int, end: int) -> bool:
 def isr_shrink(
     log_end_offset: int, lag_max_messages: int, followers: tuple[tuple[bool, int, bool], ...]
 ) -> int:
-    """5.1 over (in ISR, log end offset, lags by time) per follower: the mask of those who leave."""
+    """5.1 over (in ISR, log end offset, lags by time) per follower: the mask of those that
+    leave.
+    """
     return sum(
         1 << place
         for place, (in_isr, end, lags) in enumerate(followers)
@@ -205,7 +210,9 @@ def isr_expand(
     lag_max_messages: int,
     followers: tuple[tuple[bool, bool, int], ...],
 ) -> int:
-    """5.2 over (in ISR, alive, log end offset that counts) per follower: the mask of who joins."""
+    """5.2 over (in ISR, alive, log end offset that counts) per follower: the mask of those that
+    join.
+    """
     return sum(
         1 << place
         for place, (in_isr, is_alive, end) in enumerate(followers)
@@ -222,7 +229,7 @@ def isr_expand(
 
 @Decision
 def isr_fence(replicas: tuple[tuple[bool, bool], ...]) -> int:
-    """7.2 over (in ISR, alive): the mask of those taken out, of none where none would remain."""
+    """7.2 over (in ISR, alive): the mask of the removed brokers, empty if none would remain."""
     if not any(in_isr and is_alive for in_isr, is_alive in replicas):
         return 0
     return sum(
@@ -239,8 +246,8 @@ def elected(
 ) -> tuple[int, bool, bool, int]:
     """7.2, 7.5 over (in ISR, eligible, alive, stopping) in the order of assignment.
 
-    Returns (the leader's place or -1, whether there was an election, whether it was an unclean
-    one, the mask of the ISR afterwards). A valid leader is replaced only if it is stopping.
+    Returns (the leader's index or -1, whether there was an election, whether it was an unclean one,
+    the mask of the ISR afterwards). A valid leader is replaced only if it is stopping.
     """
     isr = sum(1 << place for place, standing in enumerate(replicas) if standing[0])
     in_sync = [place for place, (in_isr, _, alive, _) in enumerate(replicas) if in_isr and alive]
@@ -264,10 +271,10 @@ def elected(
 def eligible_replicas(
     replicas: tuple[tuple[bool, bool, bool], ...], is_unclean: bool, min_isr: int
 ) -> int:
-    """7.5, KIP-966 over (was in ISR, in ISR, was eligible): the mask of who is eligible now.
+    """7.5, KIP-966 over (was in ISR, in ISR, was eligible): the mask of the eligible replicas.
 
-    While the ISR is below min ISR nothing more is committed, so who leaves it, or was eligible,
-    has all that was. An unclean election makes another log the truth.
+    While the ISR is below min ISR nothing is committed, so replicas that leave it, or were
+    eligible, have all committed records. An unclean election makes another log authoritative.
     """
     isr_size = sum(in_isr for _, in_isr, _ in replicas)
     if is_unclean or isr_size >= min(min_isr, len(replicas)):
@@ -281,7 +288,7 @@ def eligible_replicas(
 
 @Decision
 def gets_leadership_back(in_isr: bool, is_alive: bool, is_stopping: bool, leads: bool) -> bool:
-    """7.6: whether a preferred replica may be elected by hand."""
+    """7.6: whether a preferred replica may be elected by an administrator."""
     return in_isr and is_alive and not is_stopping and not leads
 
 
@@ -292,7 +299,7 @@ def gets_leadership_back(in_isr: bool, is_alive: bool, is_stopping: bool, leads:
 def request_error(
     named_epoch: int, leader_epoch: int, acks: int, isr_size: int, min_isr: int, replicas: int
 ) -> str:
-    """3.1, 3.3: why a leader refuses a request unwritten; empty where it appends."""
+    """3.1, 3.3: the error with which a leader refuses a request; empty if it appends."""
     if named_epoch < leader_epoch:
         return "FENCED_LEADER_EPOCH"
     if named_epoch > leader_epoch:
@@ -304,7 +311,7 @@ def request_error(
 
 @Decision
 def duplicate_offset(record: int, log: Log) -> int:
-    """3.6, 3.7: where a record's batch is in the log already, or -1."""
+    """3.6, 3.7: the offset of a record's batch that is already in the log, or -1."""
     for offset, (_, known) in enumerate(log):
         if known == record:
             return offset
@@ -315,7 +322,7 @@ def duplicate_offset(record: int, log: Log) -> int:
 def completed(
     required_offset: int, is_leader: bool, mark: int, isr_size: int, min_isr: int, replicas: int
 ) -> str:
-    """3.2, 3.3, 4.4: how a delayed acks=all request ends; empty while it waits."""
+    """3.2, 3.3, 4.4: the result of a delayed acks=all request; empty while it is delayed."""
     if not is_leader:
         return "NOT_LEADER_OR_FOLLOWER"
     if mark < required_offset:
@@ -327,9 +334,9 @@ def completed(
 def fetchable_end(
     leader: int, leader_epoch: int, is_as_elected: bool, row_leader_epoch: int, mark: int
 ) -> int:
-    """2.6, 10.2: the offset that fetches are served up to, or -1 for "not available".
+    """2.6, 10.2: the end offset of fetches, or -1 for "not available".
 
-    A topic's first leader has nothing to show yet, unless it has restarted since.
+    A topic's first leader has no records yet, unless it has restarted since.
     """
     if leader < 0:
         return UNAVAILABLE

@@ -1,7 +1,7 @@
 """Explores the model at its full bounds: `python -m tests.model.explore [--out FILE] [NAME ...]`.
 
-Prints a line a level and, for each configuration, what was found; writes it as JSON, configuration
-by configuration, so that an interrupted run keeps what it has. Exits 1 where an invariant breaks.
+Prints a line per level and, for each configuration, the result. It writes results as JSON after
+each configuration, so that an interrupted run keeps them. Exits with 1 if an invariant breaks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).with_name("explored.json")
 
 
 def main() -> int:
-    """Explore what was asked for, or everything."""
+    """Explore the requested configurations, or all of them."""
     every = {**QUICK, **FULL}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
@@ -73,7 +73,9 @@ def _summary(found: Exploration) -> str:
 
 
 def bounds_of(setting: Setting) -> dict[str, Any]:
-    """A setting as it is written down: all but the mistake that is built in."""
+    """Return a setting as it is written to a file: all fields except the mistake that is built
+    in.
+    """
     bounds = dataclasses.asdict(setting)
     del bounds["mutation"]
     return bounds

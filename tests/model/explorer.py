@@ -1,13 +1,13 @@
 """Visits every state that is reachable within a setting's bounds, breadth first.
 
-Brokers that differ by name only are one state. Visited states are kept as 64-bit hashes, each with
-its parent's, so that the first violation found is told as a shortest story.
+States that differ only in the names of brokers are one state. Visited states are kept as 64-bit
+hashes, each with its parent's, so that the first violation found is printed with a shortest path.
 
 Not modelled: there is one partition, a batch is one record, and logs begin at offset 0 (no
 retention, no merging); one controller, whose tick is atomic; no reassignment; no damage. Time is a
 choice: any session may expire and any follower behind the log end may be lagging. A broker in doubt
-leaves the sets in one compare-and-set. An older process of a broker that was restarted has at most
-one put under way: it is fenced at its next commit. delayed_operations is like the other tables.
+leaves the ISR and ELR in one compare-and-set. An older process of a restarted broker has at most
+one put in flight: it is fenced at its next commit. delayed_operations is like the other tables.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _COMMITS = {
     "PutArrives",
     "ZombieRewritesRow",
 }
-"""Steps that change a row, or what was shown."""
+"""Steps that change a row or the visible records."""
 
 
 def next_states(setting: Setting, state: State) -> Iterator[Step]:
-    """Everything that can happen next."""
+    """Yield each possible next step with its state."""
     if not setting.lost_tails:
         yield from _steps(setting, state)
         return
@@ -64,7 +64,7 @@ def next_states(setting: Setting, state: State) -> Iterator[Step]:
 
 
 def _steps(setting: Setting, state: State) -> Iterator[Step]:
-    """The whole protocol on one screen."""
+    """All steps of the protocol."""
     yield from client_sends(setting, state)
     for broker, replica in enumerate(state.replicas):
         if state.alive >> broker & 1:
@@ -92,7 +92,7 @@ def _steps(setting: Setting, state: State) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Violation:
-    """An invariant that does not hold, and a shortest way there."""
+    """An invariant that does not hold, and a shortest path to the violation."""
 
     invariant: str
     story: tuple[Step, ...]
@@ -105,7 +105,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What an exploration found; `seconds` are this process's own, on its core."""
+    """The result of an exploration; `seconds` are CPU seconds of this process."""
 
     states: int
     transitions: int
@@ -116,7 +116,7 @@ class Exploration:
 
 
 Progress: TypeAlias = "Callable[[Exploration, int], None]"
-"""Told after each level: what was found up to there, and how many states wait."""
+"""Called after each level with the results so far and the number of pending states."""
 
 
 def explore(
@@ -186,7 +186,9 @@ class _Search:
         return following
 
     def _story(self, key: int, broken: Relation | None = None) -> tuple[Step, ...]:
-        """Walk the way again under the brokers' first names, and a step more that is `broken`."""
+        """Repeat the path with the brokers' first names, and add one step that violates
+        `broken`.
+        """
         way = [key]
         while self.parents[way[-1]]:
             way.append(self.parents[way[-1]])

@@ -1,20 +1,20 @@
-"""What a follower does: one tick, step by step, with pauses that tables allow and RPCs hide.
+"""A follower's tick, step by step, with the pauses that tables allow and RPCs hide.
 
     reads partition_state -> reads the leader's journal -> reads partition_state again
         -> commits a truncation -> commits the copies, their epoch entries and its report
 
-A truncation below the own high watermark is preceded by the commit of a withdrawn report and by
-leaving the ISR (10.4). The leader's row, history and batches are read at one version of its
-journal. It does not matter how long the three reads take, which are one step here:
+Before a truncation below its own high watermark the follower commits a withdrawn report and leaves
+the ISR (10.4). The leader's row, history and batches are read at one version of its journal. The
+three reads are one step here, because their duration does not matter:
 
-- While the state is still the one read first, a tick that is at its second read is one that begins
-  just now. If it has moved, the row read is one of a deposed leader. A tick may begin as such, but
-  commits no copy (`_may_copy`).
-- The third read forbids a copy, and nothing else: had it come with the second, the copy would be
-  allowed, and a tick may always copy nothing (its reads of the files may fail, too).
+- While the state is still the one read first, a tick that is at its second read is equivalent to
+  one that begins now. If it has moved, the row that was read is that of a deposed leader. A tick
+  may begin as such, but commits no copy (`_may_copy`).
+- The third read only forbids a copy: if it came with the second, the copy would be allowed, and a
+  tick may always copy nothing (its reads of the files may fail, too).
 
-Where no process ends and every outcome is known, it does not matter either when after these reads a
-truncation is committed: only a leader of an earlier epoch reads it, and that one may read at any
+If no process ends and every outcome is known, the time of a truncation's commit after these reads
+does not matter either: only a leader of an earlier epoch reads it, and that one may read at any
 time. Then a truncation is part of the first step.
 """
 
@@ -52,9 +52,9 @@ from tests.model.state import (
 
 
 def follower_reads(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.4: who leads in which epoch, that broker's journal, and whether the epoch is the same.
+    """6.4: the leader and its epoch, the leader's journal, and whether the epoch is the same.
 
-    The tick goes on in steps while pauses are left; else the rest of it happens at once.
+    The tick goes on in steps while pauses are left; otherwise the rest of it happens at once.
     """
     replica = state.replicas[broker]
     if replica.tick is not IDLE or replica.leading is not NOT_LEADING:
@@ -104,7 +104,7 @@ def _whole_tick(
 
 
 def follower_continues(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """The next step of the tick under way."""
+    """The next step of the tick in progress."""
     if setting.writes_are_one_step:
         yield from _whole_tick(setting, state, broker, ())
     else:
@@ -122,7 +122,7 @@ def _with_truncation(setting: Setting, state: State, broker: int) -> State:
 
 
 def _reads_row(setting: Setting, state: State, broker: int, leader: int, epoch: int) -> Step | None:
-    """6.4: the tick goes on only under the epoch that the row bears; 6.3: check, then plan."""
+    """6.4: the tick goes on only under the epoch of the row; 6.3: check, then plan."""
     mutation, read = setting.mutation, state.replicas[leader]
     tick = Tick(CHECKED, -1, epoch, read.log, read.entries, read.row.high_watermark)
     replica = state.replicas[broker]._replace(tick=tick)
@@ -136,7 +136,7 @@ def _reads_row(setting: Setting, state: State, broker: int, leader: int, epoch: 
 def planned(setting: Setting, state: State, broker: int, replica: Replica, action: str) -> Step:
     """The rest of a tick: commits, the report only, or nothing.
 
-    A tick that waits for its leader's epoch entry commits that the broker does not lead any more.
+    A tick that waits for its leader's epoch entry commits that the broker is no longer the leader.
     """
     tick = replica.tick
     point, waits = agreed(setting, replica)
@@ -158,7 +158,7 @@ def planned(setting: Setting, state: State, broker: int, replica: Replica, actio
 
 
 def _may_copy(setting: Setting, state: State, tick: Tick) -> bool:
-    """6.4: before a commit the state is read again, and the copies are dropped if it moved."""
+    """6.4: before a commit the state is read again, and the copies are dropped if it has moved."""
     mutation = setting.mutation
     return (
         state.leader_epoch == tick.epoch
@@ -169,7 +169,7 @@ def _may_copy(setting: Setting, state: State, tick: Tick) -> bool:
 
 
 def reporting(tick: Tick) -> Tick:
-    """The tick of a follower that has nothing to copy."""
+    """The tick of a follower without anything to copy."""
     return Tick(REPORTING, -1, tick.epoch, (), (), tick.high_watermark)
 
 
@@ -180,7 +180,7 @@ def begins(replica: Replica) -> bool:
 
 
 def agreed(setting: Setting, replica: Replica) -> tuple[int, bool]:
-    """6.3, or a refuted way to find where two logs agree."""
+    """6.3, or a refuted algorithm that finds where two logs diverge."""
     tick, mutation = replica.tick, setting.mutation
     own, log, mark = known_entries(setting, replica), replica.log, replica.row.high_watermark
     if mutation.truncates_to_high_watermark:
@@ -198,7 +198,7 @@ def agreed(setting: Setting, replica: Replica) -> tuple[int, bool]:
 
 
 def fetch_end(setting: Setting, replica: Replica) -> int:
-    """6.4: up to where the tick may copy, or -1 where the logs have diverged."""
+    """6.4: the end of the offsets that the tick may copy, or -1 if the logs have diverged."""
     tick, mutation = replica.tick, setting.mutation
     own = known_entries(setting, replica)
     last_epoch = own[-1][0] if own else -1
@@ -214,7 +214,7 @@ def fetch_end(setting: Setting, replica: Replica) -> int:
 
 
 def follower_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """6.5: a truncation is a commit of its own; the copies follow, with the report."""
+    """6.5: a truncation is a separate commit; the copies follow, with the report."""
     replica = state.replicas[broker]
     tick, entries = replica.tick, known_entries(setting, replica)
     if tick.step == REPORTING:
@@ -256,8 +256,8 @@ def _reports(setting: Setting, state: State, broker: int, replica: Replica) -> I
 def _leaves_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """10.4: withdraw the report, then leave the ISR and ELR, before a cut below the high watermark.
 
-    Also where the broker is no member: a leader may be about to add it by its last report. A broker
-    that has been elected meanwhile does not lead: the controller elects again.
+    This holds for a broker that is no member as well: a leader may be about to add it by its last
+    report. A broker that was elected meanwhile does not lead: the controller elects again.
     """
     replica = state.replicas[broker]
     tick = replica.tick
@@ -274,8 +274,8 @@ def _leaves_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
 
 
 def left_sets(state: State, broker: int) -> State:
-    """7.2, 10.4, 5.2: the partition epoch rises in any case, so what a leader was about to do by an
-    earlier report fails (5.3).
+    """7.2, 10.4, 5.2: the partition epoch increases in any case, so a leader's change that is based
+    on an earlier report fails (5.3).
     """
     bit = 1 << broker
     left = state._replace(isr=state.isr & ~bit, elr=state.elr & ~bit)

@@ -1,62 +1,74 @@
-"""The invariants of docs/protocol.md, section 9, each one small function of a state.
+"""The invariants of docs/protocol.md, section 9, each as a small function of a state.
 
-Each returns whether it holds. `shown` is all that any consumer can have seen. Records acknowledged
-with acks=all are part of it: a commit that answers them shows them (3.2).
+Each returns whether it holds, and is marked with the invariants that it checks; the others are
+the basis of rules of other sections. Conditions on single logs are shared with the state machine
+(`tests/log_conditions.py`). The rules of `sparklog audit` are not run here: a run takes 0.1 ms or
+more, and an exploration checks a million states.
+
+`shown` has all records that any consumer can have seen. Records acknowledged with acks=all are part
+of it: a commit that answers them makes them visible (3.2).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
+from sparklog.protocol.invariants import Invariant, checks
+from tests.log_conditions import (
+    agree_below,
+    epochs_never_decrease,
+    has_each_value_once,
+    history_has_epochs,
+    history_increases,
+)
 from tests.model.decisions import UNAVAILABLE, fetchable_end, visible_end
 from tests.model.journal import replayed
 from tests.model.state import Replica, Setting, State, members
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def acknowledged_records_survive(setting: Setting, state: State) -> bool:
-    """9.1: every replica that can be elected cleanly, and lost nothing, has all that was shown, and
-    all that was acknowledged.
+    """9.1: every replica that can be elected cleanly, and lost nothing, has all visible records and
+    all acknowledged ones.
     """
     for records in (state.shown, state.answered):
         if records:
             end = len(records)
             for broker in members((state.isr | state.elr) & ~state.lost):
-                if state.replicas[broker].log[:end] != records:
+                if not agree_below(state.replicas[broker].log, records, end):
                     return False
     return True
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def acknowledged_records_are_shown(setting: Setting, state: State) -> bool:
-    """3.2: a commit that acknowledges records has a high watermark beyond them."""
+    """9.1, 3.2: a commit that acknowledges records has a high watermark beyond them."""
     return not state.answered
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE)
 def nothing_is_written_twice(setting: Setting, state: State) -> bool:
     """9.1, 3.7: no log holds a record twice."""
-    for replica in state.replicas:
-        log = replica.log
-        if len(log) > 1 and len({record for _, record in log}) < len(log):
-            return False
-    return True
+    return all(has_each_value_once(replica.log) for replica in state.replicas)
 
 
+@checks(Invariant.IN_SYNC_REPLICAS_AGREE)
 def in_sync_replicas_agree_below_high_watermark(setting: Setting, state: State) -> bool:
-    """9.2: below the high watermark of whoever takes itself for the leader."""
+    """9.2: below the high watermark of each broker that considers itself the leader."""
     in_sync = members(state.isr & ~state.lost)
     for leader in state.replicas:
         mark = leader.row.high_watermark
         if mark and leader.leading.epoch >= state.shown_since:
-            committed = leader.log[:mark]
             for broker in in_sync:
-                if state.replicas[broker].log[:mark] != committed:
+                if not agree_below(state.replicas[broker].log, leader.log, mark):
                     return False
     return True
 
 
+@checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
 def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
-    """9.3: a fetch returns nothing but what was shown, in its order; the latest offset is never
-    below what was shown, or "not available".
+    """9.3: a fetch returns only visible records, in their order. The latest offset is never lower
+    than before, or it is "not available".
     """
     for replica in state.replicas:
         row = replica.row
@@ -82,19 +94,23 @@ def high_watermark_never_goes_back(setting: Setting, state: State) -> bool:
 
 
 def _start(leader: Replica) -> int:
-    """Where the epoch of a leader's row begins; never reached where its entry is not there."""
+    """Return the start of the epoch in a leader's row; beyond the log if its entry is missing."""
     epoch, start = leader.entries[-1] if leader.entries else (-1, 0)
     return start if epoch == leader.row.leader_epoch else len(leader.log) + 1
 
 
+@checks(Invariant.ONE_LEADER_PER_EPOCH)
 def one_leader_per_epoch(setting: Setting, state: State) -> bool:
-    """9.4: no two brokers take themselves for the leader of one epoch."""
+    """9.4: no two brokers consider themselves the leader of one epoch.
+
+    This is the memory of the processes; tables have what they commit and what was published.
+    """
     epochs = [r.leading.epoch for r in state.replicas if r.leading.epoch >= 0]
     return len(set(epochs)) == len(epochs)
 
 
 def logs_match(setting: Setting, state: State) -> bool:
-    """What 6.3 rests on: two logs that agree on the epoch at an offset agree on all before it."""
+    """The basis of 6.3: two logs with the same epoch at an offset are equal up to it."""
     logs = [replica.log for replica in state.replicas]
     for at, left in enumerate(logs):
         for right in logs[at + 1 :]:
@@ -108,41 +124,31 @@ def logs_match(setting: Setting, state: State) -> bool:
     return True
 
 
+@checks(Invariant.OFFSETS_ARE_DENSE)
 def offsets_are_dense(setting: Setting, state: State) -> bool:
-    """9.5: here an offset is a place in a tuple; what can go wrong is the order of epochs."""
-    for replica in state.replicas:
-        log = replica.log
-        if len(log) > 1 and any(a[0] > b[0] for a, b in itertools.pairwise(log)):
-            return False
-    return True
+    """9.5: here an offset is an index in a tuple, so only the order of epochs can be wrong."""
+    return all(epochs_never_decrease(replica.log) for replica in state.replicas)
 
 
+@checks(Invariant.EPOCH_HISTORIES_INCREASE)
 def epoch_histories_increase(setting: Setting, state: State) -> bool:
     """9.6: strictly, in both columns."""
-    for replica in state.replicas:
-        entries = replica.entries
-        for a, b in itertools.pairwise(entries):
-            if a[0] >= b[0] or a[1] >= b[1]:
-                return False
-    return True
+    return all(history_increases(replica.entries) for replica in state.replicas)
 
 
+@checks(Invariant.EPOCH_HISTORIES_INCREASE)
 def epoch_histories_tell_the_log(setting: Setting, state: State) -> bool:
     """6.1, 9.6: the epoch of every record is the one that the history has for its offset."""
-    for replica in state.replicas:
-        entries, at = replica.entries, -1
-        for offset, (epoch, _) in enumerate(replica.log):
-            while at + 1 < len(entries) and entries[at + 1][1] <= offset:
-                at += 1
-            if at < 0 or entries[at][0] != epoch:
-                return False
-    return True
+    return all(history_has_epochs(replica.entries, replica.log) for replica in state.replicas)
 
 
+@checks(Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS)
 def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> bool:
     """9.7, 1.2: of ISR members as the leader knows them, and in each replica.
 
-    A deposed leader may take for in sync who has lost its log and joined its successor since.
+    The ends are in the leader's memory; tables have what the members have reported. A deposed
+    leader may consider a replica in sync that has lost its log and joined its successor
+    since.
     """
     for replica in state.replicas:
         mark = replica.row.high_watermark
@@ -157,7 +163,7 @@ def high_watermark_is_below_every_known_end(setting: Setting, state: State) -> b
 
 
 def requests_are_appended_in_the_epoch_they_named(setting: Setting, state: State) -> bool:
-    """3.1: nothing that was left in an inbox is appended behind the client's back."""
+    """3.1: no request that was left in an inbox is appended without the client's knowledge."""
     if not state.inbox:
         return True
     return all(
@@ -168,7 +174,7 @@ def requests_are_appended_in_the_epoch_they_named(setting: Setting, state: State
 
 
 def replay_is_state(setting: Setting, state: State) -> bool:
-    """7.0: the checkpoints, and the commits after each of them, are what the process knows."""
+    """7.0: the checkpoints and the commits after each of them give the process's state."""
     for replica in state.replicas:
         for past in replica.past:
             if replayed(past) != (replica.row, replica.entries):
@@ -176,9 +182,9 @@ def replay_is_state(setting: Setting, state: State) -> bool:
     return True
 
 
-Invariant = Callable[[Setting, State], bool]
+Condition = Callable[[Setting, State], bool]
 
-INVARIANTS: tuple[Invariant, ...] = (
+INVARIANTS: tuple[Condition, ...] = (
     acknowledged_records_survive,
     acknowledged_records_are_shown,
     nothing_is_written_twice,
@@ -195,8 +201,9 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
+@checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
 def follower_readers_never_go_back(setting: Setting, before: State, after: State) -> bool:
-    """9.3, 2.7: nor does whoever reads from a follower, through clean elections."""
+    """9.3, 2.7: nor does a consumer that reads from a follower, through clean elections."""
     for old, new in zip(before.replicas, after.replicas, strict=True):
         if (
             new.row is not old.row
@@ -208,12 +215,13 @@ def follower_readers_never_go_back(setting: Setting, before: State, after: State
     return True
 
 
+@checks(Invariant.ACKNOWLEDGED_RECORDS_SURVIVE, Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
 def what_was_shown_stays(setting: Setting, before: State, after: State) -> bool:
-    """9.1, 9.3: a row that shows more shows it after what was shown before.
+    """9.1, 9.3: a row that makes more records visible adds them after the visible ones.
 
-    Records are lost by unclean elections, and where min ISR 1 leaves a single replica with them.
+    Records are lost by unclean elections, and with min ISR 1 if a single replica has them.
     """
-    if after.shown[: len(before.shown)] == before.shown:
+    if agree_below(after.shown, before.shown, len(before.shown)):
         return True
     may_lose = after.spent.uncleans > before.spent.uncleans or setting.min_isr < 2
     return may_lose and after.shown_since > before.shown_since

@@ -1,16 +1,16 @@
-"""The journals: commits, their outcomes, and the checkpoints that are written behind them.
+"""The journals: commits, their outcomes, and the checkpoints that are written after them.
 
 A commit changes a replica's log, epoch history and row at once, and gives the answers that its high
 watermark allows. Its process may not learn the outcome (10.6): it has landed, or the put is still
-under way and lands later if its version is still free. So a later commit of the journal refuses it.
-A put that finds its version freed by clean-up is withdrawn (10.7), which has no effect either, and
-a put is forgotten at the next commit. Only the mutant of 10.7 goes on with it.
+in flight and lands later if its version is still free. A later commit of the journal therefore
+excludes it. A put that finds its version freed by clean-up is withdrawn (10.7), which has no effect
+either, and a put is forgotten at the next commit. Only the mutant of 10.7 goes on with it.
 
-Checkpoints are explored for one root of a configuration: `Past` begins when both tables describe
-its journal, and other roots are opened as if theirs did. This loses no run, since a process reads
-checkpoints only to replay the commits after them, and `replay_is_state` says that it gets the
-journal's state. A table that is written from an older state than the journal's, as on an object
-store, is a table that was written when that state was the newest.
+Checkpoints are explored for one root of a configuration. `Past` begins when both tables describe
+its journal, and other roots are opened as if theirs did. This excludes no run: a process reads
+checkpoints only to replay the commits after them, and `replay_is_state` states that the result is
+the journal's state. A table that is written from an older state than the journal's, as on an object
+store, is equivalent to one that was written when that state was the newest.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Step: TypeAlias = "tuple[Label, State]"
 
 
 def put(state: State, broker: int, replica: Replica) -> State:
-    """The state with another replica of this broker."""
+    """Return the state with another replica of this broker."""
     replicas = state.replicas
     others = (*replicas[:broker], replica, *replicas[broker + 1 :])
     return State._make((*state[:-1], others))
 
 
 def journal_of(replica: Replica) -> Journal:
-    """The durable state of a replica."""
+    """Return the durable state of a replica."""
     return Journal(replica.log, replica.entries, replica.row)
 
 
@@ -59,7 +59,7 @@ def is_fresh(replica: Replica) -> bool:
 
 
 def known_entries(setting: Setting, replica: Replica) -> Entries:
-    """7.0: the history in memory; on start an entry at the log end is dropped."""
+    """7.0: the history in memory; at the start an entry at the log end is dropped."""
     if not is_fresh(replica):
         return replica.entries
     if setting.mutation.unites_histories_on_start and replica.past:
@@ -68,7 +68,9 @@ def known_entries(setting: Setting, replica: Replica) -> Entries:
 
 
 def own_row(replica: Replica) -> Row:
-    """The row of a follower that has not agreed with another leader; on start with none."""
+    """The row of a follower that has not been reconciled with another leader; empty at the
+    start.
+    """
     row = replica.row
     epoch = -1 if is_fresh(replica) else row.leader_epoch
     return Row(epoch, replica.broker_epoch, row.high_watermark, 0)
@@ -80,7 +82,7 @@ def own_row(replica: Replica) -> Row:
 def committed(
     setting: Setting, state: State, broker: int, replica: Replica, answered: Log = ()
 ) -> State:
-    """The state after one commit of this broker's journal, with the answers that it carries."""
+    """Return the state after one commit of this broker's journal, with the answers in it."""
     before = state.replicas[broker]
     row = replica.row
     if journal_of(before) == journal_of(replica):
@@ -123,12 +125,12 @@ def outcomes(
     answered: Log = (),
     inbox: tuple[tuple[int, int], ...] | None = None,
 ) -> Iterator[Step]:
-    """A commit that landed, or whose process does not know it (10.6).
+    """Yield a commit that landed, and one whose process does not know the outcome (10.6).
 
     `inbox` is the inbox after the requests that the commit takes.
 
-    Where the outcome is unknown the tick ends, and the next one begins with what the journal says.
-    Staged changes are discarded, so that a put which does not land leaves what was there before.
+    If the outcome is unknown the tick ends, and the next one begins with the journal's state.
+    Staged changes are discarded, so that a put which does not land leaves the previous state.
     """
     taken = state if inbox is None else state._replace(inbox=inbox)
     landed = committed(setting, taken, broker, replica, answered)
@@ -151,7 +153,7 @@ def outcomes(
 
 
 def decides(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """10.6: an empty commit takes the version of a put that may be under way: it lands no more."""
+    """10.6: an empty commit takes the version of a put in flight, which can no longer land."""
     replica = state.replicas[broker]
     for past in replica.past:
         empty = past._replace(tail=(*past.tail, Commit((), ())))
@@ -209,7 +211,7 @@ def broker_checkpoints(setting: Setting, state: State, broker: int) -> Iterator[
 
 
 def journal_is_cleaned_up(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """7.0: the commits go that all checkpoint tables describe."""
+    """7.0: the commits that all checkpoint tables describe are removed."""
     replica = state.replicas[broker]
     for past in replica.past:
         described = min(past.rows_at, past.entries_at)
@@ -229,7 +231,7 @@ def journal_is_cleaned_up(setting: Setting, state: State, broker: int) -> Iterat
 
 
 def replayed(past: Past) -> tuple[Row, Entries] | None:
-    """7.0: the state that a process reads which opens the root; none where a commit is missing."""
+    """7.0: the state of a process that opens the root; `None` if a commit is missing."""
     if past.rows_at < 0 or past.entries_at < 0:
         return None
     row, entries = past.row, past.entries
@@ -245,7 +247,7 @@ def replayed(past: Past) -> tuple[Row, Entries] | None:
 
 
 def without_memory(replica: Replica) -> Replica:
-    """A replica whose process has ended. A put that is under way may still arrive."""
+    """Return a replica whose process has ended. A put in flight may still arrive."""
     return replica._replace(leading=NOT_LEADING, tick=IDLE)
 
 

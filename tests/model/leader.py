@@ -4,10 +4,10 @@
         -> reads reports (memory) -> commits (records, high watermark, answers, taken requests)
         -> changes the ISR in partition_state -> commits the high watermark that this moves
 
-Each step may come at any time that the leader's memory allows, so every pause inside a leader tick
-is among the runs. A high watermark that a step moves is staged. It is computed when it is
-committed, since its inputs are in memory. The ISR shrinks after the commit of the high watermark
-that the reports allow; it may expand by one that is staged (5.3).
+Each step may come at any time that the leader's memory allows, so every pause within a leader's
+tick is explored. A high watermark that a step moves is staged. It is computed when it is committed,
+since its inputs are in memory. The ISR shrinks after the commit of the high watermark that the
+reports allow; it may expand by one that is staged (5.3).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_RECORD = -1
 
 
 def published(state: State, by: int) -> State:
-    """After a compare-and-set on partition_state: what others have read of it is old now."""
+    """After a compare-and-set on partition_state, the copy that others have read is outdated."""
     for broker, replica in enumerate(state.replicas):
         if broker != by and replica.leading.is_current:
             state = put(
@@ -56,7 +56,7 @@ def published(state: State, by: int) -> State:
 
 
 def epoch_start(replica: Replica) -> int:
-    """Where the leader's epoch begins in its log."""
+    """Return the start offset of the leader's epoch in its log."""
     epoch = replica.leading.epoch
     if replica.entries and replica.entries[-1][0] == epoch:
         return replica.entries[-1][1]
@@ -66,7 +66,7 @@ def epoch_start(replica: Replica) -> int:
 
 
 def eligible_after(setting: Setting, before: State, isr: int, is_unclean: bool = False) -> int:
-    """7.5: who may lead although it is not in sync, after a change of the ISR."""
+    """7.5: the eligible replicas after a change of the ISR."""
     standing = tuple(
         (bool(before.isr >> broker & 1), bool(isr >> broker & 1), bool(before.elr >> broker & 1))
         for broker in range(setting.replicas)
@@ -82,8 +82,8 @@ def attempted_high_watermarks(
 ) -> tuple[int, ...]:
     """2.1-2.4: the high watermark after becoming leader, ISR changes, appends and reports.
 
-    A replica about to join counts surely where it is at the log end; whether it was caught up
-    lately otherwise is a matter of time, so both outcomes are given (`slow_high_watermark`).
+    A replica that is about to join counts if it is at the log end. Otherwise time decides whether
+    it was caught up lately, so both outcomes are given (`slow_high_watermark`).
     """
     leading = replica.leading
     end = len(replica.log)
@@ -118,8 +118,8 @@ def attempted_high_watermarks(
 def leader_becomes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
     """6.1: the first tick of an epoch commits the epoch entry and the role before it appends.
 
-    A pause between reading the state and this commit is one after it, since no other process
-    writes this journal: the two are one step.
+    A pause between reading the state and this commit is equivalent to one after it, since no other
+    process writes this journal: the two are one step.
     """
     replica = state.replicas[broker]
     if (
@@ -135,7 +135,7 @@ def leader_becomes(setting: Setting, state: State, broker: int) -> Iterator[Step
     leading = Leading(state.leader_epoch, state.isr, 0, 1, (-1,) * setting.replicas)
     row = Row(state.leader_epoch, replica.broker_epoch, replica.row.high_watermark, 1)
     began = replica._replace(entries=entries, row=row, leading=leading)
-    # A tick takes its roles first: one that fails there leads nothing that it led before.
+    # A tick takes its roles first: one that fails there leads no partition that it led before.
     undecided = put(state, broker, replica._replace(leading=NOT_LEADING))
     yield from outcomes(setting, undecided, broker, began, ("LeaderBecomes", broker))
 
@@ -153,10 +153,10 @@ def leader_enters_epoch(setting: Setting, state: State, broker: int) -> Iterator
 
 
 def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """5.3: partition_state has moved: take up its ISR, or stop leading.
+    """5.3: partition_state has moved: take its ISR, or stop leading.
 
-    Who is registered is read after it, and every report is judged by that: one that was taken
-    before tells nothing under the new partition epoch (5.2).
+    Registrations are read after it, and every report is judged by them: a report that was read
+    before is invalid under the new partition epoch (5.2).
     """
     replica = state.replicas[broker]
     leading = replica.leading
@@ -180,8 +180,8 @@ def leader_reads_state(setting: Setting, state: State, broker: int) -> Iterator[
 
 
 def leader_commits(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """3.1, 3.2, 3.6, 2.1: one commit of a record or none, the high watermark, the answers that it
-    allows, and how far the requests are taken.
+    """3.1, 3.2, 3.6, 2.1: one commit with at most one record, the high watermark, the answers that
+    it allows, and the position up to which requests are taken.
     """
     replica, mutation = state.replicas[broker], setting.mutation
     epoch = replica.leading.epoch
@@ -229,7 +229,7 @@ def _taken(setting: Setting, state: State, record: int) -> State:
 
 
 def _answers(setting: Setting, replica: Replica, mark: int) -> tuple[str, Log]:
-    """3.2, 3.3: the answers that a high watermark allows, and the records acknowledged by them."""
+    """3.2, 3.3: the answers that a high watermark allows, and the records that they acknowledge."""
     isr_size = SIZE[replica.leading.isr]
     answers = [
         completed(at + 1, True, mark, isr_size, setting.min_isr, setting.replicas)
@@ -240,11 +240,11 @@ def _answers(setting: Setting, replica: Replica, mark: int) -> tuple[str, Log]:
 
 
 def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
-    """What may be appended next, by the record's name.
+    """Yield the names of the records that may be appended next.
 
-    One that nobody sends again is known by where its leader appended it: in one epoch there is one
-    leader, which appends once at an offset. So it needs no other name, and what differs only in the
-    order in which two leaders appended is one state.
+    A record that nobody sends again is identified by its offset and the leader epoch: each epoch
+    has one leader, which appends once per offset. It needs no other name, so states that differ
+    only in the order in which two leaders appended are one state.
     """
     epoch = state.replicas[broker].leading.epoch
     if setting.requests:
@@ -268,7 +268,7 @@ def _requested(setting: Setting, state: State, broker: int) -> Iterator[int]:
 
 
 def leader_refuses(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """3.1: a request that named another epoch is answered, and gone."""
+    """3.1: a request that named another epoch is answered and removed."""
     epoch = state.replicas[broker].leading.epoch
     for record, (named, at) in enumerate(state.inbox):
         if at == broker and named != epoch:
@@ -278,7 +278,7 @@ def leader_refuses(setting: Setting, state: State, broker: int) -> Iterator[Step
 
 
 def leader_takes_reports(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """1.3, 6.4: read one follower's row; what it says counts or not."""
+    """1.3, 6.4: read one follower's row, whose report counts or not."""
     replica = state.replicas[broker]
     leading = replica.leading
     for follower, other in enumerate(state.replicas):
@@ -293,7 +293,7 @@ def leader_takes_reports(setting: Setting, state: State, broker: int) -> Iterato
 
 
 def _believed(setting: Setting, leader: Replica, follower: Replica) -> int:
-    """1.3, 6.4, or a mistaken belief."""
+    """1.3, 6.4, or a mutated check."""
     mutation, row, epoch = setting.mutation, follower.row, leader.leading.epoch
     believes_any_epoch = mutation.believes_other_leader_epochs or mutation.fetches_by_offset_alone
     end = len(follower.log)
@@ -314,7 +314,7 @@ def leader_shrinks_isr(setting: Setting, state: State, broker: int) -> Iterator[
 
     The high watermark that was computed before is committed first.
 
-    Those beyond replica.lag.max.messages leave with it, or without any that lags by time.
+    Followers beyond replica.lag.max.messages leave as well, with or without one that lags by time.
     """
     replica = state.replicas[broker]
     leading = replica.leading
@@ -339,10 +339,11 @@ def leader_shrinks_isr(setting: Setting, state: State, broker: int) -> Iterator[
 
 
 def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[Step]:
-    """5.2: who has reported in this epoch, under its registration, and has caught up joins.
+    """5.2: followers that have reported in this epoch, under their registration, and caught up
+    join.
 
-    What it reported may be old by now, as may its registration: the compare-and-set fails if it
-    has lost its log since.
+    Their reports and registrations may be outdated: the compare-and-set fails if one has lost its
+    log since.
     """
     replica = state.replicas[broker]
     leading = replica.leading
@@ -374,9 +375,10 @@ def leader_expands_isr(setting: Setting, state: State, broker: int) -> Iterator[
 def _alters_isr(
     setting: Setting, state: State, broker: int, isr: int, label: tuple[str, int]
 ) -> Iterator[Step]:
-    """One compare-and-set on the partition epoch (5.3), its outcome perhaps unknown (2.4).
+    """One compare-and-set on the partition epoch (5.3), possibly with an unknown outcome (2.4).
 
-    Not while a put is under way: its high watermark was computed for the ISR before (10.6).
+    It is not made while a put is in flight, whose high watermark was computed for the previous ISR
+    (10.6).
     """
     replica = state.replicas[broker]
     if replica.put and not setting.mutation.changes_isr_beside_a_put:

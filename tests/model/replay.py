@@ -1,5 +1,5 @@
-"""Puts the decisions that the model took to the shipped SQL rules: one query a rule, a case being a
-partition.
+"""Compares the model's decisions with those of the shipped SQL rules: one query per rule, with each
+case as a partition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PLENTY = 1 << 40
 
 
 class Question(NamedTuple):
-    """A rule's inputs, its answer to each case, and the answers that the model gave."""
+    """A rule's inputs, its answer to each case, and the model's answers."""
 
     rule: str
     inputs: Mapping[str, Rows]
@@ -27,18 +27,18 @@ class Question(NamedTuple):
 
 
 def collected_cases() -> dict[str, list[Case]]:
-    """Every distinct input that the model's decisions have met, with what they decided."""
+    """Return every distinct input of the model's decisions so far, with the decision."""
     return {decision.name: list(decision.cases.items()) for decision in DECISIONS}
 
 
 def forget_cases() -> None:
-    """Begin to collect anew."""
+    """Clear the collected cases."""
     for decision in DECISIONS:
         decision.cases.clear()
 
 
 def differences(rules: Rules, name: str, cases: Sequence[Case]) -> list[str]:
-    """The cases in which the rule decides otherwise than the model did."""
+    """Return the cases in which the rule decides differently from the model."""
     question = QUESTIONS[name](cases)
     given = question.read(rules.run(question.rule, **question.inputs))
     return [
@@ -91,7 +91,7 @@ def _decided(cases: Sequence[Case]) -> dict[int, Hashable]:
 
 
 def _one(*columns: str) -> Callable[[Rows], dict[int, Hashable]]:
-    """One row a partition: these columns of it, nulls as -1."""
+    """Return one row per partition with these columns, nulls as -1."""
 
     def read(rows: Rows) -> dict[int, Hashable]:
         found: dict[int, Hashable] = {}
@@ -104,7 +104,7 @@ def _one(*columns: str) -> Callable[[Rows], dict[int, Hashable]]:
 
 
 def _sets(*columns: str) -> Callable[[Rows], dict[int, Hashable]]:
-    """Several rows a partition: the set of these columns; no rows, no answer."""
+    """Return several rows per partition as the set of these columns; no rows, no answer."""
 
     def read(rows: Rows) -> dict[int, Hashable]:
         found: dict[int, frozenset[Any]] = {}
@@ -124,7 +124,8 @@ def _brokers(mask: int) -> set[tuple[Any, ...]]:
     return {(broker,) for broker in range(mask.bit_length()) if mask >> broker & 1}
 
 
-# -- One question a decision -----------------------------------------------------------------------
+# -- One question per decision
+# -----------------------------------------------------------------------
 
 
 def _epoch_entries(cases: Sequence[Case]) -> Question:
@@ -269,7 +270,7 @@ def _high_watermark(cases: Sequence[Case]) -> Question:
             "min_isr": min_isr,
             "in_isr": in_isr,
             "in_proposed_isr": in_proposed,
-            # Who is at the log end and does not count can only be fenced.
+            # A replica at the log end that does not count must be fenced.
             "is_alive": joins or end != known[0][3],
             "log_end_offset": _known(end),
             "leader_log_end_offset": known[0][3],

@@ -1,7 +1,7 @@
-"""The state of the modelled cluster: a partition, its replicas, what the controller published.
+"""The state of the modelled cluster: a partition, its replicas, the controller's decisions.
 
-Everything is a tuple of small integers, sets of brokers are bit masks, and -1 stands for "none", so
-that states are cheap to compare and to hash. A broker's id is its place in `replicas`.
+All values are tuples of small integers, sets of brokers are bit masks, and -1 stands for "none", so
+that states are cheap to compare and to hash. A broker's id is its index in `replicas`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tests.model.decisions import Entries, Log
 
 @dataclass(frozen=True)
 class Mutation:
-    """Mistakes that the explorer must catch; the first four are the refuted variants of Kafka."""
+    """Mistakes that the explorer must find; the first four are refuted variants of Kafka."""
 
     # Before KIP-101: a follower begins a leader epoch by truncating to its own high watermark.
     truncates_to_high_watermark: bool = False
-    # KIP-101 only: one question, and the own high watermark where the leader knows no answer.
+    # KIP-101 only: one request, and the own high watermark if the leader does not know the answer.
     falls_back_to_high_watermark: bool = False
     # KIP-279 only: the search is right, but fetches name no epoch, so neither side can fence them.
     fetches_by_offset_alone: bool = False
-    # The first try at KIP-320: fetches name the last fetched epoch, but not the leader's.
+    # The first version of KIP-320: fetches name the last fetched epoch, but not the leader's.
     fetches_without_leader_epoch: bool = False
-    # Against 6.4: the leader's log is read as it is at the time, between check and commit.
+    # Against 6.4: the leader's log is read in its current state, between check and commit.
     reads_the_log_as_it_is: bool = False
-    # Against 5.2: the row counts for joining the ISR, whenever it was written.
+    # Against 5.2: the row counts for joining the ISR, at whatever time it was written.
     joins_without_a_report: bool = False
     # Against 1.3 and 6.4.
     believes_other_leader_epochs: bool = False
     # Against 1.3 (KIP-903).
     believes_other_broker_epochs: bool = False
-    # Against 6.1: (epoch, log end offset) is written when the epoch has records already.
+    # Against 6.1: (epoch, log end offset) is written once the epoch has records.
     enters_epoch_after_append: bool = False
     # Against 3.1.
     appends_what_named_another_epoch: bool = False
@@ -42,35 +42,35 @@ class Mutation:
     commits_a_path_twice: bool = False
     # Against the fencing of a broker's root by its broker epoch.
     zombie_rewrites_its_row: bool = False
-    # Against 3.2: a commit answers the requests that it appends, whatever its high watermark.
+    # Against 3.2: a commit answers the requests that it appends, for any high watermark.
     answers_without_high_watermark: bool = False
     # Against 3.2: the high watermark that allows the answers of a commit is in a later one.
     answers_before_high_watermark: bool = False
     # Against 7.0: a checkpoint names the version after the one that it describes.
     checkpoint_ahead_of_the_journal: bool = False
-    # Against 7.0: commits go when one of the checkpoint tables describes them.
+    # Against 7.0: commits are removed once one of the checkpoint tables describes them.
     cleans_up_before_checkpoints: bool = False
     # Against 10.7: a put into a version that clean-up has freed is not withdrawn.
     fork_after_clean_up: bool = False
-    # 5.2 and 7.2 by the letter: a broker that lost its log leaves the sets that it is in, and
-    # elsewhere the partition epoch does not tell that what it reported before is void.
+    # 5.2 and 7.2 literally: a broker that lost its log leaves only the sets in which it is, and
+    # otherwise the partition epoch does not show that its earlier reports are void.
     lost_log_leaves_partition_epoch: bool = False
-    # The registrations, and with them who is believed, are as of before the partition state.
+    # The registrations, and with them the valid reports, are those before the partition state.
     reads_registrations_first: bool = False
-    # Against 7.2: the version that was registered is older than what was acknowledged since.
+    # Against 7.2: the registered version is older than commits that were acknowledged since.
     lost_tail_goes_unnoticed: bool = False
     # Against 7.5: a broker that lost its log stays eligible.
     lost_log_stays_eligible: bool = False
-    # Against 7.5: reaching min ISR clears nobody.
+    # Against 7.5: reaching min ISR clears no eligible replica.
     eligible_replicas_stay: bool = False
-    # Against 5.2: who joins may be further behind than who leaves.
+    # Against 5.2: a joining follower may be further behind than one that leaves.
     joins_beyond_lag_max_messages: bool = False
-    # 2.5 by the letter: a follower's high watermark is what its leader's is, also where that is
-    # a new leader's that has yet to learn how far the old one had got.
+    # 2.5 literally: a follower's high watermark is its leader's, even if a new leader does not know
+    # yet how high the old one's was.
     follower_high_watermark_falls: bool = False
-    # Against 7.0: checkpoint and log are united as they are, without the commits in between.
+    # Against 7.0: checkpoint and log are united directly, without the commits in between.
     unites_histories_on_start: bool = False
-    # Against 10.6: of a commit whose answer was lost the batches are found, and nothing else.
+    # Against 10.6: of a commit whose answer was lost only the batches are found.
     lost_answers_are_not_derived: bool = False
     # Against 10.6: a leader changes the ISR while a put of its own may still land.
     changes_isr_beside_a_put: bool = False
@@ -84,7 +84,7 @@ class Setting:
     records: int = 2
     epochs: int = 2
     min_isr: int = 1
-    pauses: int = 1  # follower ticks under way at the same time; further ones run whole
+    pauses: int = 1  # follower ticks in progress at the same time; further ones run without pauses
     crashes: int = 0
     fences: int = 0
     lost_tails: int = 0
@@ -92,19 +92,19 @@ class Setting:
     stops: int = 0  # planned ones
     isr_changes: bool = True  # by the leader; the controller's always happen
     retries: bool = False  # a record may be sent again when its leader's epoch has passed
-    requests: bool = False  # requests lie in an inbox, where they may be found late
+    requests: bool = False  # requests are in an inbox, where they may be found late
     partial_fetches: bool = False
-    unknown_outcomes: bool = False  # of an ISR change: it landed or not, and the leader cannot tell
+    unknown_outcomes: bool = False  # of an ISR change, which landed or did not
     lost_answers: int = 0  # of commits of a journal: each landed, or lands later, or never
     checkpoints: int = 0  # writes of checkpoint tables; the first covers both tables of a root
-    slow_high_watermark: bool = False  # replicas about to join hold it back, too
+    slow_high_watermark: bool = False  # replicas about to join hold it back as well
     lag_max_messages: int = -1  # replica.lag.max.messages; -1: not set
     reduces: bool = True  # leave out states between two steps that no process can distinguish
     mutation: Mutation = field(default_factory=Mutation)
 
     @cached_property
     def writes_are_one_step(self) -> bool:
-        """Whether no process can distinguish when a follower tick truncated its log."""
+        """Whether no process can observe when a follower's tick truncated its log."""
         is_never_cut_off = self.crashes == self.stops == self.lost_answers == 0
         return self.reduces and is_never_cut_off and self.mutation == Mutation()
 
@@ -119,7 +119,9 @@ class Row(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """The state of one replica at a version of its root's journal: all that a commit can change."""
+    """The state of one replica at a version of its root's journal: everything that a commit can
+    change.
+    """
 
     log: Log
     entries: Entries
@@ -127,7 +129,7 @@ class Journal(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The members of a commit beside its batches, each absent where it did not change."""
+    """The members of a commit except its batches, each missing if it did not change."""
 
     rows: tuple[Row, ...]
     histories: tuple[Entries, ...]
@@ -148,7 +150,7 @@ class Past(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A commit under way whose process knows no outcome: the journal and the answers if it lands.
+    """A commit in flight with an unknown outcome: the journal and the answers if it lands.
 
     `at` is its version, counted as in `Past`.
     """
@@ -159,7 +161,7 @@ class Put(NamedTuple):
 
 
 class Leading(NamedTuple):
-    """What a leader holds in memory; `epoch` is -1 for a broker that does not lead."""
+    """A leader's memory; `epoch` is -1 for a broker that does not lead."""
 
     epoch: int
     isr: int
@@ -169,10 +171,12 @@ class Leading(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A follower tick under way, with the leader's journal as it read it; `step` is 0 for none."""
+    """A follower's tick in progress, with the leader's journal as it read it; `step` 0 means no
+    tick.
+    """
 
     step: int
-    leader: int  # mutations only: whose log is read as it is
+    leader: int  # mutations only: the leader whose current log is read
     epoch: int
     log: Log
     entries: Entries
@@ -180,10 +184,10 @@ class Tick(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """A broker's replica: its journal, then its process's memory, then its root's files.
+    """A broker's replica: its journal, its process's memory, and its root's files.
 
-    The memory of the log, the history and the row is the journal: a tick stages its changes, and
-    they are seen when its commit has landed.
+    The memory of the log, the history and the row equals the journal: a tick stages its changes,
+    and they are visible once its commit has landed.
     """
 
     log: Log
@@ -194,11 +198,11 @@ class Replica(NamedTuple):
     tick: Tick
     put: tuple[Put, ...]  # none, or one
     synced: tuple[Journal, ...]  # the journal that a power failure leaves, if it is an older one
-    past: tuple[Past, ...]  # only of a root whose checkpoints are explored
+    past: tuple[Past, ...]  # only for a root whose checkpoints are explored
 
 
 class Spent(NamedTuple):
-    """How much of each bound is used up."""
+    """The used part of each bound."""
 
     crashes: int
     fences: int
@@ -210,7 +214,7 @@ class Spent(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole cluster. `shown` is what any consumer can have seen below a high watermark.
+    """The whole cluster. `shown` has all records that any consumer can have seen.
 
     `answered` are acknowledged records if they are not part of it.
     """
@@ -226,13 +230,13 @@ class State(NamedTuple):
     lost: int  # brokers whose journal has lost its tail, until they have left the sets for it
     unclean: int  # brokers whose machine has lost its power, until their start was handled (10.4)
     registering: int  # brokers in doubt (7.2, 10.4) that have registered, and not left yet
-    shortened: int  # of those the ones whose loss is known from other replicas
+    shortened: int  # the ones of them whose loss is known from other replicas
     issued: int
     spent: Spent
     shown: Log
     answered: Log
     shown_since: int  # the first leader epoch after the last loss that is allowed
-    inbox: tuple[tuple[int, int], ...]  # per request (named epoch, the broker it lies at or -1)
+    inbox: tuple[tuple[int, int], ...]  # per request (named epoch, the inbox's broker or -1)
     replicas: tuple[Replica, ...]
 
 
@@ -240,12 +244,13 @@ NOT_LEADING = Leading(-1, 0, 0, 0, ())
 IDLE = Tick(0, -1, -1, (), (), 0)
 NO_ROW = Row(-1, -1, 0, 0)
 CHECKED, REPORTING, WITHDRAWN, LEFT = 1, 2, 3, 4
-"""Steps of a follower tick: it may truncate and copy; only report; it withdrew its report before a
-truncation below its own high watermark; it left the ISR after that."""
+"""Steps of a follower's tick: it may truncate and copy; it may only report; it withdrew its report
+before a truncation below its own high watermark; it left the ISR after that.
+"""
 
 
 def initial_state(setting: Setting) -> State:
-    """A topic just created: all replicas in sync and empty, broker 0 elected in epoch 0."""
+    """A new topic: all replicas in sync and empty, broker 0 elected in epoch 0."""
     everyone = (1 << setting.replicas) - 1
     empty = Replica((), (), NO_ROW, 0, NOT_LEADING, IDLE, (), (), ())
     return State(
@@ -284,10 +289,10 @@ SIZE = tuple(len(brokers) for brokers in _MEMBERS)
 
 
 def canonical(state: State) -> State:
-    """The representative of all states that differ from this one by the brokers' names only.
+    """Return the representative of all states that differ from this one only in the brokers' names.
 
-    Brokers are ordered by what does not depend on names; where that leaves a tie, the least of
-    the states that remain is taken.
+    Brokers are ordered by name-independent properties; in case of a tie, the least of the remaining
+    states is taken.
     """
     replicas = state.replicas
     keys = [_nameless(state, broker) for broker in range(len(replicas))]

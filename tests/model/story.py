@@ -1,4 +1,4 @@
-"""Tells a counterexample so that a person can follow it."""
+"""Prints a counterexample in a readable form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.model.state import NO_ROW, State, members
 
 
 def told(violation: Violation) -> str:
-    """The steps of a violation, each with what it changed; then the invariant that is broken."""
+    """Return the steps of a violation with their changes, and the violated invariant."""
     lines = list(_lines(violation.story))
     return "\n".join([*lines, f"{len(lines)} steps; broken: {violation.invariant}"])
 

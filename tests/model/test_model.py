@@ -13,18 +13,10 @@ from tests.model.configurations import mutated
 from tests.model.decisions import isr_shrink
 from tests.model.explorer import explore, next_states
 from tests.model.leader import attempted_high_watermarks
-from tests.model.state import (
-    IDLE,
-    Mutation,
-    Setting,
-    State,
-    canonical,
-    initial_state,
-    renamed,
-)
+from tests.model.state import IDLE, Mutation, Setting, State, canonical, initial_state, renamed
 from tests.model.story import told
 
-# name: (bounds, the invariant that breaks, the number of steps of a shortest story)
+# name: (bounds, the invariant that breaks, the number of steps of a shortest path)
 MUTANTS = {
     # Kafka's refuted variants.
     "truncates_to_high_watermark": (
@@ -78,7 +70,7 @@ MUTANTS = {
         "nothing_is_written_twice",
         3,
     ),
-    # A step is one commit of the journal, and the checkpoints are behind it.
+    # A step is one commit of the journal, and the checkpoints lag behind it.
     "answers_without_high_watermark": (
         Setting(replicas=2, records=1, epochs=2),
         "acknowledged_records_survive",
@@ -159,7 +151,7 @@ MUTANTS = {
 
 
 def test_every_mistake_is_tried() -> None:
-    """Two mistakes break no invariant; each has a test of its own below."""
+    """Two mistakes violate no invariant; each has a test of its own below."""
     mistakes = {field.name for field in fields(Mutation)}
     untold = {"joins_beyond_lag_max_messages", "believes_other_broker_epochs"}
     assert mistakes - MUTANTS.keys() == untold
@@ -167,7 +159,7 @@ def test_every_mistake_is_tried() -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name: str) -> None:
-    """A mistake built into the model breaks an invariant; the story printed is a shortest one."""
+    """A mistake in the model violates an invariant; the printed path is a shortest one."""
     setting, invariant, length = MUTANTS[name]
     found = explore(replace(setting, mutation=mutated(name)))
 
@@ -177,10 +169,10 @@ def test_every_mutant_is_caught(name: str) -> None:
 
 
 def test_a_report_of_an_earlier_process_describes_the_log_beside_it() -> None:
-    """1.3: a row and its log are one commit, so a power failure takes both.
+    """1.3: a row and its log are one commit, so a power failure loses both.
 
-    The check of the broker epoch in a report (KIP-903) guards a leader whose handle still has rows
-    that a journal has lost. The model has no such handles.
+    The check of the broker epoch in a report (KIP-903) protects a leader whose handle still has
+    rows that a journal has lost. The model has no such handles.
     """
     lossy = Setting(replicas=2, records=1, epochs=2, crashes=1, lost_tails=1)
     found = explore(replace(lossy, mutation=mutated("believes_other_broker_epochs")))
@@ -194,7 +186,7 @@ IN_MESSAGES = Setting(
 
 
 def reachable(setting: Setting) -> Iterator[tuple[tuple[str | int, ...], State]]:
-    """Every step that is possible within the bounds, with the state after it."""
+    """Yield every step that is possible within the bounds, with the state after it."""
     seen = {initial_state(setting)}
     waiting = list(seen)
     while waiting:
@@ -206,7 +198,9 @@ def reachable(setting: Setting) -> Iterator[tuple[tuple[str | int, ...], State]]
 
 
 def joiners_that_leave_at_once(setting: Setting) -> int:
-    """The number of steps in which a follower joins beyond replica.lag.max.messages (5.1, 5.2)."""
+    """Return the number of steps in which a follower joins beyond replica.lag.max.messages (5.1,
+    5.2).
+    """
     count = 0
     for (action, *actors), after in reachable(setting):
         if action == "LeaderExpandsIsr":
@@ -218,7 +212,7 @@ def joiners_that_leave_at_once(setting: Setting) -> int:
 
 
 def test_a_follower_that_joins_is_within_lag_max_messages() -> None:
-    """5.2: otherwise it joins and leaves for ever, as the mutant does."""
+    """5.2: otherwise it joins and leaves forever, as the mutant does."""
     assert joiners_that_leave_at_once(IN_MESSAGES) == 0
     flapping = replace(IN_MESSAGES, min_isr=2, mutation=mutated("joins_beyond_lag_max_messages"))
     assert joiners_that_leave_at_once(replace(flapping, mutation=Mutation())) == 0
@@ -258,7 +252,7 @@ SOME_OF_EVERYTHING = Setting(
 
 
 def walks(setting: Setting) -> Iterator[State]:
-    """The states along ways taken at random."""
+    """Return the states along random paths."""
     for seed in range(20):
         choice = random.Random(seed)
         state = initial_state(setting)
@@ -297,6 +291,6 @@ def at_rest(setting: Setting) -> set[State]:
     ],
 )
 def test_a_follower_tick_with_fewer_steps_leads_to_the_same_states(setting: Setting) -> None:
-    """No process can distinguish when a tick truncated its log, unless the tick is cut off."""
+    """No process can observe when a tick truncated its log, unless the tick is interrupted."""
     assert setting.writes_are_one_step
     assert at_rest(setting) == at_rest(replace(setting, reduces=False))

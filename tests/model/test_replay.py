@@ -1,5 +1,5 @@
-"""Every reachable state within the quick bounds holds the invariants, and every decision that was
-taken on the way is the one that the shipped SQL takes, on all engines.
+"""Every reachable state within the quick bounds holds the invariants, and the shipped SQL takes
+every decision of the model equally, on all engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list[Case]]:
-    """The distinct decisions of all quick explorations, each of which is complete and clean."""
+    """The distinct decisions of all quick explorations, each of which is complete and without
+    violation.
+    """
     forget_cases()
     for name, setting in QUICK.items():
         found = explore(setting)
@@ -39,7 +41,7 @@ def cases() -> dict[str, list[Case]]:
 
 
 def test_the_results_written_down_are_of_these_bounds_and_clean() -> None:
-    """explored.json is written by `make explore`; after another change it is to be run again."""
+    """explored.json is written by `make explore`; after other changes it has to be run again."""
     every = {**QUICK, **FULL}
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert results.keys() >= QUICK.keys()
@@ -49,17 +51,21 @@ def test_the_results_written_down_are_of_these_bounds_and_clean() -> None:
 
 
 def test_every_reachable_state_holds_the_invariants(cases: dict[str, list[Case]]) -> None:
-    """9.1-9.7 in every state within the quick bounds; and every decision was met."""
+    """9.1-9.7 in every state within the quick bounds; and every decision was taken at least
+    once.
+    """
     assert all(cases[name] for name in QUESTIONS)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_duckdb_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]) -> None:
+    """The rules on DuckDB decide every case like the model."""
     assert differences(DuckDBRules(), name, cases[name]) == []
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_sqlite_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]) -> None:
+    """The rules on SQLite decide every case like the model."""
     assert differences(SQLiteRules(), name, cases[name]) == []
 
 
@@ -67,4 +73,5 @@ def test_sqlite_decides_as_the_model_did(name: str, cases: dict[str, list[Case]]
 def test_spark_decides_as_the_model_did(
     name: str, cases: dict[str, list[Case]], spark: SparkSession
 ) -> None:
+    """The rules on Spark decide every case like the model."""
     assert differences(SparkRules(spark), name, cases[name]) == []

@@ -1,4 +1,6 @@
-"""The engines on which the rules' facts are shown; `test_engines` shows that Spark agrees."""
+"""Fixtures of the rules' tests: the engines of this process; `test_engines` compares Spark's
+results.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may lead although it is not in sync: eligible_replicas (7.5, KIP-966)."""
+"""Replicas that may lead although they are out of sync: eligible_replicas (7.5, KIP-966)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def eligible(
     min_isr: int = 2,
     is_unclean: bool = False,
 ) -> set[int]:
-    """Return who is eligible once the in-sync set, `before`, has become `isr`."""
+    """Return the eligible replicas after the ISR has changed from `before` to `isr`."""
     rows = [
         {
             "topic_id": "t",
@@ -40,18 +40,18 @@ def eligible(
 
 
 def test_who_leaves_the_in_sync_set_below_min_isr_becomes_eligible(rules: Rules) -> None:
-    """It has all that was committed: with too few in sync nothing more is (2.3)."""
+    """It has all committed records: below min.insync.replicas nothing more is committed (2.3)."""
     assert eligible(rules, [0, 1, 2], before=[0, 1], isr=[0]) == {1}
     assert eligible(rules, [0, 1, 2], before=[0, 1, 2], isr=[0]) == {1, 2}
 
 
 def test_who_leaves_while_min_isr_remains_does_not(rules: Rules) -> None:
-    """What is committed from then on it does not have."""
+    """It lacks the records that are committed from then on."""
     assert eligible(rules, [0, 1, 2], before=[0, 1, 2], isr=[0, 1]) == set()
 
 
 def test_who_is_eligible_stays_so_while_the_in_sync_set_is_below_min_isr(rules: Rules) -> None:
-    """Whoever joins or leaves meanwhile."""
+    """Other replicas may join and leave meanwhile."""
     assert eligible(rules, [0, 1, 2], before=[0, 1], isr=[0], elr=[2], min_isr=3) == {1, 2}
     assert eligible(rules, [0, 1, 2, 3], before=[0], isr=[0, 3], elr=[2], min_isr=3) == {2}
 
@@ -62,33 +62,37 @@ def test_reaching_min_isr_clears_the_eligible_ones(rules: Rules) -> None:
 
 
 def test_who_is_in_sync_is_not_eligible_besides(rules: Rules) -> None:
-    """Nor is an eligible one that was elected; the in-sync set that it replaces is."""
+    """An elected eligible replica is no longer eligible; the members of the ISR that it replaces
+    are.
+    """
     assert eligible(rules, [0, 1, 2], before=[0], isr=[1], elr=[1]) == {0}
 
 
 def test_an_election_by_the_in_sync_set_leaves_the_eligible_ones(rules: Rules) -> None:
-    """They are cleared when the in-sync set reaches min ISR, not by an election."""
+    """They are cleared once the ISR reaches min.insync.replicas, and not by an election."""
     assert eligible(rules, [0, 1, 2], before=[1], isr=[1], elr=[2]) == {2}
 
 
 def test_an_unclean_election_clears_the_eligible_ones(rules: Rules) -> None:
-    """Its leader's records are the truth from then on, and theirs are not."""
+    """The leader's log is authoritative from then on, and theirs are not."""
     assert eligible(rules, [0, 1, 2], before=[0], isr=[1], elr=[2], is_unclean=True) == set()
 
 
 def test_min_isr_is_at_most_the_number_of_replicas(rules: Rules) -> None:
-    """Rule 2.3: else an in-sync set that is whole would keep its eligible ones for ever."""
+    """Rule 2.3: otherwise a complete ISR would keep its eligible replicas forever."""
     assert eligible(rules, [0, 1], before=[0], isr=[0, 1], elr=[1], min_isr=5) == set()
     assert eligible(rules, [0, 1], before=[0, 1], isr=[0], min_isr=5) == {1}
 
 
 def test_where_one_replica_is_enough_nobody_is_ever_eligible(rules: Rules) -> None:
-    """Rule 2.3: the high watermark never stands still then."""
+    """Rule 2.3: the high watermark is never blocked then."""
     assert eligible(rules, [0, 1], before=[0, 1], isr=[0], elr=[1], min_isr=1) == set()
 
 
 def test_an_in_sync_set_that_is_empty_leaves_its_members_eligible(rules: Rules) -> None:
-    """Rule 7.2: who lost its log leaves as the last one, which takes it from the eligible ones."""
+    """Rule 7.2: a replica that lost its log leaves as the last one, and is then removed from the
+    ELR.
+    """
     assert eligible(rules, [0, 1, 2], before=[], isr=[], elr=[2]) == {2}
 
 
@@ -100,7 +104,7 @@ MEMBERS = st.sets(st.integers(0, 4))
 def test_the_rule_in_terms_of_sets(
     rules: Rules, before: set[int], isr: set[int], elr: set[int], min_isr: int, unclean: bool
 ) -> None:
-    """KIP-966: (in sync before, or eligible) without those in sync, or nobody."""
+    """KIP-966: (in sync before, or eligible) without the in-sync ones, or empty."""
     is_cleared = unclean or len(isr) >= min(min_isr, 5)
     expected = set() if is_cleared else (before | elr) - isr
     found = eligible(

@@ -1,7 +1,8 @@
-"""Every rule text gives the same rows on DuckDB, on SQLite and on Spark, null by null.
+"""Every rule text gives the same rows on DuckDB, on SQLite and on Spark, including nulls.
 
-Which columns may be null a rule's own head says (`bigint?`); the inputs made up here have nulls
-in just those. Many partitions go through each rule at once, so that Spark runs one query a rule.
+A rule's head declares the columns that may be null (`bigint?`), and the generated inputs have nulls
+in exactly those columns. Many partitions go through each rule in one query, so that Spark runs one
+query per rule.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def multiset(rows: list[Row]) -> Counter[tuple[tuple[str, Any], ...]]:
 
 
 def assert_same(name: str, found: list[Row], expected: list[Row], inputs: Tables) -> None:
-    """Compare as multisets; show the partitions that differ with all that went into them."""
+    """Compare as multisets; show the partitions that differ, with all of their inputs."""
     surplus, lack = multiset(found) - multiset(expected), multiset(expected) - multiset(found)
     if surplus or lack:
         topics = {dict(row).get("topic_id") for row in (*surplus, *lack)}
@@ -55,7 +56,8 @@ def assert_same(name: str, found: list[Row], expected: list[Row], inputs: Tables
         pytest.fail(f"{name}: surplus {surplus}, lack {lack}, from {culprits}")
 
 
-# --- the examples that people read ----------------------------------------------------------------
+# --- readable examples
+# ------------------------------------------------------------------------------
 
 
 def value(text: str, kind: pa.DataType) -> Any:
@@ -92,12 +94,13 @@ def example(name: str) -> tuple[Tables, list[Row]]:
 
 @EVERY_RULE
 def test_the_example_of_a_rule_holds(rules: Rules, name: str) -> None:
-    """Every rule has an example, and gives what it says."""
+    """Every rule has an example, and gives the expected rows for it."""
     inputs, expected = example(name)
     assert_same(name, rules.run(name, **inputs), expected, inputs)
 
 
-# --- inputs that nobody thought of ----------------------------------------------------------------
+# --- generated inputs
+# -------------------------------------------------------------------------------
 
 OF_THE_PARTITION = frozenset(
     {
@@ -119,7 +122,7 @@ OF_THE_PARTITION = frozenset(
         "now_ms",
     }
 )
-"""Columns that are the same in all rows of a partition."""
+"""Columns with one value in all rows of a partition."""
 
 UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("fetch", "positions"): ("topic_id", "partition"),
@@ -133,7 +136,7 @@ UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
         "base_offset",
     ),
 }
-"""Keys without which a rule's order is not defined; elsewhere repeated rows are welcome."""
+"""Keys without which a rule's order is undefined; other tables may have repeated rows."""
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "allows": ("clean", "unclean"),
@@ -154,7 +157,9 @@ RANGES: Mapping[str, tuple[int, int]] = {
 
 
 class Generator:
-    """Makes up rows for a rule's tables: small numbers, so that joins hit; nulls where allowed."""
+    """Generates rows for a rule's tables: small numbers, so that joins find matches; nulls where
+    allowed.
+    """
 
     def __init__(self, name: str) -> None:
         self._rule = rule(name)
@@ -165,7 +170,8 @@ class Generator:
         """Return the rows of many partitions."""
         tables: Tables = {table: [] for table in self._rule.takes}
         for number in range(PARTITIONS):
-            # Some numbers are too large for a double, which would betray one on the way.
+            # Some numbers exceed a double's precision, so that a conversion to double shows as a
+            # difference.
             base = 2**53 + 1 if number % 10 == 9 else 0
             shared: Row = {"topic_id": f"t{number // 2}", "partition": number % 2}
             for table, schema in self._rule.takes.items():
@@ -207,7 +213,7 @@ class Generator:
 
 
 def inputs_of(name: str) -> Tables:
-    """Return the example and what nobody thought of together."""
+    """Return the example and the generated rows together."""
     inputs = Generator(name).inputs()
     for table, rows in example(name)[0].items():
         inputs[table] += rows
@@ -216,7 +222,7 @@ def inputs_of(name: str) -> Tables:
 
 @EVERY_RULE
 def test_spark_gives_the_same_rows_as_duckdb(spark_rules: Rules, name: str) -> None:
-    """Not a row too much or too little."""
+    """No row is missing or additional."""
     inputs = inputs_of(name)
     found = DuckDBRules().run(name, **inputs)
     assert len(found) >= 10, "the rows made up do not meet"
@@ -226,7 +232,7 @@ def test_spark_gives_the_same_rows_as_duckdb(spark_rules: Rules, name: str) -> N
 @EVERY_RULE
 @pytest.mark.parametrize("as_arrow", [False, True], ids=["rows", "arrow"])
 def test_sqlite_gives_the_same_rows_as_duckdb(name: str, as_arrow: bool) -> None:
-    """Not a row too much or too little, whatever form the inputs have."""
+    """No row is missing or additional, for any form of the inputs."""
     inputs = inputs_of(name)
     given: dict[str, Any] = dict(inputs)
     if as_arrow:
@@ -248,7 +254,7 @@ def test_sqlite_gives_the_same_rows_as_duckdb(name: str, as_arrow: bool) -> None
 
 @EVERY_RULE
 def test_the_rows_made_up_have_nulls_where_the_head_allows_them(name: str) -> None:
-    """Otherwise nothing would be shown about them."""
+    """Otherwise nothing would be shown about nulls."""
     inputs = Generator(name).inputs()
     for table, schema in rule(name).takes.items():
         nullable = {field.name for field in schema if field.nullable}
@@ -258,11 +264,11 @@ def test_the_rows_made_up_have_nulls_where_the_head_allows_them(name: str) -> No
 
 @EVERY_RULE
 def test_from_no_rows_come_no_rows(rules: Rules, name: str) -> None:
-    """A broker that leads or follows nothing yet runs the rules as well."""
+    """A broker that leads or follows no partition yet runs the rules as well."""
     assert rules.run(name, **{table: [] for table in rule(name).takes}) == []
 
 
 def test_from_no_rows_come_no_rows_on_spark(spark_rules: Rules) -> None:
-    """The same for one rule with a grouping, one with windows, one with several tables."""
+    """The rules are one with a grouping, one with windows, and one with several tables."""
     for name in ("high_watermark", "assigned_offsets", "fetch", "truncation_point"):
         assert spark_rules.run(name, **{table: [] for table in rule(name).takes}) == []

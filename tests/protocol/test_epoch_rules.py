@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparklog.protocol.rules import Rules
 
-CASES = Path(__file__).parents[1] / "cases" / "leader_epoch.yaml"
+CASES = Path(__file__).parents[1] / "scenarios" / "leader_epoch.yaml"
 PARTITION = {"topic_id": "t", "partition": 0}
 
 Entries = Sequence[tuple[int, int]]
@@ -54,7 +54,7 @@ def end_offset_for(
     ids=lambda case: case["name"],
 )
 def test_the_table_of_leader_epoch_cases(rules: Rules, case: dict[str, Any]) -> None:
-    """Rules 6.1 and 6.2, as the table of cases states them."""
+    """Rules 6.1 and 6.2, with the cases of the table."""
     entries: list[tuple[int, int]] = []
     for epoch, start in case["assign"]:
         entries = assign(rules, entries, (epoch, start))
@@ -96,7 +96,9 @@ def test_the_latest_epoch_may_have_no_record_yet(rules: Rules) -> None:
 
 
 def test_each_partition_is_asked_its_own_history(rules: Rules) -> None:
-    """The same epoch ends elsewhere in another partition and in a topic of another id."""
+    """The same epoch may end at another offset in another partition, or in a topic with another
+    id.
+    """
     others = [("t", 0, 4), ("t", 1, 5), ("u", 0, 6)]
     found = rules.run(
         "end_offset_for_epoch",
@@ -135,12 +137,12 @@ def test_each_partition_is_asked_its_own_history(rules: Rules) -> None:
 def test_a_new_entry(
     rules: Rules, entries: Entries, new: tuple[int, int], expected: list[tuple[int, int]]
 ) -> None:
-    """Rule 6.1, with Kafka's cases where the rule leaves a choice."""
+    """Rule 6.1, with Kafka's choice where the rule leaves one."""
     assert assign(rules, entries, new) == expected
 
 
 def test_a_new_entry_leaves_other_partitions_alone(rules: Rules) -> None:
-    """Histories of partitions that get no entry come out as they went in."""
+    """Histories of partitions without a new entry are unchanged."""
     other = {"topic_id": "t", "partition": 1, "epoch": 9, "start_offset": 90}
     found = rules.run("epoch_entries", entries=[*rows([(0, 0)]), other], assigned=rows([(1, 0)]))
     assert other in found
@@ -170,7 +172,7 @@ SMALL = st.integers(0, 6)
 @settings(max_examples=40, deadline=None)
 @given(new=st.lists(st.tuples(SMALL, SMALL), max_size=6))
 def test_histories_grow_in_both_columns(rules: Rules, new: list[tuple[int, int]]) -> None:
-    """Rule 9.6: whatever is assigned; and they are what rule 6.1 read in plain Python makes."""
+    """Rule 9.6: for any assignments; the result equals that of rule 6.1 in plain Python."""
     entries: list[tuple[int, int]] = []
     for entry in new:
         expected = modelled_assign(entries, entry)

@@ -1,4 +1,4 @@
-"""What a follower fetches, and its high watermark: fetch, follower_high_watermark (2.5, 6.3)."""
+"""A follower's fetches and its high watermark: fetch, follower_high_watermark (2.5, 6.3)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def position(fetch_offset: int, last_fetched_epoch: int | None, **changes: int) 
 def fetch(
     rules: Rules, positions: dict[str, Any] | list[dict[str, Any]], batches: list[Batch]
 ) -> list[tuple[int, int]]:
-    """Return (partition, base offset) of what is given, in the order in which it is given."""
+    """Return (partition, base offset) of the fetched batches, in their order."""
     found = rules.run(
         "fetch",
         positions=positions if isinstance(positions, list) else [positions],
@@ -74,21 +74,23 @@ THREE = [Batch(0, 2), Batch(2, 2), Batch(4, 1)]
 @pytest.mark.parametrize(
     ("offset", "given_bases"), [(0, [0, 2, 4]), (2, [2, 4]), (4, [4]), (5, []), (7, [])]
 )
-def test_a_follower_is_given_what_lies_at_or_after_its_position(
+def test_a_follower_is_given_the_batches_at_or_after_its_position(
     rules: Rules, offset: int, given_bases: list[int]
 ) -> None:
-    """Rule 6.3: in order of offset; nothing at or above the leader's end."""
+    """Rule 6.3: in order of offset; no batch at or above the leader's log end."""
     assert bases(rules, position(offset, 0 if offset else None), THREE) == given_bases
 
 
 def test_a_batch_that_straddles_the_position_is_marked(rules: Rules) -> None:
-    """Rule 6.3: it begins before the position, after merging for one, and has to be cut."""
+    """Rule 6.3: it begins before the position, for example after merging, and has to be sliced."""
     found = rules.run("fetch", positions=[position(3, 0)], batches=[batch.row() for batch in THREE])
     assert [(row["base_offset"], row["straddles"]) for row in found] == [(2, True), (4, False)]
 
 
 def test_a_diverged_follower_is_given_nothing(rules: Rules) -> None:
-    """Rule 6.4: the batch before the position must bear the follower's last epoch, else 6.3."""
+    """Rule 6.4: the batch before the position must have the follower's last epoch; otherwise rule
+    6.3.
+    """
     log = [Batch(0, 2, 0), Batch(2, 2, 2), Batch(4, 2, 2)]
     assert bases(rules, position(4, 2), log) == [4]
     assert bases(rules, position(4, 1), log) == []
@@ -98,25 +100,29 @@ def test_a_diverged_follower_is_given_nothing(rules: Rules) -> None:
 
 
 def test_a_straddling_batch_is_checked_like_the_one_before_the_position(rules: Rules) -> None:
-    """Rule 6.4: its records before the position are the follower's, or the logs have diverged."""
+    """Rule 6.4: its records before the position are also the follower's, or the logs have
+    diverged.
+    """
     assert bases(rules, position(3, 1), [Batch(0, 2, 0), Batch(2, 4, 1)]) == [2]
     assert bases(rules, position(3, 0), [Batch(0, 2, 0), Batch(2, 4, 1)]) == []
 
 
 def test_a_follower_without_records_has_no_last_epoch(rules: Rules) -> None:
-    """Rule 6.7: it restarted at the leader's log start, in the middle of a batch perhaps."""
+    """Rule 6.7: it restarted at the leader's log start offset, which may be in the middle of a
+    batch.
+    """
     assert bases(rules, position(3, None), [Batch(2, 4, 1), Batch(6, 1, 1)]) == [2, 6]
 
 
 def test_one_diverged_partition_does_not_stop_another(rules: Rules) -> None:
-    """Each partition is judged by itself."""
+    """Each partition is decided independently."""
     log = [Batch(0, 2, 1), Batch(2, 2, 1), Batch(0, 2, 1, 10, 1), Batch(2, 2, 1, 10, 1)]
     of = [position(2, 0), position(2, 1, partition=1)]
     assert fetch(rules, of, log) == [(1, 2)]
 
 
 def test_batches_of_a_higher_epoch_are_never_given(rules: Rules) -> None:
-    """Rule 6.4: the log may have moved on under a leader that the follower does not know."""
+    """Rule 6.4: the log may have been extended under a leader that the follower does not know."""
     log = [Batch(0, 2, 0), Batch(2, 2, 3), Batch(4, 2, 4)]
     assert bases(rules, position(0, None, leader_epoch=3), log) == [0, 2]
     assert bases(rules, position(0, None, leader_epoch=2), log) == [0]
@@ -124,13 +130,13 @@ def test_batches_of_a_higher_epoch_are_never_given(rules: Rules) -> None:
 
 
 def test_a_position_before_the_leaders_log_is_given_nothing(rules: Rules) -> None:
-    """Rules 6.7, 9.5: what begins after the position would leave a gap."""
+    """Rules 6.7, 9.5: a batch that begins after the position would leave a gap."""
     assert bases(rules, position(3, 0), [Batch(4, 2), Batch(6, 2)]) == []
     assert bases(rules, position(0, None), [Batch(4, 2)]) == []
 
 
 def test_bytes_bound_each_partition_but_one_batch_is_always_given(rules: Rules) -> None:
-    """Rule 6.3: replica.fetch.max.bytes; a batch larger than that still moves."""
+    """Rule 6.3: replica.fetch.max.bytes; a batch larger than that is still fetched."""
     log = [Batch(0, 1, 0, 40), Batch(1, 1, 0, 40), Batch(2, 1, 0, 1)]
     assert bases(rules, position(0, None, max_bytes=81), log) == [0, 1, 2]
     assert bases(rules, position(0, None, max_bytes=80), log) == [0, 1]
@@ -139,7 +145,9 @@ def test_bytes_bound_each_partition_but_one_batch_is_always_given(rules: Rules) 
 
 
 def test_bytes_bound_the_tick_in_turns(rules: Rules) -> None:
-    """First batches go before second ones, so that one backlog does not starve the others."""
+    """First batches precede second ones, so that the backlog of one partition does not starve the
+    others.
+    """
     log = [Batch(base, 1, 0, 10, partition) for partition in (0, 1) for base in (0, 1)]
 
     def given_within(total: int) -> list[tuple[int, int]]:
@@ -154,7 +162,9 @@ def test_bytes_bound_the_tick_in_turns(rules: Rules) -> None:
 
 
 def test_the_turn_goes_to_those_served_longest_ago(rules: Rules) -> None:
-    """Otherwise the first partitions, as long as they have news, would leave the last ones none."""
+    """Otherwise the first partitions could starve the last ones as long as they have new
+    batches.
+    """
     log = [Batch(base, 1, 0, 10, partition) for partition in range(3) for base in (0, 1)]
     served = {0: 7, 1: 5, 2: 7}
 
@@ -179,7 +189,9 @@ def test_the_turn_goes_to_those_served_longest_ago(rules: Rules) -> None:
 def test_fetching_until_nothing_is_given_copies_the_whole_log(
     rules: Rules, log: list[tuple[int, bool, int]], max_bytes: int, max_total_bytes: int
 ) -> None:
-    """Rule 9.5: whatever the bounds, every fetch goes on where the last ended, without a gap."""
+    """Rule 9.5: for any limits, every fetch continues where the previous one ended, without a
+    gap.
+    """
     batches: list[Batch] = []
     end, epoch = 0, 0
     for records, is_new_epoch, size in log:
@@ -210,7 +222,9 @@ def test_fetching_until_nothing_is_given_copies_the_whole_log(
 def test_a_followers_high_watermark(
     rules: Rules, own: int, leaders: int, own_end: int, expected: int
 ) -> None:
-    """Rule 2.5: the leader's as fetched, never past the own log's end, and never back (9.3)."""
+    """Rule 2.5: the leader's as fetched, limited by the follower's log end, and never lower
+    (9.3).
+    """
     followed = PARTITION | {
         "high_watermark": own,
         "leader_high_watermark": leaders,

@@ -1,4 +1,4 @@
-"""The leader's high watermark and what it shows: high_watermark, visible_offsets (2.1-2.6)."""
+"""The leader's high watermark and visible offsets: high_watermark, visible_offsets (2.1-2.6)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def high_watermark(rules: Rules, *replicas: dict[str, Any]) -> int:
 
 
 def test_it_is_the_least_log_end_of_the_in_sync_replicas(rules: Rules) -> None:
-    """Rule 2.1, the leader's own end included."""
+    """Rule 2.1, including the leader's own log end."""
     assert high_watermark(rules, leader(), follower(8), follower(6)) == 6
     assert high_watermark(rules, leader(), follower(10), follower(10)) == 10
 
@@ -61,12 +61,12 @@ def test_alone_in_the_isr_the_leader_moves_it_at_once(rules: Rules) -> None:
 
 
 def test_it_never_moves_back(rules: Rules) -> None:
-    """Rule 2.1: a leader may know less of its followers than was committed before."""
+    """Rule 2.1: a leader may know lower log ends of its followers than were committed before."""
     assert high_watermark(rules, leader(), follower(2)) == 3
 
 
 def test_an_in_sync_replica_that_has_not_reported_in_this_epoch_blocks_it(rules: Rules) -> None:
-    """Rule 2.1, wherever the others are, alive or not."""
+    """Rule 2.1: for any positions of the others, alive or not."""
     assert high_watermark(rules, leader(), follower(10), follower(None)) == 3
     assert high_watermark(rules, leader(), follower(None, is_alive=False)) == 3
 
@@ -77,7 +77,7 @@ def test_an_outsider_that_has_not_reported_does_not_block_it(rules: Rules) -> No
 
 
 def test_a_replica_about_to_join_holds_it_back(rules: Rules) -> None:
-    """Rule 2.1: otherwise it could run ahead of the newcomer for ever."""
+    """Rule 2.1: otherwise it could stay ahead of the joining replica forever."""
     assert high_watermark(rules, leader(), follower(8), outsider(6)) == 6
 
 
@@ -93,19 +93,23 @@ def test_a_replica_about_to_join_holds_it_back(rules: Rules) -> None:
 def test_a_replica_that_cannot_join_does_not_hold_it_back(
     rules: Rules, change: dict[str, Any]
 ) -> None:
-    """Rule 2.1: not fenced, current broker epoch, reported, caught up, each negated once."""
+    """Rule 2.1: not fenced, current broker epoch, reported, caught up; each condition negated
+    once.
+    """
     assert high_watermark(rules, leader(), follower(8), outsider(6)) == 6
     assert high_watermark(rules, leader(), follower(8), outsider(6) | change) == 8
 
 
 def test_caught_up_within_the_lag_time_counts_to_the_last_millisecond(rules: Rules) -> None:
-    """Rule 2.1: replica.lag.time.max.ms itself is still within."""
+    """Rule 2.1: a lag of exactly replica.lag.time.max.ms counts as caught up."""
     one = outsider(6, last_caught_up_ms=NOW_MS - LAG_MS)
     assert high_watermark(rules, leader(), follower(8), one) == 6
 
 
 def test_a_replica_beyond_lag_max_messages_does_not_hold_it_back(rules: Rules) -> None:
-    """Rule 2.1: it cannot join (5.2). A member of the in-sync set holds it back until it leaves."""
+    """Rule 2.1: it cannot join (5.2). An ISR member holds the high watermark back until it
+    leaves.
+    """
     within = {"lag_max_messages": 4}
     assert high_watermark(rules, leader(**within), outsider(6, **within)) == 6
     assert high_watermark(rules, leader(**within), outsider(5, **within)) == 10
@@ -113,7 +117,7 @@ def test_a_replica_beyond_lag_max_messages_does_not_hold_it_back(rules: Rules) -
 
 
 def test_under_min_isr_it_stands_still(rules: Rules) -> None:
-    """Rule 2.3 (KIP-966): also where the only in-sync replica has everything."""
+    """Rule 2.3 (KIP-966): also if the only in-sync replica has all records."""
     lone = [leader(min_isr=2), outsider(10, min_isr=2, is_alive=False)]
     assert high_watermark(rules, *lone) == 3
     assert high_watermark(rules, *(one | {"min_isr": 1} for one in lone)) == 10
@@ -126,7 +130,9 @@ def test_min_isr_is_at_most_the_number_of_replicas(rules: Rules) -> None:
 
 
 def test_while_an_isr_change_is_in_flight_the_old_and_the_new_set_bind(rules: Rules) -> None:
-    """Rule 2.4 (KIP-497): shrinking, the one that leaves; expanding, the one that joins."""
+    """Rule 2.4 (KIP-497): for shrinking the leaving replica counts, for expanding the joining
+    one.
+    """
     leaving = [leader(in_proposed_isr=True), follower(6)]
     assert high_watermark(rules, *leaving) == 6
     joining = [leader(in_proposed_isr=True), outsider(6, in_proposed_isr=True, is_alive=False)]
@@ -136,13 +142,13 @@ def test_while_an_isr_change_is_in_flight_the_old_and_the_new_set_bind(rules: Ru
 
 
 def test_a_proposed_replica_does_not_count_for_min_isr(rules: Rules) -> None:
-    """Rules 2.3, 2.4: until the change is known to have happened the old set is the set."""
+    """Rules 2.3, 2.4: until the change is known to have landed, the old ISR applies."""
     joining = outsider(10, in_proposed_isr=True, min_isr=2)
     assert high_watermark(rules, leader(in_proposed_isr=True, min_isr=2), joining) == 3
 
 
 def test_partitions_are_judged_each_by_itself(rules: Rules) -> None:
-    """One query moves every partition that the broker leads."""
+    """One query computes it for every partition that the broker leads."""
     replicas = [
         one | {"partition": partition}
         for partition, end in ((0, 5), (1, None), (2, 9))
@@ -167,7 +173,7 @@ def test_it_never_passes_an_in_sync_replica(
     followers: list[tuple[int | None, bool, bool, bool]],
     min_isr: int,
 ) -> None:
-    """Rules 2.1, 2.3, 9.7: it moves forward or not at all, and only over what all members have."""
+    """Rules 2.1, 2.3, 9.7: it never decreases, and covers only records that all members have."""
     replicas = [leader(), *(follower(end) for end, *_ in followers)]
     for one, (_, in_isr, in_proposed_isr, is_alive) in zip(replicas[1:], followers, strict=True):
         one |= {"in_isr": in_isr, "in_proposed_isr": in_proposed_isr, "is_alive": is_alive}
@@ -182,7 +188,9 @@ def test_it_never_passes_an_in_sync_replica(
 
 
 def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None, str | None]:
-    """Return the start, the end, why nothing can be fetched, and why the end is not the latest."""
+    """Return the start, the end, the error of a fetch, and the error of a request for the latest
+    offset.
+    """
     partition = {
         "topic_id": "t",
         "partition": 0,
@@ -199,7 +207,7 @@ def visible(rules: Rules, **changes: Any) -> tuple[int, int, str | None, str | N
     return row["log_start_offset"], row["high_watermark"], row["error"], row["latest_error"]
 
 
-def test_a_consumer_sees_what_lies_below_the_high_watermark(rules: Rules) -> None:
+def test_a_consumer_sees_the_records_below_the_high_watermark(rules: Rules) -> None:
     """Rule 2.6."""
     assert visible(rules) == (2, 8, None, None)
 
@@ -215,7 +223,7 @@ def test_a_consumer_sees_what_lies_below_the_high_watermark(rules: Rules) -> Non
 def test_a_leader_shows_nothing_before_its_first_tick_in_the_epoch(
     rules: Rules, change: dict[str, Any]
 ) -> None:
-    """Rule 2.6: what its row says was said in another role."""
+    """Rule 2.6: its row was written in another role."""
     assert visible(rules, **change)[2:] == ("OFFSET_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE")
 
 
@@ -226,21 +234,21 @@ def test_a_leader_shows_nothing_before_its_first_tick_in_the_epoch(
         pytest.param({"epoch_start_offset": None}, id="the epoch's start is unknown"),
     ],
 )
-def test_a_new_leader_serves_fetches_before_it_can_tell_the_latest_offset(
+def test_a_new_leader_serves_fetches_before_it_knows_the_latest_offset(
     rules: Rules, change: dict[str, Any]
 ) -> None:
-    """Rules 2.6, 10.2 (KIP-207): "latest" never goes back below what was shown."""
+    """Rules 2.6, 10.2 (KIP-207): "latest" never goes below visible records."""
     expected = change.get("high_watermark", 8)
     assert visible(rules, **change) == (2, expected, None, "OFFSET_NOT_AVAILABLE")
 
 
 def test_an_offline_partition_shows_nothing(rules: Rules) -> None:
-    """Rule 7.5: there is no leader, whatever the last one wrote."""
+    """Rule 7.5: there is no leader; the last leader's row does not matter."""
     assert visible(rules, leader=None)[2:] == ("LEADER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE")
 
 
 def test_a_new_topic_is_empty_before_its_leader_has_ticked(rules: Rules) -> None:
-    """Its first leader has nothing to show, which is not an error."""
+    """Its first leader has no records, which is not an error."""
     new = {
         "leader_epoch": 0,
         "reported_leader_epoch": None,

@@ -1,4 +1,4 @@
-"""Nothing is written twice: duplicate_batches, producer_sequences (3.6, 3.7, KIP-98)."""
+"""No batch is written twice: duplicate_batches, producer_sequences (3.6, 3.7, KIP-98)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FENCED = "INVALID_PRODUCER_EPOCH"
 
 
 class Sent(NamedTuple):
-    """A requested batch of producer 7, or of none."""
+    """A requested batch of producer 7, or of a client without a producer id."""
 
     base_sequence: int = -1
     record_count: int = 1
@@ -61,7 +61,7 @@ def refused(rules: Rules, known: list[Known], *sent: Sent) -> dict[int, str]:
 
 
 def test_a_batch_is_known_by_its_id(rules: Rules) -> None:
-    """Rule 3.7: in its own topic and partition, at its original offsets, once for each request."""
+    """Rule 3.7: in its own topic and partition, at its original offsets, once per request."""
     plain = Sent(producer_id=-1, producer_epoch=-1, batch_id="a")
     sent = [
         plain,
@@ -99,7 +99,7 @@ def test_it_is_another_batch_with(rules: Rules, sent: Sent) -> None:
 
 
 def test_batches_of_an_earlier_epoch_are_forgotten(rules: Rules) -> None:
-    """Rule 3.6: once a newer epoch wrote, its zombie is not told that all is well."""
+    """Rule 3.6: after a batch of a newer epoch, a zombie's retry is refused as fenced."""
     known = [Known(10, 12, producer_epoch=3), Known(0, 0, producer_epoch=4, base_offset=53)]
     assert duplicates(rules, known, Sent(10, 3, producer_epoch=3)) == {}
     assert refused(rules, known, Sent(10, 3, producer_epoch=3)) == {0: FENCED}
@@ -118,7 +118,7 @@ def test_the_first_producer_id_is_one_like_any_other(rules: Rules) -> None:
 
 
 def test_a_duplicate_may_wrap(rules: Rules) -> None:
-    """Rule 3.6: sequences go on at 0 after 2^31 - 1."""
+    """Rule 3.6: sequences continue at 0 after 2^31 - 1."""
     known = [Known(2**31 - 2, 1)]
     assert list(duplicates(rules, known, Sent(2**31 - 2, 4))) == [0]
 
@@ -151,21 +151,21 @@ def test_a_batch_continues_its_producers_sequence(
 
 
 def test_the_newest_epochs_last_batch_is_what_is_continued(rules: Rules) -> None:
-    """Rule 3.6: an older epoch's higher sequence does not count."""
+    """Rule 3.6: the higher sequence of an older epoch does not count."""
     known = [Known(0, 30, producer_epoch=3), Known(0, 1, producer_epoch=4, base_offset=81)]
     assert refused(rules, known, Sent(2)) == {}
     assert refused(rules, known, Sent(31)) == {0: GAP}
 
 
 def test_batches_of_one_tick_follow_each_other(rules: Rules) -> None:
-    """Rule 3.6: in order of arrival, over a wrap as well."""
+    """Rule 3.6: in order of arrival, also over a wrap."""
     assert refused(rules, LAST_9, Sent(10, 3), Sent(13, 2), Sent(15)) == {}
     assert refused(rules, LAST_9, Sent(10, 3), Sent(14)) == {1: GAP}
     assert refused(rules, [], Sent(2**31 - 1), Sent(0)) == {}
 
 
 def test_a_refused_batch_takes_its_followers_along(rules: Rules) -> None:
-    """Rule 3.6: they would leave a gap; those of other producers and partitions stand."""
+    """Rule 3.6: they would leave a gap; batches of other producers and partitions are accepted."""
     sent = [
         Sent(10, refusal="CORRUPT_MESSAGE"),
         Sent(11),
@@ -177,20 +177,20 @@ def test_a_refused_batch_takes_its_followers_along(rules: Rules) -> None:
 
 
 def test_a_zombie_does_not_take_its_successor_along(rules: Rules) -> None:
-    """Rule 3.6: the fenced epoch's batch is refused, the living one's is taken."""
+    """Rule 3.6: the fenced epoch's batch is refused, and the current epoch's is accepted."""
     assert refused(rules, LAST_9, Sent(5, producer_epoch=3), Sent(10)) == {0: FENCED}
     assert refused(rules, LAST_9, Sent(10), Sent(11, producer_epoch=3), Sent(11)) == {1: FENCED}
 
 
 def test_a_new_epoch_may_begin_and_go_on_in_one_tick(rules: Rules) -> None:
-    """Rule 3.6: and fences the old one from there on."""
+    """Rule 3.6: from there on the old epoch is fenced."""
     sent = [Sent(10), Sent(0, producer_epoch=5), Sent(1, producer_epoch=5), Sent(11)]
     assert refused(rules, LAST_9, *sent) == {3: FENCED}
 
 
 @pytest.mark.parametrize("count", [2**63 - 1, -(2**63), 0])
 def test_an_impossible_record_count_does_not_spoil_the_tick(rules: Rules, count: int) -> None:
-    """Rule 3.7: the file's check refuses it; the others' batches must not fall with it."""
+    """Rule 3.7: the file's check refuses it; the batches of others must not fail with it."""
     bad = Sent(10, count, refusal="CORRUPT_MESSAGE")
     assert refused(rules, LAST_9, bad, Sent(0, producer_id=8)) == {0: "CORRUPT_MESSAGE"}
     assert duplicates(rules, LAST_9, bad, Sent(5, 5)) == {1: (45, 49)}
@@ -204,14 +204,14 @@ def test_an_impossible_record_count_does_not_spoil_the_tick(rules: Rules, count:
     ],
 )
 def test_a_newer_epoch_that_is_refused_fences_nobody(rules: Rules, newer: Sent, error: str) -> None:
-    """Nothing of it is in the log, so the older one goes on."""
+    """Its batch is not in the log, so the older epoch goes on."""
     assert refused(rules, LAST_9, newer, Sent(10)) == {0: error}
 
 
 def test_the_first_batch_of_an_unknown_producer_begins_its_epoch_wherever_it_begins(
     rules: Rules,
 ) -> None:
-    """And so fences an older one; what was refused before it does not count as the first."""
+    """It fences an older producer; a batch that was refused before does not count as the first."""
     first = Sent(7, producer_epoch=5)
     assert refused(rules, [], first, Sent(0)) == {1: FENCED}
     corrupt = Sent(0, producer_epoch=6, refusal="CORRUPT_MESSAGE")

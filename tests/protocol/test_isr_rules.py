@@ -1,4 +1,4 @@
-"""Who is in sync: follower_progress, isr_shrink, isr_expand, isr_fence (1.3, 5.1, 5.2, 7.2)."""
+"""ISR membership: follower_progress, isr_shrink, isr_expand, isr_fence (1.3, 5.1, 5.2, 7.2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_MS = 100_000
 
 
 class Progress(NamedTuple):
-    """What the leader knows of a follower after its report."""
+    """The leader's state of a follower after its report."""
 
     log_end_offset: int | None
     previous_leader_log_end_offset: int | None
@@ -22,7 +22,9 @@ class Progress(NamedTuple):
 
 
 def progress(rules: Rules, **changes: Any) -> Progress:
-    """Judge a follower's new row; it was at 7 of 10 an instant ago, and at 10 when that was all."""
+    """Evaluate a follower's new row; it was at 7 of 10 a moment ago, and at 10 when the log ended
+    there.
+    """
     row = {
         "topic_id": "t",
         "partition": 0,
@@ -46,7 +48,7 @@ def progress(rules: Rules, **changes: Any) -> Progress:
 
 
 def test_a_report_moves_the_leaders_copy_of_the_position(rules: Rules) -> None:
-    """Rules 1.3, 5.1: position and time are taken, on the leader's clock; it lags behind."""
+    """Rules 1.3, 5.1: the position and the leader's time are stored; the follower still lags."""
     assert progress(rules) == Progress(8, 12, NOW_MS, NOW_MS - 9_000)
 
 
@@ -56,7 +58,9 @@ def test_at_the_leaders_end_it_is_caught_up_now(rules: Rules) -> None:
 
 
 def test_at_what_was_the_leaders_end_it_was_caught_up_at_its_previous_report(rules: Rules) -> None:
-    """Rule 5.1: under a steady load a follower never meets the end, but is never far from it."""
+    """Rule 5.1: under a steady load a follower never reaches the log end, but is always close to
+    it.
+    """
     assert progress(rules, reported_log_end_offset=10) == Progress(10, 12, NOW_MS, NOW_MS - 500)
 
 
@@ -67,14 +71,14 @@ def test_being_caught_up_never_moves_back(rules: Rules) -> None:
 
 
 def test_a_first_report_may_leave_it_never_caught_up(rules: Rules) -> None:
-    """Rule 5.1: a follower outside the in-sync set begins at never."""
+    """Rule 5.1: a follower outside the ISR begins as never caught up."""
     never = dict.fromkeys(Progress._fields[1:])
     assert progress(rules, **never) == Progress(8, 12, NOW_MS, None)
     assert progress(rules, **never, reported_log_end_offset=12).last_caught_up_ms == NOW_MS
 
 
 def test_an_unchanged_row_is_no_report(rules: Rules) -> None:
-    """Rule 5.1: the position stands, but no time is stamped, even at the leader's end."""
+    """Rule 5.1: the position stays, but no time is stored, even at the leader's log end."""
     found = progress(rules, is_new=False, reported_log_end_offset=12)
     assert found == Progress(12, 10, NOW_MS - 500, NOW_MS - 9_000)
 
@@ -102,10 +106,11 @@ def test_an_unchanged_row_is_no_report(rules: Rules) -> None:
 def test_what_does_not_count_leaves_no_position_and_no_time(
     rules: Rules, change: dict[str, Any], reported: int
 ) -> None:
-    """Rules 1.3, 6.4 (KIP-320, KIP-903): nothing that an earlier process reported is kept, either.
+    """Rules 1.3, 6.4 (KIP-320, KIP-903): a position that an earlier process reported is dropped as
+    well.
 
-    A broker that lost its disk and came back between two looks of the leader must not be counted
-    with the position that it had.
+    A broker that lost its disk and returned between two polls of the leader must not count with its
+    earlier position.
     """
     found = progress(rules, **{"reported_log_end_offset": reported, **change})
     assert found == Progress(None, 10, NOW_MS - 500, NOW_MS - 9_000)
@@ -121,7 +126,7 @@ def shrunk(rules: Rules, *replicas: dict[str, Any]) -> list[int]:
 
 
 def member(broker_id: int, log_end_offset: int | None = 10, **changes: Any) -> dict[str, Any]:
-    """Return an in-sync follower whose time has run out, unless it is at the leader's end."""
+    """Return an in-sync follower whose time has expired, unless it is at the leader's log end."""
     return {
         "topic_id": "t",
         "partition": 0,
@@ -166,7 +171,7 @@ def test_a_follower_leaves_when_it_has_not_been_caught_up_for_too_long(
 
 
 def test_lag_max_messages_is_the_old_criterion_and_off_by_default(rules: Rules) -> None:
-    """Rule 5.1: further behind than that leaves at once; a position not yet known is not."""
+    """Rule 5.1: a replica further behind leaves at once; one whose position is unknown stays."""
     in_time = {"last_caught_up_ms": NOW_MS}
     assert shrunk(rules, member(1, 6, **in_time)) == []
     assert shrunk(rules, member(1, 6, lag_max_messages=4, **in_time)) == []
@@ -175,7 +180,7 @@ def test_lag_max_messages_is_the_old_criterion_and_off_by_default(rules: Rules) 
 
 
 def test_several_may_leave_several_partitions_at_once(rules: Rules) -> None:
-    """One query over all that the broker leads."""
+    """One query over all partitions that the broker leads."""
     replicas = [member(0, is_leader=True), member(1, 6), member(2, 6), member(1, 6, partition=1)]
     found = rules.run("isr_shrink", replicas=replicas)
     left = sorted((row["partition"], row["broker_id"]) for row in found)
@@ -203,13 +208,15 @@ def candidate(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_follower_joins_at_the_high_watermark_and_the_epochs_start(rules: Rules) -> None:
-    """Rule 5.2: it need not have reached the leader's end."""
+    """Rule 5.2: it need not have reached the leader's log end."""
     expected = {"topic_id": "t", "partition": 0, "broker_id": 1}
     assert rules.run("isr_expand", replicas=[candidate()]) == [expected]
 
 
 def test_a_follower_joins_within_lag_max_messages(rules: Rules) -> None:
-    """Rule 5.2: the limit itself is within; one that leaves by 5.1 would never join."""
+    """Rule 5.2: a lag of exactly the limit counts as within; a follower that 5.1 removes never
+    joins.
+    """
     assert len(rules.run("isr_expand", replicas=[candidate(lag_max_messages=4)])) == 1
 
 
@@ -228,7 +235,9 @@ def test_a_follower_joins_within_lag_max_messages(rules: Rules) -> None:
     ],
 )
 def test_a_follower_does_not_join_when(rules: Rules, change: dict[str, Any]) -> None:
-    """Rule 5.2, each condition negated once; with the epochs' (KIP-903) the position is null."""
+    """Rule 5.2, each condition negated once; if an epoch is wrong (KIP-903), the position is
+    null.
+    """
     assert rules.run("isr_expand", replicas=[candidate(**change)]) == []
 
 
@@ -248,7 +257,7 @@ def test_fenced_brokers_leave_where_others_remain(rules: Rules) -> None:
 
 
 def test_the_last_in_sync_replicas_stay_though_fenced(rules: Rules) -> None:
-    """Rule 7.2: if none would remain the set stays whole; a live outsider does not count."""
+    """Rule 7.2: if no member would remain, the ISR is unchanged; a live outsider does not count."""
     assert fenced(rules, (0, True, False)) == []
     assert fenced(rules, (0, True, False), (1, True, False), (2, False, True)) == []
 

@@ -28,7 +28,7 @@ from sparklog.protocol.rules import Rules
 def test_the_preferred_replica_gets_its_leadership_back(
     rules: Rules, preferred: dict[str, bool], leader: int | None, is_given_back: bool
 ) -> None:
-    """Rule 7.6: only where no record is at risk, which an unclean election would put there."""
+    """Rule 7.6: only without the risk of losing records, which an unclean election would have."""
     replicas = [
         {
             "topic_id": "t",
@@ -48,11 +48,11 @@ def test_the_preferred_replica_gets_its_leadership_back(
 
 
 Assigned = Sequence[tuple[Sequence[int], int | None]]
-"""Per partition the assigned brokers, the preferred one first, and who leads."""
+"""For each partition the assigned brokers, the preferred one first, and the leader."""
 
 
 def imbalanced(rules: Rules, assigned: Assigned, max_percentage: int = 10) -> set[int]:
-    """Return the numbers of the partitions that are to be given back."""
+    """Return the numbers of the partitions whose preferred replica is to be elected."""
     rows: list[dict[str, Any]] = [
         {
             "topic_id": "t",
@@ -71,7 +71,9 @@ def imbalanced(rules: Rules, assigned: Assigned, max_percentage: int = 10) -> se
 
 
 def test_a_broker_that_lacks_more_than_its_percentage_gets_all_of_it_back(rules: Rules) -> None:
-    """Rule 7.6: Kafka compares the broker's share of led-but-not-preferred partitions."""
+    """Rule 7.6: Kafka compares the broker's share of partitions that it is preferred for and does
+    not lead.
+    """
     of_ten = [([0, 1], 0)] * 8 + [([0, 1], 1)] * 2
     assert imbalanced(rules, of_ten, 10) == {8, 9}
     assert imbalanced(rules, of_ten, 19) == {8, 9}
@@ -85,21 +87,23 @@ def test_a_broker_that_lacks_just_its_percentage_is_left_alone(rules: Rules) -> 
 
 
 def test_a_broker_is_judged_by_what_it_is_preferred_for(rules: Rules) -> None:
-    """Rule 7.6: not by what it leads, nor by the other brokers' share."""
+    """Rule 7.6: neither the partitions that it leads nor the other brokers' shares count."""
     assigned = [([0, 1], 0), ([1, 0], 0), ([2, 0], 2), ([2, 0], 2)]
     assert imbalanced(rules, assigned) == {1}
 
 
 def test_a_partition_without_leader_counts_as_not_led(rules: Rules) -> None:
-    """Rule 7.6: null is nobody, on both engines."""
+    """Rule 7.6: a null leader counts as another leader, on both engines."""
     assert imbalanced(rules, [([0, 1], None), ([0, 1], 0)]) == {0}
 
 
 def test_with_zero_percent_every_partition_is_given_back(rules: Rules) -> None:
+    """Rule 7.6: with 0 % one imbalanced partition of a hundred is enough."""
     assert imbalanced(rules, [([0, 1], 0)] * 99 + [([0, 1], 1)], 0) == {99}
 
 
 def test_with_a_hundred_percent_nothing_is_given_back(rules: Rules) -> None:
+    """Rule 7.6: with 100 % no partition changes its leader."""
     assert imbalanced(rules, [([0, 1], 1)], 100) == set()
 
 
@@ -114,7 +118,7 @@ BROKERS = st.permutations([0, 1, 2, 3])
 def test_the_rule_is_what_kafka_computes_broker_by_broker(
     rules: Rules, assigned: Assigned, percentage: int
 ) -> None:
-    """KafkaController.checkAndTriggerAutoLeaderRebalance, in words of its own."""
+    """KafkaController.checkAndTriggerAutoLeaderRebalance, written again in Python."""
     of_broker: dict[int, list[int]] = defaultdict(list)
     for partition, (replicas, _) in enumerate(assigned):
         of_broker[replicas[0]].append(partition)

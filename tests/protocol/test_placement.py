@@ -19,7 +19,7 @@ def unracked(brokers: int) -> dict[int, str | None]:
 
 
 def test_without_racks_as_in_kafkas_admin_utils_test() -> None:
-    """5 brokers, 10 partitions, replication factor 3: the shift grows with every round."""
+    """5 brokers, 10 partitions, replication factor 3: the shift increases with every round."""
     assert place_replicas(unracked(5), 10, 3, start_index=0, shift=0) == {
         0: [0, 1, 2],
         1: [1, 2, 3],
@@ -48,7 +48,7 @@ def test_with_racks_as_in_kafkas_admin_rack_aware_test() -> None:
 
 
 def test_the_order_of_brokers_alternates_their_racks() -> None:
-    """The leaders of one round are that order, also where racks are of different sizes."""
+    """The leaders of one round are in this order, also if racks have different sizes."""
 
     def order(racks: dict[int, str | None]) -> list[int]:
         placed = place_replicas(racks, len(racks), 1, start_index=0, shift=0)
@@ -59,7 +59,7 @@ def test_the_order_of_brokers_alternates_their_racks() -> None:
 
 
 def test_start_and_shift_say_where_it_begins() -> None:
-    """Kafka's start index and shift; left out, they are random."""
+    """Kafka's start index and shift; by default they are random."""
     assert place_replicas(unracked(5), 1, 3, start_index=2, shift=0) == {0: [2, 3, 4]}
     assert place_replicas(unracked(5), 1, 3, start_index=2, shift=1) == {0: [2, 4, 0]}
     seen = {tuple(place_replicas(unracked(4), 1, 2)[0]) for _ in range(400)}
@@ -67,19 +67,19 @@ def test_start_and_shift_say_where_it_begins() -> None:
 
 
 def test_without_every_rack_known_no_rack_counts() -> None:
-    """A placement by half the racks would be worse than none."""
+    """A placement by some of the racks would be worse than one without racks."""
     half: dict[int, str | None] = {**dict(RACKS), 2: None}
     assert place_replicas(half, 12, 3, 0, 0) == place_replicas(unracked(6), 12, 3, 0, 0)
 
 
 def test_one_rack_is_as_good_as_none() -> None:
-    """Racks only matter where there are several."""
+    """Racks only matter if there are several."""
     same: dict[int, str | None] = dict.fromkeys(range(5), "r1")
     assert place_replicas(same, 10, 3, 0, 0) == place_replicas(unracked(5), 10, 3, 0, 0)
 
 
 def test_broker_ids_need_not_be_dense() -> None:
-    """They are ordered, not counted."""
+    """Ids are used for their order only."""
     assert place_replicas({7: None, 40: None, 3: None}, 3, 2, 0, 0) == {
         0: [3, 7],
         1: [7, 40],
@@ -103,7 +103,7 @@ CLUSTERS = st.dictionaries(
 def test_replicas_and_leaders_are_spread(
     racks: dict[int, str | None], partitions: int, factor: int
 ) -> None:
-    """Rule 7.4: no broker twice, leaders in turns, and no rack twice before every rack once."""
+    """Rule 7.4: no broker twice, leaders in turns, and no rack twice before every rack has one."""
     factor = min(factor, len(racks))
     placed = place_replicas(racks, partitions, factor)
     assert list(placed) == list(range(partitions))
@@ -130,7 +130,7 @@ def test_replicas_and_leaders_are_spread(
 def test_full_rounds_load_every_broker_alike(
     racks: dict[int, str | None], partitions: int, factor: int
 ) -> None:
-    """Rule 7.4: with racks of one size, after full rounds, wherever they begin."""
+    """Rule 7.4: for racks of one size, after full rounds, from any start."""
     for start in range(len(racks)):
         placed = place_replicas(racks, partitions, factor, start_index=start, shift=0)
         loads = Counter(broker for replicas in placed.values() for broker in replicas)
@@ -138,7 +138,7 @@ def test_full_rounds_load_every_broker_alike(
 
 
 def test_more_replicas_than_live_brokers_are_refused() -> None:
-    """Rule 7.4; the message says what there is and what to do."""
+    """Rule 7.4; the message has the number of brokers and a remedy."""
     with pytest.raises(ProtocolError, match=r"INVALID_REPLICATION_FACTOR: .*there are 2"):
         place_replicas(unracked(2), 1, 3)
     with pytest.raises(ProtocolError, match="INVALID_REPLICATION_FACTOR"):

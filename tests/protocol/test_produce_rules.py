@@ -1,4 +1,4 @@
-"""The way of a produce request: refused, numbered, delayed, completed (3.1-3.7, 4.2-4.4)."""
+"""The stages of a produce request: refused, numbered, delayed, completed (3.1-3.7, 4.2-4.4)."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("MESSAGE_TOO_LARGE", {"byte_size": 101}),
     ("CORRUPT_MESSAGE", {"file_fault": "its checksum is another"}),
 ]
-"""What a leader refuses, the gravest first."""
+"""Reasons for which a leader refuses a request, the most severe first."""
 
 
 @pytest.mark.parametrize(("error", "fault"), FAULTS, ids=[error for error, _ in FAULTS])
 def test_what_a_leader_refuses(rules: Rules, error: str, fault: dict[str, Any]) -> None:
-    """Rules 3.1-3.5: each fault by itself, with Kafka's code."""
+    """Rules 3.1-3.5: each fault on its own, with Kafka's error code."""
     assert error in ERROR_CODES
     assert errors(rules, request()) == [None]
     assert errors(rules, request(**fault)) == [error]
 
 
 def test_the_gravest_fault_is_answered(rules: Rules) -> None:
-    """Rules 3.1-3.5: what concerns the request comes before what concerns its batch."""
+    """Rules 3.1-3.5: faults of the request precede faults of its batch."""
     everything: dict[str, Any] = {}
     for error, fault in reversed(FAULTS):
         everything |= fault
@@ -85,7 +85,7 @@ def test_a_newer_leader_epoch_is_unknown(rules: Rules) -> None:
 
 
 def test_where_the_broker_leads_nothing_its_state_may_be_missing(rules: Rules) -> None:
-    """Rule 3.1: such requests are answered by every broker."""
+    """Rule 3.1: every broker answers such requests."""
     unknown: dict[str, Any] = dict.fromkeys(["leader_epoch", "isr_size", "replica_count"])
     unknown["is_leader"] = False
     assert errors(rules, request(**unknown)) == ["NOT_LEADER_OR_FOLLOWER"]
@@ -105,7 +105,7 @@ def test_any_other_acks_are_refused(rules: Rules, acks: int) -> None:
 
 
 def test_min_isr_binds_acks_all_only(rules: Rules) -> None:
-    """Rule 3.3; and effectively it is at most the number of replicas (2.3)."""
+    """Rule 3.3; the effective value is at most the number of replicas (2.3)."""
     assert errors(rules, request(isr_size=1)) == ["NOT_ENOUGH_REPLICAS"]
     assert errors(rules, request(isr_size=1, acks=1)) == [None]
     assert errors(rules, request(isr_size=1, acks=0)) == [None]
@@ -113,13 +113,13 @@ def test_min_isr_binds_acks_all_only(rules: Rules) -> None:
 
 
 def test_a_request_may_wait_as_long_as_its_timeout(rules: Rules) -> None:
-    """Rule 3.1: after that the client has gone on, and an append would come behind its back."""
+    """Rule 3.1: later the client has given up, and an append would be without its knowledge."""
     assert errors(rules, request(waited_ms=1000)) == [None]
     assert errors(rules, request(waited_ms=1001)) == ["REQUEST_TIMED_OUT"]
 
 
 def test_a_duplicate_is_not_refused_for_what_concerns_appending(rules: Rules) -> None:
-    """Rule 3.6: it is in the log, so epoch, time, in-sync set and file do not matter any more."""
+    """Rule 3.6: it is in the log, so epoch, time, ISR and file do not matter any more."""
     late: dict[str, Any] = {}
     for _, fault in FAULTS[4:]:
         late |= fault
@@ -148,7 +148,7 @@ def test_one_bad_batch_refuses_its_partition_of_its_request_and_nothing_else(rul
 
 
 def test_base_offsets_go_on_from_the_log_end_in_order_of_arrival(rules: Rules) -> None:
-    """Rule 3.4: prefix sums of the record counts, each partition by itself."""
+    """Rule 3.4: prefix sums of the record counts, for each partition independently."""
     arrived = [(0, "t", 0, 2), (1, "t", 1, 7), (2, "t", 0, 3), (3, "u", 0, 1), (4, "t", 0, 1)]
     batches = [
         {
@@ -177,7 +177,7 @@ def test_base_offsets_go_on_from_the_log_end_in_order_of_arrival(rules: Rules) -
 def test_a_topic_may_bound_how_fast_it_is_written(
     rules: Rules, byte_rate: int | None, recent_bytes: int, error: str | None
 ) -> None:
-    """In bytes a second over the window, which is of 2 s here; no number is too large."""
+    """The limit is in bytes per second over a window of 2 s; no number is too large."""
     assert errors(rules, request(byte_rate=byte_rate, recent_bytes=recent_bytes)) == [error]
 
 
@@ -201,7 +201,7 @@ def delayed(rules: Rules, *rows: dict[str, Any]) -> dict[tuple[str, int], dict[s
 
 
 def test_acks_decide_what_is_answered_when(rules: Rules) -> None:
-    """Rule 3.2: all waits for the high watermark, 1 for the append, 0 for nothing."""
+    """Rule 3.2: `all` waits for the high watermark, 1 for the append, and 0 gets no answer."""
     found = delayed(rules, appended("a", -1, 4, 6), appended("b", 1, 7, 7), appended("c", 0, 8, 8))
     assert {of: row["is_delayed"] for of, row in found.items()} == {("a", 0): True, ("b", 0): False}
     waiting = found["a", 0]
@@ -210,7 +210,7 @@ def test_acks_decide_what_is_answered_when(rules: Rules) -> None:
 
 
 def test_a_request_waits_for_the_last_batch_of_each_partition(rules: Rules) -> None:
-    """Rule 3.4: each partition gets its own base offset and its own wait."""
+    """Rule 3.4: each partition has its own base offset and its own required offset."""
     found = delayed(
         rules,
         appended("a", -1, 4, 6),
@@ -222,13 +222,13 @@ def test_a_request_waits_for_the_last_batch_of_each_partition(rules: Rules) -> N
 
 
 def test_the_strictest_acks_of_a_request_count(rules: Rules) -> None:
-    """Rule 3.2: nobody who asked for all is answered before all have it."""
+    """Rule 3.2: a request with acks=all is not answered before all have the records."""
     found = delayed(rules, appended("a", -1, 4, 6), appended("a", 1, 7, 9))
     assert found["a", 0]["is_delayed"]
 
 
 def test_no_timeout_is_too_large(rules: Rules) -> None:
-    """Rule 3.7: one request's number never spoils a tick."""
+    """Rule 3.7: a number in one request never makes a tick fail."""
     found = delayed(rules, appended("a", -1, 4, 6, timeout_ms=2**63 - 1))
     assert found["a", 0]["deadline_ms"] == 5000 + 2**31 - 1
 
@@ -256,14 +256,14 @@ def test_an_operation_is_complete_when_the_high_watermark_has_passed_it(rules: R
 
 
 def test_too_few_in_sync_by_then_is_answered_as_such(rules: Rules) -> None:
-    """Rule 3.3: only when the high watermark gets there, until then it waits."""
+    """Rule 3.3: only when the high watermark has reached it; until then it is delayed."""
     assert completed(rules, isr_size=1) == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
     assert completed(rules, isr_size=1, high_watermark=6) is None
     assert completed(rules, isr_size=1, replica_count=1) == "NONE"
 
 
 def test_a_change_of_leadership_completes_what_was_delayed(rules: Rules) -> None:
-    """Rule 4.4: what the new leader's log holds at that offset is not known here."""
+    """Rule 4.4: the old leader does not know the new leader's records at that offset."""
     gone = dict.fromkeys(["high_watermark", "isr_size", "min_isr", "replica_count"])
     assert completed(rules, is_leader=False, **gone) == "NOT_LEADER_OR_FOLLOWER"
     assert completed(rules, is_leader=False) == "NOT_LEADER_OR_FOLLOWER"
@@ -294,7 +294,9 @@ def test_the_state_a_broker_starts_with(
     log_end: int,
     expected: tuple[int, int, int],
 ) -> None:
-    """Rules 1.2, 1.4, 7.0: log start <= high watermark <= log end, the log being the truth."""
+    """Rules 1.2, 1.4, 7.0: log start <= high watermark <= log end, with the log taking
+    precedence.
+    """
     row = {
         "topic_id": "t",
         "partition": 0,
@@ -323,13 +325,13 @@ def completed_fetches(rules: Rules, *rows: tuple[str, int, bool, int]) -> dict[s
 
 
 def test_a_fetch_is_complete_when_there_is_enough_in_all_its_partitions(rules: Rules) -> None:
-    """Rule 4.3, A.2: those that have nothing go on with the others."""
+    """Rule 4.3, A.2: partitions without new batches are included."""
     assert completed_fetches(rules, ("a", 0, True, 9), ("b", 0, True, 9)) == {}
     both = {"a/0": "NONE", "a/1": "NONE"}
     assert completed_fetches(rules, ("a", 0, True, 10), ("a", 1, True, 0)) == both
 
 
 def test_a_fetch_goes_on_without_partitions_that_another_leads(rules: Rules) -> None:
-    """Rule 4.4: what the old leader has is not worth waiting for, and does not count."""
+    """Rule 4.4: the old leader's batches are not waited for, and do not count."""
     lost = {"a/0": "NOT_LEADER_OR_FOLLOWER"}
     assert completed_fetches(rules, ("a", 0, False, 9), ("a", 1, True, 9)) == lost

@@ -1,4 +1,4 @@
-"""Where two logs agree: truncation_point (6.3, KIP-101, KIP-279)."""
+"""The point at which two logs diverge: truncation_point (6.3, KIP-101, KIP-279)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows(entries: Entries) -> list[dict[str, Any]]:
 
 
 def test_the_own_high_watermark_plays_no_part() -> None:
-    """KIP-101: the rule does not even see it."""
+    """KIP-101: the high watermark is not an input of the rule."""
     columns = [name for table in rule("truncation_point").takes.values() for name in table.names]
     assert not [name for name in columns if "high_watermark" in name]
 
@@ -68,10 +68,10 @@ def test_the_own_high_watermark_plays_no_part() -> None:
         pytest.param([(0, 0)], 7, 6, Point(5, restart_at=6), id="later than where they agree"),
     ],
 )
-def test_a_follower_below_the_leaders_log_start_begins_anew_there(
+def test_a_follower_below_the_leaders_log_start_begins_again_there(
     rules: Rules, own: Entries, own_end: int, leader_start: int, expected: Point
 ) -> None:
-    """What is in between is nowhere to be had, and a log has no gap (6.7, 9.5)."""
+    """The records in between exist nowhere, and a log has no gap (6.7, 9.5)."""
     found = truncation_point(rules, own, own_end, [(0, 0), (1, 5)], 9, leader_start=leader_start)
     assert found == expected
 
@@ -155,19 +155,23 @@ def test_where_the_own_log_is_cut(
     leader_end: int,
     expected: int | None,
 ) -> None:
-    """Rule 6.3: the largest epoch that both know, up to where the first of the two ends it."""
+    """Rule 6.3: the largest epoch in both histories, up to the lower of its two end offsets."""
     assert truncation_point(rules, own, own_end, leader, leader_end) == Point(expected)
 
 
 def test_a_follower_waits_while_the_leader_has_not_announced_its_epoch(rules: Rules) -> None:
-    """Rule 6.3: without the leader's own entry nothing is cut, common epochs or not."""
+    """Rule 6.3: without the leader's entry of its own epoch nothing is truncated, even with common
+    epochs.
+    """
     for leader in ([], [(3, 0)], [(0, 0)]):
         point = truncation_point(rules, [(0, 0)], 5, leader, 2, leader_epoch=4)
         assert point == Point(None, waits=True)
 
 
 def test_a_follower_with_more_of_the_leaders_own_epoch_than_the_leader_waits(rules: Rules) -> None:
-    """Rule 10.4: the leader has lost records within its epoch, so nothing is cut to its end."""
+    """Rule 10.4: the leader has lost records of its own epoch, so nothing is truncated to its
+    end.
+    """
     for leader_end in (0, 3, 7):
         point = truncation_point(rules, [(0, 0), (3, 2)], 8, [(0, 0), (3, 2)], leader_end)
         assert point == Point(None, waits=True)
@@ -177,17 +181,20 @@ def test_a_follower_with_more_of_the_leaders_own_epoch_than_the_leader_waits(rul
 
 
 def test_nothing_is_cut_below_the_log_start(rules: Rules) -> None:
-    """Rule 1.2: with no common epoch, what is left of the first own epoch goes."""
+    """Rule 1.2: without a common epoch, the remaining records of the first own epoch are
+    removed.
+    """
     point = truncation_point(rules, [(1, 0)], 9, [(2, 0)], 9, log_start_offset=4)
     assert point == Point(4)
 
 
 def test_what_the_leader_cannot_vouch_for_goes(rules: Rules) -> None:
-    """Where retention cut the leader's history after the last own epoch there is no common one.
+    """If retention removed the leader's history after the follower's last epoch, there is no common
+    epoch.
 
-    Kafka's exchange would stop at the leader's first start here, since the leader answers an epoch
-    older than all it knows. The records below that point are gone from the leader's log as well,
-    so the follower restarts at the leader's log start either way (6.7).
+    Kafka's exchange would stop at the leader's first start offset here, since the leader answers an
+    epoch older than all that it knows. The records below that point are missing from the leader's
+    log as well, so the follower restarts at the leader's log start offset either way (6.7).
     """
     assert truncation_point(rules, [(1, 0)], 20, [(3, 15)], 30) == Point(0)
 
@@ -225,7 +232,9 @@ def test_partitions_do_not_mix(rules: Rules) -> None:
 
 
 class Replica:
-    """A log as the epochs of its records, and its history, changed as rules 6.1 and 6.3 say."""
+    """A log as the epochs of its records, and its history, changed according to rules 6.1 and
+    6.3.
+    """
 
     def __init__(self) -> None:
         self.log: list[int] = []
@@ -247,7 +256,7 @@ class Replica:
 
 
 def agreement(one: Replica, other: Replica) -> int:
-    """Where two logs part, seen from outside: an epoch and an offset name one record."""
+    """Return the offset at which two logs diverge: an epoch and an offset identify one record."""
     for offset, (a, b) in enumerate(zip(one.log, other.log, strict=False)):
         if a != b:
             return offset
@@ -266,7 +275,9 @@ def end_offset_for(entries: Entries, log_end_offset: int, asked: int) -> tuple[i
 
 
 def exchanged(own: Entries, own_end: int, leader: Entries, leader_end: int) -> int:
-    """KIP-279 as rule 6.3 tells it: ask, go on from the own largest epoch not above the answer."""
+    """Follow KIP-279 as in rule 6.3: request an epoch, then the own largest epoch not above the
+    answer.
+    """
     if not own:
         return own_end
     asked = own[-1][0]
@@ -291,11 +302,11 @@ TERMS = st.lists(
     min_size=1,
     max_size=8,
 )
-"""Terms of leadership: who leads, how much it writes, who follows it how far."""
+"""Leadership terms: the leader, the number of its records, the followers and their positions."""
 
 
 def grown(terms: list[tuple[int, int, list[tuple[int, int]]]]) -> tuple[list[Replica], int]:
-    """Let three replicas live through the terms; return them and who led last."""
+    """Let three replicas go through the terms; return them and the last leader."""
     replicas = [Replica(), Replica(), Replica()]
     leader = 0
     for epoch, (leader, records, followers) in enumerate(terms):
@@ -312,7 +323,7 @@ def test_one_join_equals_the_exchange_of_kip_279(
     rules: Rules,
     terms: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:
-    """Rule 6.3: the join, the exchange and the records themselves name the same offset."""
+    """Rule 6.3: the join, the exchange and the records themselves give the same offset."""
     replicas, last = grown(terms)
     leader = replicas[last]
     for follower in replicas[:last] + replicas[last + 1 :]:
@@ -335,7 +346,7 @@ def test_one_join_equals_the_exchange_of_kip_279(
 def test_with_the_leaders_log_cut_the_join_never_keeps_more(
     rules: Rules, terms: list[tuple[int, int, list[tuple[int, int]]]], log_start: int
 ) -> None:
-    """Rule 8.3: a history cut at the log start, its boundary entry kept, vouches for less."""
+    """Rule 8.3: a history that is cut at the log start, with its boundary entry, confirms less."""
     replicas, last = grown(terms)
     leader = replicas[last]
     start = min(log_start, len(leader.log))

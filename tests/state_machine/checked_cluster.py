@@ -1,12 +1,14 @@
-"""A `LocalCluster` that is checked after every call, and that writes down how it came so far.
+"""A `LocalCluster` that is checked after every call, and that records its calls.
 
-Requests and producers go by number and values by themselves, so a story is a few plain calls.
+Requests and producers are numbered, and values are generated, so a story consists of a few plain
+calls.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +21,20 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.broker import unclean_start
 from sparklog.broker.broker import Broker
-from sparklog.broker.election import ElectionType
 from sparklog.broker.tick import StoppedError
-from sparklog.clients.produce import Acks, PendingProduce, ProduceResponse
+from sparklog.cluster.election import ElectionType
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
 from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch
+from sparklog.producer.produce_requests import Acks, PendingProduce, ProduceResponse
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
+from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.copying import ProcessCopier
-from sparklog.storage.delta_log import LOG_VERSION
 from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
-from sparklog.storage.roots import BrokerRoot, ClusterRoot
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
 from tests.faulty_files import Failure, FaultyFiles, Kept
@@ -44,7 +46,7 @@ SESSION_MS = 9_000
 TIMEOUT_MS = 30_000
 MERGE_LAG_MS = 60_000
 WRITE_BACK_MS = 30_000
-"""The time after which the kernel has written to the disk what was not synced."""
+"""The time after which the kernel has written unsynced data to the disk, in ms."""
 ERRORS = {
     "NONE",
     "NOT_LEADER_OR_FOLLOWER",
@@ -55,21 +57,26 @@ ERRORS = {
     "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     "REQUEST_TIMED_OUT",
     "OUT_OF_ORDER_SEQUENCE_NUMBER",
-    # By a process that was paused before it had looked at anything.
+    # By a process that was paused before its first poll.
     "UNKNOWN_TOPIC_OR_PARTITION",
 }
-"""What a well-behaved client may be answered with here."""
+"""The possible answers to a correct client."""
+
+_MEMORY = "/dev/shm"
+"""Linux's file system in memory."""
+_STORY_BYTES = 256 << 20
+"""The free space that a story needs at most, many times over."""
 
 _CLUSTER_TABLES = {schema.name for schema in CLUSTER_TABLES}
 
 _FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError)
-"""The errors with which a tick may fail and after which a broker goes on."""
+"""Errors with which a tick may fail and after which a broker goes on."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _step(method: _Method) -> _Method:
-    """Write the call down, make it, and check everything; tell the story where that fails."""
+    """Record the call, make it, and check the cluster; report the story if that fails."""
 
     @functools.wraps(method)
     def call(self: CheckedCluster, *args: Any, **options: Any) -> Any:
@@ -89,13 +96,15 @@ def _step(method: _Method) -> _Method:
 
 
 def _described_version(root: Path) -> int:
-    """The version of a broker's journal that all of its checkpoints describe."""
+    """The newest journal version that all checkpoints of a broker describe."""
     tables = (DeltaTable(str(root / schema.name)) for schema in CHECKPOINTS)
     return min(table.transaction_version(LOG_VERSION) or 0 for table in tables)
 
 
 class _Request(NamedTuple):
-    """A request, what it bears, and the root that it lies in: the broker, and which of its."""
+    """A request with its batch, and the root of its inbox: the broker, and the number of the
+    root.
+    """
 
     pending: PendingProduce
     partition: int
@@ -132,7 +141,7 @@ class CheckedCluster:
         self._on_failure = on_failure
         self.ids = tuple(range(brokers))
         self.partitions = tuple(range(partitions))
-        self._folder = tempfile.TemporaryDirectory(prefix="sparklog-")
+        self._folder = tempfile.TemporaryDirectory(prefix="sparklog-", dir=_in_memory())
         self.root = Path(self._folder.name)
         for name in ("cluster", *(f"broker-{one}" for one in self.ids)):
             shutil.copytree(_empty_roots() / name, self.root / name)
@@ -172,7 +181,7 @@ class CheckedCluster:
 
     @contextmanager
     def _machine(self) -> Iterator[None]:
-        """Let brokers use the faulty file system and a boot id that changes at a power loss."""
+        """Let brokers use the faulty file system, and a boot id that changes at a power loss."""
         real = unclean_start._BOOT_ID
         unclean_start._BOOT_ID = self._boot_id
         try:
@@ -183,35 +192,35 @@ class CheckedCluster:
 
     @property
     def script(self) -> str:
-        """The story so far, as a script that tells it again."""
+        """The story so far, as a script that repeats it."""
         return "\n".join([*self.story, ""])
 
     def close(self) -> None:
-        """Let go of everything and remove the folder."""
+        """Close the cluster and remove its folder."""
         self._cluster.close()
         self._folder.cleanup()
 
-    # --- who there is ---------------------------------------------------------------------------
+    # --- brokers and requests ---------------------------------------------------------------
 
     def running(self) -> list[int]:
-        """The brokers that have not crashed, paused or not."""
-        return sorted(self._cluster._brokers)
+        """The brokers that have not crashed, including paused ones."""
+        return sorted(self._cluster.brokers)
 
     def awake(self) -> list[int]:
         """The brokers that run and are not paused."""
         return [one for one in self.running() if one not in self.paused]
 
     def crashed(self) -> list[int]:
-        """The brokers that nobody plays."""
-        return [one for one in self.ids if one not in self._cluster._brokers]
+        """The brokers without a process."""
+        return [one for one in self.ids if one not in self._cluster.brokers]
 
     def leader(self, partition: int) -> int:
-        """The leader of a partition, or the first replica while there is none."""
+        """The leader of a partition, or the first replica if it has no leader."""
         return self._leader(partition)
 
     def controller(self) -> int:
         """The active controller."""
-        return next(one for one, of in self._cluster._brokers.items() if of.is_controller)
+        return next(one for one, of in self._cluster.brokers.items() if of.is_controller)
 
     @property
     def failures(self) -> int:
@@ -219,7 +228,7 @@ class CheckedCluster:
         return len(self._files.failed)
 
     def sendable(self) -> list[int]:
-        """The requests whose batch files are still where they were put."""
+        """The requests whose batch files are still at their paths."""
         producible = self.producible()
         return [
             number
@@ -228,7 +237,7 @@ class CheckedCluster:
         ]
 
     def producible(self) -> list[int]:
-        """The partitions whose inbox is there."""
+        """The partitions whose leader's inbox exists."""
         away = self.lost | self._without_power
         return [one for one in self.partitions if self._leader(one) not in away]
 
@@ -237,7 +246,7 @@ class CheckedCluster:
         return self._losses[broker_id] == losses
 
     def _is_whole(self, request: _Request) -> bool:
-        """Whether the batch file is there as it was sent: a power loss may have taken it."""
+        """Whether the batch file is unchanged: a power loss may have removed or cut it."""
         [batch] = request.pending.batches
         root = self.root / f"broker-{request.addressed[0]}"
         file = root / "log" / batch.file.path
@@ -255,13 +264,13 @@ class CheckedCluster:
     def _may_retry(self, request: _Request) -> bool:
         """Whether a client still would: one without sequences gives up before batches are merged.
 
-        What it sends last is taken or refused within its timeout.
+        Its last attempt is appended or refused within its timeout.
         """
         age_ms = self._cluster.clock.now_ms() - request.first_sent_ms
         return request.producer is not None or age_ms <= MERGE_LAG_MS - TIMEOUT_MS
 
     def _leader(self, partition: int) -> int:
-        """Who leads, or whose inbox takes the file while nobody does."""
+        """The leader, or the broker whose inbox gets the file while there is no leader."""
         leader = self._invariants.leader(partition)
         return self.ids[partition] if leader is None else leader
 
@@ -290,10 +299,10 @@ class CheckedCluster:
 
     @_step
     def retry(self, number: int) -> None:
-        """Send the batch of request `number` once more, to whoever leads by now."""
+        """Send the batch of request `number` once more, to the current leader."""
         request = self.requests[number]
         leader = self._leader(request.partition)
-        again = self._cluster._send_again(request.pending)
+        again = self._cluster.retry(request.pending)
         of = request.partition, request.values, request.producer
         self._sent(again, *of, leader, request.first_sent_ms)
 
@@ -316,42 +325,44 @@ class CheckedCluster:
 
     @_step
     def leader_tick(self, broker_id: int, stop_after: str | None = None) -> None:
-        """Let a broker play the leader; a paused one acts on what it had read."""
+        """Run a broker's leader tick; a paused broker acts on its earlier reads."""
         self._cluster.leader_tick(broker_id, stop_after)
 
     @_step
     def follower_tick(self, broker_id: int, stop_after: str | None = None) -> None:
-        """Let a broker play the follower; a paused one acts on what it had read."""
+        """Run a broker's follower tick; a paused broker acts on its earlier reads."""
         self._cluster.follower_tick(broker_id, stop_after)
 
     @_step
     def controller_tick(self, stop_after: str | None = None) -> None:
-        """Let the brokers watch and the controller act."""
+        """Let the brokers observe and the controller act."""
         self._cluster.controller_tick(stop_after)
 
     @_step
     def merge(self, broker_id: int, stop_after: str | None = None) -> None:
-        """Let a broker merge the batches that it has, which are old enough by then."""
+        """Let a broker merge its batches, after the time from which they are old enough."""
         self._cluster.clock.advance(MERGE_LAG_MS)
         self._cluster.merge(broker_id, stop_after)
 
     @_step
     def merge_during(self, broker_id: int, role: str, other_id: int) -> None:
-        """Let a tick happen between a merged file and its commit, of this broker or another."""
+        """Run a tick of this broker or another between the write of a merged file and its
+        commit.
+        """
         self._cluster.clock.advance(MERGE_LAG_MS)
         with _before_commit_of_merge(lambda: getattr(self._cluster, role)(other_id)):
             self._cluster.merge(broker_id)
 
     @_step
     def tick_until_idle(self) -> None:
-        """Let those who are awake tick until nothing is left to do."""
+        """Let the brokers that are awake tick until they are idle."""
         self._cluster.tick_until_idle()
 
     @_step
     def tick_during(
         self, role: str, broker_id: int, before_rule: str, other_role: str, other_id: int
     ) -> None:
-        """Let another tick happen within a tick, just before a rule runs in it (if it does)."""
+        """Run another tick within a tick, just before a rule runs in it (if it does)."""
 
         def other() -> None:
             if other_role == "controller_tick":
@@ -366,15 +377,16 @@ class CheckedCluster:
     def faulty_tick(
         self, role: str, broker_id: int, folder: str, failure: Failure, skip: int = 0
     ) -> None:
-        """Let a broker tick while a file call fails.
+        """Run a broker's tick while a file call fails.
 
         Parameters: `role`, the method of `Broker`; `folder`, a table of the broker's root or of the
-        cluster's with `/_delta_log` for its commits; `skip`, the calls before the one that fails.
+        cluster's with `/_delta_log` for its commits; `skip`, the number of calls before the one
+        that fails.
         """
         if role == "merge":
             self._cluster.clock.advance(MERGE_LAG_MS)
         self._files.fail(self._place(broker_id, folder), failure, skip)
-        self._act(self._cluster._brokers[broker_id], role)
+        self._act(self._cluster.brokers[broker_id], role)
         self._files.calm()
 
     @_step
@@ -388,13 +400,13 @@ class CheckedCluster:
     ) -> None:
         """Suspend a broker's process within a tick, before it commits to a table.
 
-        The others go on: its session expires, records are produced and replicated. Then it wakes
-        up and commits.
+        The others go on: its session expires, records are produced and replicated. Then it wakes up
+        and commits.
 
         Parameters: as `faulty_tick`; `takes_over`, whether a newer process of the broker starts;
         `cleans_up`, whether the old commits of all tables are removed.
         """
-        process = self._cluster._brokers[broker_id]
+        process = self._cluster.brokers[broker_id]
 
         def others() -> None:
             process.is_paused = True
@@ -410,8 +422,8 @@ class CheckedCluster:
             self.check()
             if cleans_up:
                 # As before Delta's clean-up.
-                for broker in self._cluster._awake():
-                    broker._write_checkpoints()
+                for awake in self.awake():
+                    self._cluster.brokers[awake]._write_checkpoints()
                 self._clean_up("cluster", *(f"broker-{one}" for one in self.ids))
             process.is_paused = False
 
@@ -433,7 +445,7 @@ class CheckedCluster:
         try:
             getattr(process, role)()
         except (FencedError, StoppedError):
-            if self._cluster._brokers.get(process.broker_id) is process:
+            if self._cluster.brokers.get(process.broker_id) is process:
                 self._cluster.crash(process.broker_id)
             return True
         except _FORESEEN:
@@ -444,7 +456,7 @@ class CheckedCluster:
     def clean_up(self, *roots: str) -> None:
         """Write Delta's checkpoint of every table of these roots and remove the commits before it.
 
-        Of a journal those go that the checkpoint tables describe.
+        Of a journal only the commits are removed that the checkpoint tables describe.
         """
         self._clean_up(*roots)
 
@@ -458,7 +470,7 @@ class CheckedCluster:
                 table.create_checkpoint()
                 last = table.version()
                 if log.parent.name == LOG.name:
-                    # A journal is cleaned up behind the checkpoints only.
+                    # A journal is cleaned up only up to the checkpoints.
                     last = min(last, _described_version(log.parent.parent))
                 for commit in log.glob("*.json"):
                     if commit.stem.isdigit() and int(commit.stem) < last:
@@ -468,7 +480,7 @@ class CheckedCluster:
     @_step
     def lose_power(self, broker_id: int, names: Kept = "none", content: Kept = "none") -> None:
         """Cut the power of a broker's machine: its process ends and unsynced data is lost."""
-        if broker_id in self._cluster._brokers:
+        if broker_id in self._cluster.brokers:
             self._cluster.crash(broker_id)
         self.zombies.pop(broker_id, None)
         self._files.lose_power(str(self.root / f"broker-{broker_id}"), names, content)
@@ -490,7 +502,7 @@ class CheckedCluster:
 
     @_step
     def restart(self, broker_id: int) -> None:
-        """Start a broker's process again, on a new root where the old one is lost."""
+        """Start a broker's process again, with a new root if the old one is lost."""
         self._restart(broker_id)
 
     def _has_damaged_file(self, broker_id: int) -> bool:
@@ -503,7 +515,7 @@ class CheckedCluster:
         try:
             return any(file_damage(log, batch) is not None for batch in batches)
         except FileNotFoundError:
-            # The power loss took a file, and the marks by which the log is known as well.
+            # The power loss took a file, and the marks that identify the log as well.
             return True
 
     def _restart(self, broker_id: int) -> None:
@@ -514,7 +526,7 @@ class CheckedCluster:
         try:
             self._cluster.restart(broker_id)
         except (StorageError, DeltaError):
-            # The remedy that is named for a root that a power loss has damaged.
+            # The documented remedy for a root that a power loss has damaged.
             if self.syncs or not self._power_losses[broker_id]:
                 raise
             self._lose_root(broker_id)
@@ -525,23 +537,23 @@ class CheckedCluster:
 
     @_step
     def pause(self, broker_id: int) -> None:
-        """Let a broker's process sleep."""
+        """Suspend a broker's process."""
         self._cluster.pause(broker_id)
         self.paused.add(broker_id)
 
     @_step
     def resume(self, broker_id: int) -> None:
-        """Let a broker's process go on."""
+        """Resume a broker's process."""
         self.paused.discard(broker_id)
         self._cluster.resume(broker_id)
 
     @_step
     def wake(self, broker_id: int) -> None:
-        """Let a broker's process go on: it has read what happened, and not sent a heartbeat."""
+        """Resume a broker's process: it has read the changes, and not sent a heartbeat."""
         self.paused.discard(broker_id)
-        process = self._cluster._brokers[broker_id]
+        process = self._cluster.brokers[broker_id]
         process.is_paused = False
-        process.look()
+        process.poll()
 
     @_step
     def fence(self, broker_id: int) -> None:
@@ -550,16 +562,16 @@ class CheckedCluster:
 
     @_step
     def replace_process(self, broker_id: int) -> None:
-        """Start a newer process of a broker; the older one sleeps and will act once more."""
+        """Start a newer process of a broker; the older one is suspended and will act once more."""
         self._cluster.pause(broker_id)
-        zombie = self._cluster._brokers[broker_id]
+        zombie = self._cluster.brokers[broker_id]
         self._cluster.crash(broker_id)
         self._restart(broker_id)
         self.zombies[broker_id] = zombie
 
     @_step
     def zombie_tick(self, broker_id: int, role: str) -> None:
-        """Let the older process of a broker act on what it had read; it ends when it is fenced."""
+        """Let the older process of a broker act on its earlier reads; it ends when it is fenced."""
         zombie = self.zombies.get(broker_id)
         if zombie is not None and self._act(zombie, role):
             del self.zombies[broker_id]
@@ -570,7 +582,7 @@ class CheckedCluster:
         self._lose_root(broker_id)
 
     def _lose_root(self, broker_id: int) -> None:
-        if broker_id in self._cluster._brokers:
+        if broker_id in self._cluster.brokers:
             self._cluster.crash(broker_id)
         shutil.rmtree(self.root / f"broker-{broker_id}")
         self.lost.add(broker_id)
@@ -580,13 +592,15 @@ class CheckedCluster:
 
     @_step
     def elect(self, election_type: ElectionType, partition: int) -> None:
-        """Elect by hand."""
+        """Run an election by an administrator."""
         self._unclean_was_asked = election_type == "unclean"
         self._cluster.elect_leaders(election_type, [(TOPIC, partition)])
 
     @_step
     def consume(self, partition: int) -> None:
-        """Read what is committed; a consumer is shown what others were, or an error."""
+        """Read the committed records; a consumer reads at least as far as others did, or gets an
+        error.
+        """
         try:
             records = self._cluster.consume(TOPIC, partition)
         except ProtocolError as error:
@@ -600,7 +614,7 @@ class CheckedCluster:
 
     @_step
     def bring_back(self) -> None:
-        """Restart all brokers and let them tick until nothing is left to do."""
+        """Restart all brokers and let them tick until they are idle."""
         self._bring_back()
 
     def _bring_back(self) -> None:
@@ -614,7 +628,7 @@ class CheckedCluster:
 
     @_step
     def come_to_rest(self) -> None:
-        """Bring everybody back: all have the same in the end, and everybody was answered."""
+        """Restart all brokers: the replicas become equal, and every request is answered."""
         self._bring_back()
         # A controller whose process failed to renew its lease is replaced after a session.
         self._cluster.clock.advance(SESSION_MS + 1)
@@ -622,7 +636,7 @@ class CheckedCluster:
         for partition in self.partitions:
             self._elect_uncleanly_if_nobody_is_left(partition)
         self._rest()
-        # A follower that has left the in-sync set joins by a report that it has yet to make.
+        # A follower that has left the ISR joins by a report that it has not made yet.
         self._cluster.clock.advance(LAG_MS // 3)
         self._rest()
         self._invariants.check_at_rest()
@@ -649,7 +663,7 @@ class CheckedCluster:
     # --- checks ---------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check the tables, and the answers that have come, against what was before."""
+        """Check the tables, and the answers so far, against the earlier state."""
         self.paused &= set(self.running())
         self._invariants.check(unclean_was_asked=self._unclean_was_asked)
         self._unclean_was_asked = False
@@ -684,10 +698,24 @@ class CheckedCluster:
         )
 
 
+def _in_memory() -> str | None:
+    """Return a folder in memory with enough space for a story, or `None`.
+
+    Nothing is lost by it: `FaultyFiles` decides what a power loss leaves.
+    """
+    try:
+        has_space = shutil.disk_usage(_MEMORY).free >= _STORY_BYTES
+    except OSError:
+        return None
+    return _MEMORY if has_space and os.access(_MEMORY, os.W_OK) else None
+
+
 @functools.cache
 def _empty_roots() -> Path:
-    """The roots of a cluster and three brokers, just created: copying them is quicker."""
-    folder = Path(tempfile.mkdtemp(prefix="sparklog-"))
+    """The roots of a newly created cluster of three brokers; copying them is faster than creating
+    them.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sparklog-", dir=_in_memory()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
     for broker in range(3):
@@ -697,7 +725,7 @@ def _empty_roots() -> Path:
 
 @contextmanager
 def _before_commit_of_merge(action: Callable[[], object]) -> Iterator[None]:
-    """Let `action` happen once, when merged files are next written and not yet committed."""
+    """Run `action` once, when merged files have been written and not yet committed."""
     merge = ProcessCopier.merge
     waiting = [action]
 
@@ -716,7 +744,7 @@ def _before_commit_of_merge(action: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _before_rule(name: str, action: Callable[[], None]) -> Iterator[None]:
-    """Let `action` happen once, just before the rule of this name runs next."""
+    """Run `action` once, just before the rule of this name runs next."""
     run = DriverRules.run
     waiting = [action]
 

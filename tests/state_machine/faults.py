@@ -1,6 +1,6 @@
-"""Seeded faults: each changes one mechanism of the real code, as a mistake in it would.
+"""Seeded faults: each changes one mechanism of the real code, as a programming mistake would.
 
-The checker of the state machine is shown to find each of them (`test_seeded_faults`).
+The state machine's checker finds each of them (`test_seeded_faults`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from sparklog.broker import registration
-from sparklog.broker.appends import Appends
 from sparklog.broker.broker import Broker
-from sparklog.broker.follower import Follower
-from sparklog.broker.registration import _Doubts
+from sparklog.broker.following.follower import Follower
+from sparklog.broker.leading.appends import Appends
 from sparklog.broker.replicas import Replicas
+from sparklog.broker.unclean_start import Doubts
+from sparklog.cluster.metadata import Metadata
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage import control_table, delta_log, journal, record_log
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
-from sparklog.storage.metadata import Metadata
 
 Patch = pytest.MonkeyPatch
 Row = dict[str, Any]
 
 
 def fence_check_left_out(patch: Patch) -> None:
-    """A process writes to its root without regard to the broker epoch that the tables carry."""
+    """A process writes to its root without checking the broker epoch in the tables."""
     for module in (control_table, record_log):
         patch.setattr(module, "check_fence", lambda _log, _fence: None)
 
@@ -49,11 +49,11 @@ def answered_before_the_log_commit(patch: Patch) -> None:
 
 
 def what_failed_is_kept(patch: Patch) -> None:
-    """What a failed tick has staged counts, and what the journal shows later does not."""
+    """The staged changes of a failed tick count, and the journal's later state does not."""
 
     def refresh(self: Replicas) -> None:
         self.root.log.refresh()
-        self.root.log.take_moved()
+        self.root.log.pop_moved()
 
     patch.setattr(Replicas, "settle", refresh)
 
@@ -64,14 +64,14 @@ def requests_taken_before_the_log_commit(patch: Patch) -> None:
 
     def early(self: Appends, now_ms: int, standing: Any) -> Any:
         taken = load(self, now_ms, standing)
-        self.inbox.take(self.inbox.taken())
+        self.inbox.note_committed(self.inbox.positions())
         return taken
 
     patch.setattr(Appends, "load", early)
 
 
 def _change_rule(patch: Patch, rule: str, change: Callable[[Row, Row], Row]) -> None:
-    """Let `change` replace each row that a rule gives; it gets the row and its partition's input.
+    """Let `change` replace each row of a rule's result; it gets the row and its partition's input.
 
     The input is the first row of the rule's first table with that partition.
     """
@@ -81,14 +81,15 @@ def _change_rule(patch: Patch, rule: str, change: Callable[[Row, Row], Row]) -> 
         rows = run(self, name, **inputs)
         if name != rule:
             return rows
-        of = {(row["topic_id"], row["partition"]): row for row in next(iter(inputs.values()))[::-1]}
+        taken = [*next(iter(inputs.values()))]
+        of = {(row["topic_id"], row["partition"]): row for row in reversed(taken)}
         return [change(row, of[row["topic_id"], row["partition"]]) for row in rows]
 
     patch.setattr(DriverRules, "run", changed)
 
 
 def high_watermark_ahead_of_the_log(patch: Patch) -> None:
-    """A follower takes the leader's high watermark as it is, beyond its own log end."""
+    """A follower takes the leader's high watermark unchanged, beyond its own log end."""
     _change_rule(
         patch,
         "follower_high_watermark",
@@ -107,7 +108,7 @@ def epoch_entry_not_written(patch: Patch) -> None:
 
 
 def epoch_taken_from_memory(patch: Patch) -> None:
-    """A broker acts in the leader epoch that it remembers, whatever the metadata say."""
+    """A broker acts in the leader epoch in its memory, whatever the metadata contain."""
     load = Broker._load
 
     def remembered(self: Broker) -> Metadata:
@@ -117,7 +118,7 @@ def epoch_taken_from_memory(patch: Patch) -> None:
 
 
 def reported_before_the_commit(patch: Patch) -> None:
-    """A follower reports the position that it has after the commit, before the commit."""
+    """A follower reports the position after its commit before the commit."""
     commit_step = Journal.commit_step
 
     def report(self: Journal, added: Any, removed: Any, *step: Any) -> None:
@@ -142,7 +143,7 @@ def checkpoint_ahead_of_the_journal(patch: Patch) -> None:
 
 
 def checkpoint_not_replayed(patch: Patch) -> None:
-    """A broker that starts believes its checkpoints and not the commits after them."""
+    """A broker that starts uses its checkpoints and not the commits after them."""
     patch.setattr(journal, "read_commits", lambda *_: ())
 
 
@@ -171,13 +172,24 @@ def nothing_synced(patch: Patch) -> None:
 
 
 def predecessor_check_left_out(patch: Patch) -> None:
-    """A commit counts although clean-up has taken the version before it."""
+    """A commit counts although clean-up has removed the version before it."""
     patch.setattr(delta_log.DeltaLog, "_is_predecessor_lost", lambda _: False)
 
 
+def followers_claim_the_lead(patch: Patch) -> None:
+    """Rows of replicas name their broker a leader in the epoch, although it follows (rule 9.4)."""
+    commit_step = Journal.commit_step
+
+    def claiming(self: Journal, added: Any, removed: Any, step: Step, now_ms: int) -> None:
+        rows = [{**row, "role": "leader"} for row in step.rows]
+        commit_step(self, added, removed, step._replace(rows=rows), now_ms)
+
+    patch.setattr(Journal, "commit_step", claiming)
+
+
 def unclean_start_not_noticed(patch: Patch) -> None:
-    """A broker keeps its place in the ISR whatever its last process or the machine's end took."""
-    patch.setattr(registration, "_doubts", lambda *_: _Doubts())
+    """A broker keeps its place in the ISR after a crash or a power loss, without any check."""
+    patch.setattr(registration, "doubts_about", lambda *_: Doubts())
 
 
 FAULTS: Mapping[str, Callable[[Patch], None]] = {
@@ -197,5 +209,6 @@ FAULTS: Mapping[str, Callable[[Patch], None]] = {
         nothing_synced,
         predecessor_check_left_out,
         unclean_start_not_noticed,
+        followers_claim_the_lead,
     )
 }

@@ -1,6 +1,9 @@
-"""What must hold after every step (section 9 of the protocol), read from the tables alone.
+"""The invariants after every step (section 9 of the protocol), read from the tables alone.
 
-The tables are followed by handles of their own, so that a look costs what has changed.
+The tables are followed by separate handles, so that a check costs O(changes). A single state of the
+tables is checked by the rules of `sparklog audit`, so that these are shown to accuse no sound
+cluster, whatever has happened to it. Conditions on single logs are shared with the model
+(`tests/log_conditions.py`). Only the conditions on a state and its past are written here.
 """
 
 from __future__ import annotations
@@ -11,26 +14,31 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparklog.broker.isr import NO_REGISTRATION
-from sparklog.clients.connection import Connection
-from sparklog.errors import ProtocolError
-from sparklog.model import (
-    HIGH_WATERMARK_CHECKPOINT,
-    PARTITION_STATE,
-    Batch,
-    TopicIdPartition,
-)
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.isr import NO_REGISTRATION
+from sparklog.cluster.metadata import PartitionState
+from sparklog.errors import ProtocolError, SparklogError
+from sparklog.maintenance import audit_checks
+from sparklog.maintenance.audit_reading import AuditedReplica, Reading
+from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE, Batch, TopicIdPartition
+from sparklog.protocol.invariants import Invariant, checks
+from sparklog.protocol.sqlite_rules import SQLiteRules
 from sparklog.storage.batch_files import read_records
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location
-from sparklog.storage.metadata import PartitionState
+from tests.log_conditions import (
+    agree_below,
+    epochs_never_decrease,
+    has_each_value_once,
+    history_has_epochs,
+)
 
 Row = Mapping[str, Any]
 
 
 class Written(NamedTuple):
-    """A record as it lies in a log: its offset is its place there."""
+    """A record in a log; its offset is its index there."""
 
     leader_epoch: int
     value: bytes
@@ -38,13 +46,13 @@ class Written(NamedTuple):
 
 @dataclass
 class _Past:
-    """What a partition has shown so far, which nothing may take back."""
+    """The earlier state of a partition, which must not be revoked."""
 
     committed: list[Written] = field(default_factory=list)
     unclean_epoch: int = -1
-    """The epoch of the last unclean election: what was committed before it may be gone."""
+    """The epoch of the last unclean election: records that were committed before it may be lost."""
     replicas: dict[int, Row] = field(default_factory=dict)
-    """The rows of `partition_state` as last seen, by broker."""
+    """The rows of `partition_state` at the last check, by broker."""
     leaders: dict[int, tuple[int, int]] = field(default_factory=dict)
     high_watermarks: dict[int, tuple[int, int]] = field(default_factory=dict)
     written: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -52,7 +60,7 @@ class _Past:
     visible: int = 0
 
     def begin_again(self, epoch: int) -> None:
-        """Expect nothing of what was committed before `epoch`."""
+        """Expect no record that was committed before `epoch`."""
         self.unclean_epoch = epoch
         self.committed = []
         self.visible = 0
@@ -63,9 +71,11 @@ class _Root:
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self.log = Journal(location)
+        self._checkpoints = [ControlTable(location, schema) for schema in CHECKPOINTS]
+        self.log = Journal(location, checkpoints=self._checkpoints)
         self.records: dict[TopicIdPartition, list[Written]] = {}
-        self._seen = -1, 0
+        self._seen = -1
+        self._recovered = -1, ""
         self._values: dict[str, list[bytes]] = {}
 
     @property
@@ -74,20 +84,35 @@ class _Root:
         return self.log.rows
 
     def refresh(self) -> bool:
-        """Load what is new; say whether anything is."""
+        """Load new commits; return whether there were any."""
         self.log.refresh()
-        checkpoints = Path(self._location.uri, HIGH_WATERMARK_CHECKPOINT.name, "_delta_log")
-        checkpointed = checkpoints.stat().st_mtime_ns
-        if (self.log.version, checkpointed) == self._seen:
+        if self._checkpointed() != self._recovered[1]:
+            self.check_recovery()
+        if self.log.version == self._seen:
             return False
-        self._seen = self.log.version, checkpointed
+        self._seen = self.log.version
         self.records = {key: self._read(key) for key in self.log.partitions()}
-        self._check_recovery()
         return True
 
-    def _check_recovery(self) -> None:
-        """7.0: the checkpoints and the commits after them give what was followed."""
-        opened = Journal(self._location)
+    def _checkpointed(self) -> str:
+        """Return the name of the last commit to the checkpoints of the rows."""
+        checkpoints = Path(self._location.uri, HIGH_WATERMARK_CHECKPOINT.name, "_delta_log")
+        return max((one.name for one in checkpoints.glob("*.json")), default="")
+
+    def check_recovery(self, *, opens_checkpoints: bool = False) -> None:
+        """7.0: the checkpoints and the commits after them give the same state as following the
+        journal.
+
+        It is checked when the checkpoints have changed and at rest, since opening a journal takes
+        longer than all other checks of a step. In between, a process that starts opens it.
+        `opens_checkpoints`: whether the checkpoint tables are opened as well, and not followed.
+        """
+        found = self.log.version, self._checkpointed()
+        if found == self._recovered and not opens_checkpoints:
+            return
+        self._recovered = found
+        checkpoints = None if opens_checkpoints else self._checkpoints
+        opened = Journal(self._location, checkpoints=checkpoints)
         for key, row in self.rows.items():
             assert opened.rows[key] == row, f"7.0: {opened.rows[key]} is recovered of {row}"
         histories = {key: entries for key, entries in self.log.epochs.items() if entries}
@@ -99,12 +124,10 @@ class _Root:
         return [(epoch, start) for epoch, start in self.log.epochs.get(key, ())]
 
     def _read(self, key: TopicIdPartition) -> list[Written]:
-        batches = self.log.batches(key)
-        assert batches[0].base_offset == 0, f"9.5: {key} begins at {batches[0].base_offset}"
-        for one, following in pairwise(batches):
-            assert one.next_offset == following.base_offset, f"9.5: {one}, {following}"
         return [
-            Written(batch.leader_epoch, value) for batch in batches for value in self._of(batch)
+            Written(batch.leader_epoch, value)
+            for batch in self.log.batches(key)
+            for value in self._of(batch)
         ]
 
     def _of(self, batch: Batch) -> list[bytes]:
@@ -115,7 +138,7 @@ class _Root:
 
 
 class Invariants:
-    """Looks at a cluster in the folder `root` after each step and compares it with its past."""
+    """Checks a cluster in the folder `root` after each step against its earlier states."""
 
     def __init__(self, root: Path, brokers: Collection[int], *, allows_unclean: bool) -> None:
         self._root = root
@@ -127,24 +150,26 @@ class Invariants:
         self._roots: dict[int, _Root] = {}
         self._past: dict[int, _Past] = {}
         self._cleaned_up: set[Path] = set()
+        self._rules = SQLiteRules()
 
     def lose(self, broker_id: int) -> None:
-        """Look at a broker no more: its root is gone."""
+        """Stop checking a broker: its root is lost."""
         self._brokers.discard(broker_id)
         self._roots.pop(broker_id, None)
         for past in self._past.values():
             past.high_watermarks.pop(broker_id, None)
 
     def regain(self, broker_id: int) -> None:
-        """Look at a broker again that has started on a root that was lost or not synced."""
+        """Check a broker again that has started on a root that was lost or not synced."""
         self._brokers.add(broker_id)
 
     def lose_power(self, broker_id: int, *, syncs: bool) -> None:
-        """Open a broker's tables again after a power loss: it may have taken the newest commits.
+        """Open a broker's tables again after a power loss, which may have removed the newest
+        commits.
 
-        With `syncs` the replicas hold all that was committed. Without it they are not read until
-        the broker has started, and where no other replica is in sync or eligible, records that
-        were committed may be lost.
+        With `syncs` the replicas have all committed records. Without it they are not read until the
+        broker has started. If no other replica is in sync or eligible, committed records may be
+        lost.
         """
         self._roots.pop(broker_id, None)
         for past in self._past.values():
@@ -159,7 +184,7 @@ class Invariants:
                 past.begin_again(row["leader_epoch"] + 1)
 
     def leader(self, partition: int) -> int | None:
-        """Who leads."""
+        """The leader, or `None`."""
         leader: int | None = next(iter(self._past[partition].replicas.values()))["leader"]
         return leader
 
@@ -168,7 +193,7 @@ class Invariants:
         return self._past[partition].unclean_epoch
 
     def committed(self, partition: int) -> list[bytes]:
-        """What the partition has committed, as far as anybody was told."""
+        """The records that the partition has committed, as far as they were observed."""
         return [record.value for record in self._past[partition].committed]
 
     def high_watermarks(self, partition: int) -> dict[int, int]:
@@ -176,7 +201,7 @@ class Invariants:
         return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}
 
     def clean_up(self, root: Path) -> None:
-        """Expect the commits of this root's tables without a gap: old ones were removed."""
+        """Expect this root's remaining commits to have no gap: the old ones were removed."""
         self._cleaned_up.add(root)
 
     def check_appended(self, partition: int, base_offset: int, values: list[bytes]) -> None:
@@ -187,27 +212,51 @@ class Invariants:
             assert value in found, f"3.2: {value!r} is answered with {offset}, {found} are there"
 
     def check(self, *, unclean_was_asked: bool = False) -> None:
-        """Compare what there is with what there was."""
+        """Compare the tables with their earlier state."""
         self._check_commits()
-        self._follow_partition_state(unclean_was_asked=unclean_was_asked)
+        is_changed = self._follow_partition_state(unclean_was_asked=unclean_was_asked)
         for broker_id in sorted(self._brokers):
             if broker_id not in self._roots:
                 location = Location.of(str(self._root / f"broker-{broker_id}"))
                 self._roots[broker_id] = _Root(location)
             root = self._roots[broker_id]
             if root.refresh():
+                is_changed = True
                 for partition, past in self._past.items():
                     self._check_replica(broker_id, root, partition, past)
         for partition, past in self._past.items():
             self._check_in_sync(partition, past)
             self._check_visible(partition, past)
+        if is_changed:
+            self.audit()
+
+    @checks(
+        Invariant.IN_SYNC_REPLICAS_AGREE,
+        Invariant.ONE_LEADER_PER_EPOCH,
+        Invariant.OFFSETS_ARE_DENSE,
+        Invariant.EPOCH_HISTORIES_INCREASE,
+        Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS,
+    )
+    def audit(self) -> None:
+        """Expect that `sparklog audit` finds nothing in the tables of the checked brokers."""
+        partitions = self._connection.metadata().partitions
+        replicas = []
+        for state in partitions.values():
+            for one in state.replicas:
+                if one.broker_id in self._brokers:
+                    log = self._roots[one.broker_id].log
+                    row, epochs = log.rows.get(state.key), log.epochs.get(state.key, ())
+                    of = state, one.broker_id, one.in_isr
+                    replicas.append(AuditedReplica(*of, row, row, log, epochs))
+        findings = audit_checks.check(Reading(partitions, replicas, [], []), self._rules)
+        assert not findings, "; ".join(f"{one.rule}: {one}" for one in findings)
 
     def _key(self, past: _Past) -> TopicIdPartition:
         row = next(iter(past.replicas.values()))
         return TopicIdPartition(row["topic_id"], row["partition"])
 
     def _check_commits(self) -> None:
-        """10.7: nobody commits after a version that clean-up has taken."""
+        """10.7: no process commits after a version that clean-up has removed."""
         for root in sorted(self._cleaned_up):
             for log in root.glob("*/_delta_log"):
                 versions = sorted(int(one.stem) for one in log.glob("*.json") if one.stem.isdigit())
@@ -216,8 +265,11 @@ class Invariants:
 
     # --- partition_state ------------------------------------------------------------------------
 
-    def _follow_partition_state(self, *, unclean_was_asked: bool) -> None:
+    def _follow_partition_state(self, *, unclean_was_asked: bool) -> bool:
+        """Check each new version; return whether there was any."""
         self._partition_state.refresh()
+        if self._seen_version == self._partition_state.version:
+            return False
         for version in range(self._seen_version + 1, self._partition_state.version + 1):
             by_partition: dict[int, dict[int, Row]] = {}
             for row in self._partition_state.rows_at(version).to_pylist():
@@ -227,7 +279,9 @@ class Invariants:
                 self._check_transition(partition, past, rows, unclean_was_asked)
                 past.replicas = rows
         self._seen_version = self._partition_state.version
+        return True
 
+    @checks(Invariant.ONE_LEADER_PER_EPOCH)
     def _check_transition(
         self, partition: int, past: _Past, rows: dict[int, Row], unclean_was_asked: bool
     ) -> None:
@@ -262,30 +316,33 @@ class Invariants:
 
     # --- replicas -------------------------------------------------------------------------------
 
+    @checks(
+        Invariant.ACKNOWLEDGED_RECORDS_SURVIVE,
+        Invariant.ONE_LEADER_PER_EPOCH,
+        Invariant.OFFSETS_ARE_DENSE,
+        Invariant.EPOCH_HISTORIES_INCREASE,
+    )
     def _check_replica(self, broker_id: int, root: _Root, partition: int, past: _Past) -> None:
         key = self._key(past)
         records = root.records.get(key, [])
-        values = [record.value for record in records]
-        assert len(set(values)) == len(values), f"9.1: written twice by broker {broker_id}"
+        assert has_each_value_once(records), f"9.1: written twice by broker {broker_id}"
         for offset, record in enumerate(records):
             first = past.written.setdefault((record.leader_epoch, offset), record.value)
             assert first == record.value, (
                 f"9.4: two records at offset {offset} in epoch {record.leader_epoch}: "
                 f"{first!r} and {record.value!r}"
             )
-        epochs = [record.leader_epoch for record in records]
-        assert epochs == sorted(epochs), f"6.1: epochs of broker {broker_id} go back: {epochs}"
-        history = root.history(key)
-        for (epoch, start), (next_epoch, next_start) in pairwise(history):
-            assert epoch < next_epoch, f"9.6: {history}"
-            assert start < next_start, f"9.6: {history}"
+        assert epochs_never_decrease(records), f"9.5: epochs of broker {broker_id}: {records}"
         row = root.rows.get(key)
         if row is not None:
             end = row["log_end_offset"]
             assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
-            _check_history(history, records)
+            # The audit excuses epochs that a follower has copied and not entered yet.
+            history = root.history(key)
+            assert history_has_epochs(history, records), f"9.6: {history} of {records}"
             self._check_row(broker_id, partition, past, row, records)
 
+    @checks(Invariant.IN_SYNC_REPLICAS_AGREE, Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
     def _check_row(
         self, broker_id: int, partition: int, past: _Past, row: Row, records: list[Written]
     ) -> None:
@@ -300,33 +357,37 @@ class Invariants:
         assert high_watermark <= len(records), f"1.2: {of} is committed past its end"
         shown = records[:high_watermark]
         both = min(high_watermark, len(past.committed))
-        assert shown[:both] == past.committed[:both], (
+        assert agree_below(shown, past.committed, both), (
             f"9.2: {of} has {shown[:both]} committed, others had {past.committed[:both]}"
         )
         if high_watermark > len(past.committed):
             past.committed = shown
 
+    @checks(
+        Invariant.ACKNOWLEDGED_RECORDS_SURVIVE,
+        Invariant.IN_SYNC_REPLICAS_AGREE,
+        Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS,
+    )
     def _check_in_sync(self, partition: int, past: _Past) -> None:
         key = self._key(past)
         for broker_id, replica in past.replicas.items():
             if not replica["in_isr"] or broker_id not in self._roots:
                 continue
             records = self._roots[broker_id].records.get(key, [])
-            found = records[: len(past.committed)]
-            assert found == past.committed, (
-                f"9.1, 9.2, 9.7: broker {broker_id} is in sync in {partition} and has {found}, "
+            assert agree_below(records, past.committed, len(past.committed)), (
+                f"9.1, 9.2, 9.7: broker {broker_id} is in sync in {partition} and has {records}, "
                 f"but {past.committed} were committed"
             )
 
+    @checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
     def _check_visible(self, partition: int, past: _Past) -> None:
         state = self._state(past)
         if state.leader not in self._brokers:
             return
-        try:
-            [visible] = self._connection.fetchable([state])
-        except ProtocolError as error:
-            if not error.code.retriable:
-                raise
+        [visible] = self._connection.fetchable([state]).values()
+        if isinstance(visible, SparklogError):
+            if not (isinstance(visible, ProtocolError) and visible.code.retriable):
+                raise visible
             return
         if visible.is_latest_known:
             assert visible.high_watermark >= past.visible, (
@@ -335,9 +396,9 @@ class Invariants:
             past.visible = visible.high_watermark
         assert state.leader is not None
         records = self._roots[state.leader].records.get(state.key, [])
-        shown = records[: visible.high_watermark]
-        assert shown == past.committed[: visible.high_watermark], (
-            f"9.3: a consumer of {partition} sees {shown}, committed were {past.committed}"
+        end = visible.high_watermark
+        assert agree_below(records, past.committed, end), (
+            f"9.3: a consumer of {partition} sees {records[:end]}, committed were {past.committed}"
         )
 
     def _state(self, past: _Past) -> PartitionState:
@@ -346,8 +407,12 @@ class Invariants:
     # --- at rest --------------------------------------------------------------------------------
 
     def check_at_rest(self) -> None:
-        """With every broker back and nothing left to do: everybody has the same, all committed."""
+        """With all brokers running and idle: all replicas are equal, and all records are
+        committed.
+        """
         self.check()
+        for root in self._roots.values():
+            root.check_recovery(opens_checkpoints=True)
         for partition, past in self._past.items():
             state, key = self._state(past), self._key(past)
             brokers = sorted(past.replicas)
@@ -361,12 +426,4 @@ class Invariants:
                 found = row["high_watermark"], row["log_end_offset"], row["leader_epoch"]
                 expected = len(records), len(records), state.leader_epoch
                 assert found == expected, f"broker {broker_id} reports {found}, not {expected}"
-                _check_history(root.history(key), records)
             assert state.isr == brokers, f"in sync in {partition} are {state.isr} of {brokers}"
-
-
-def _check_history(history: list[tuple[int, int]], records: list[Written]) -> None:
-    """The leader-epoch history tells of every record in which epoch it was written (6.1)."""
-    for offset, record in enumerate(records):
-        epoch = max((epoch for epoch, start in history if start <= offset), default=-1)
-        assert epoch == record.leader_epoch, f"6.1: offset {offset} by {history}: {record}"

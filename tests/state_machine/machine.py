@@ -1,7 +1,7 @@
-"""Whatever may happen to a cluster, in any order; Hypothesis shortens what goes wrong.
+"""Any sequence of steps of a cluster; Hypothesis shortens a sequence that fails.
 
-One rule draws every step: of many rules Hypothesis leaves some out of a whole story, and a story
-without a leader's tick or without a restart tells nothing here.
+One rule draws every step: with many rules Hypothesis omits some of them from a whole story, and a
+story without a leader's tick or without a restart shows nothing here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES = {
     "leader_tick": ("follower_progress", "isr_shrink", "high_watermark", "isr_expand"),
     "follower_tick": ("truncation_point", "fetch", "follower_high_watermark"),
 }
-"""Rules that run within a tick, between its looks at the tables."""
+"""Rules that run within a tick, between its reads of the tables."""
 
 _COMMITS = "/_delta_log"
 
@@ -107,13 +107,13 @@ WEIGHTS = {
     "clean_up": 1,
     "lose_power": 2,
 }
-"""How often a step happens where it can, beside the others; the harmless ones come first."""
+"""The weights of the steps among the possible ones; the harmless steps come first."""
 
 _Drawn = TypeVar("_Drawn")
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """Plays a cluster; every step is checked by `CheckedCluster`."""
+    """Runs a cluster; every step is checked by `CheckedCluster`."""
 
     last_failure = ""
     """The script of the last story that failed."""
@@ -135,7 +135,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster = CheckedCluster(
             brokers, partitions, min_isr, unclean, self._tell, syncs=syncs
         )
-        # So that there is something to lose.
+        # So that some records can be lost.
         for partition in self.cluster.partitions:
             self.cluster.produce(partition, 2)
         self.cluster.tick_until_idle()
@@ -156,7 +156,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Let something happen that can."""
+        """Make one possible step."""
         self._data, who = data, self._who()
         possible = [
             kind for kind, weight in WEIGHTS.items() for _ in range(weight) if who.get(kind, True)
@@ -165,7 +165,9 @@ class ClusterMachine(RuleBasedStateMachine):
         happen()
 
     def _who(self) -> dict[str, Sequence[int]]:
-        """Return to whom a step can happen; what is not named can happen always."""
+        """Return the brokers for which a step is possible; a step that is missing here always
+        is.
+        """
         cluster = self.cluster
         return {
             "produce": cluster.producible(),
@@ -197,7 +199,7 @@ class ClusterMachine(RuleBasedStateMachine):
         return self._one_of(self._who()[kind])
 
     def _stop(self, points: Sequence[str]) -> str | None:
-        """Rather no crash than one, and every point as likely as the others."""
+        """Prefer no crash, and choose every point with equal probability."""
         return self._one_of([*[None] * 2 * len(points), *points])
 
     # --- clients --------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.produce(self._whom("produce"), count, acks, producer=producer)
 
     def _retry(self) -> None:
-        # Rather a late one: what is long answered is seldom asked for again.
+        # Prefer a late request: a request that was answered long ago is rarely sent again.
         self.cluster.retry(self._one_of(self._who()["retry"][-4:]))
 
     def _consume(self) -> None:
@@ -230,7 +232,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.tick_until_idle()
 
     def _replicate(self) -> None:
-        """All leaders, one follower, all leaders: a round that is not whole, and its outcome."""
+        """All leaders, one follower, all leaders: an incomplete round, and its outcome."""
         awake = self.cluster.awake()
         for broker in awake:
             self.cluster.leader_tick(broker)
@@ -239,8 +241,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.cluster.leader_tick(broker)
 
     def _have_small_batches(self) -> None:
-        """Stories are short, and mostly there would be nothing to merge; what there is, is known
-        by its sequences alone when it is sent again.
+        """Create small batches, because stories are short and would mostly have nothing to merge.
+        After the merge a retry can be recognised only by its sequences.
         """
         for partition in self._who()["produce"]:
             for producer in (0, 1):
@@ -251,7 +253,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if self._one_of([True, False]):
             self._have_small_batches()
         self.cluster.merge(self._whom("merge"), stop_after=self._stop(MERGER_POINTS))
-        # A late retry is what merging may get wrong.
+        # A late retry is a case that merging may break.
         requests = self._who()["retry"][-4:]
         if self._one_of([True, False]) and requests:
             self.cluster.retry(self._one_of(requests))
@@ -308,7 +310,7 @@ class ClusterMachine(RuleBasedStateMachine):
     # --- disks ----------------------------------------------------------------------------------
 
     def _busy(self, role: str) -> None:
-        """Have something for a role to write."""
+        """Create work for the writes of a role."""
         if role in ("leader_tick", "follower_tick"):
             for partition in self.cluster.producible():
                 self.cluster.produce(partition, 1)
@@ -318,7 +320,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def _writer(self, kind: str) -> tuple[str, int]:
         """Draw a role, and a broker that has something to write in it."""
-        # Half of the writes matter most: those of the logs.
+        # Half of the writes are those of the logs, which matter most.
         role = self._one_of([*sorted(FOLDERS), *sorted(RULES) * 2])
         if self._one_of([True, True, True, False]):
             self._busy(role)

@@ -1,8 +1,8 @@
-"""Looks for what goes wrong for as long as it is told to.
+"""Searches for failures for a given time.
 
     python -m tests.state_machine.run --minutes 10
 
-What is found is printed as a script that tells the story again; the search goes on.
+Failures are printed as scripts that repeat the story; the search goes on.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Annotated
 
 import hypothesis
 import pytest
-import structlog
 import typer
 from hypothesis.stateful import run_state_machine_as_test
 
+from sparklog.logger import ROOT as LOGGER
 from tests.state_machine.faults import FAULTS
 from tests.state_machine.machine import ClusterMachine
 
@@ -30,10 +30,10 @@ def main(
     found: Annotated[Path | None, typer.Option(help="The folder for what is found.")] = None,
     fault: Annotated[str | None, typer.Option(help="A seeded fault to be found.")] = None,
 ) -> None:
-    """Look for what goes wrong."""
+    """Search for failures."""
     if fault is not None:
         FAULTS[fault](pytest.MonkeyPatch())
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger(LOGGER).setLevel(logging.CRITICAL)
     chance = random.Random(seed)
     settings = hypothesis.settings(
         max_examples=20,
@@ -52,7 +52,7 @@ def main(
         machine = hypothesis.seed(number)(ClusterMachine)
         try:
             run_state_machine_as_test(machine, settings=settings)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        except Exception as error:  # noqa: BLE001 - any error is a found failure
             failures += 1
             typer.echo(f"--- seed {number}: {type(error).__name__}\n{ClusterMachine.last_failure}")
             if found is not None:

@@ -1,17 +1,15 @@
-"""Every write of every role fails in a living process, or takes effect though its answer is lost.
+"""Every write of every role fails in a live process, or takes effect and loses its answer.
 
-The process goes on, or ends in the call and is restarted; the promises hold, and in the end all
+The process goes on, or ends in the call and is restarted. The invariants hold, and in the end all
 replicas are equal and all requests are answered (rules 9 and 10.6).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-import structlog
 
 from tests.faulty_files import Failure
 from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
@@ -22,7 +20,7 @@ FAILURES: tuple[Failure, ...] = ("refused", "unsynced", "landed", "repeated", "u
 
 
 class Write(NamedTuple):
-    """A write: what comes before it, which role of which broker makes it, and to which folder.
+    """A write: the preparation, the role and the broker that make it, and its folder.
 
     `prepare` returns the broker. `skip` counts the writes to the folder before this one.
     """
@@ -32,13 +30,6 @@ class Write(NamedTuple):
     folder: str
     failures: tuple[Failure, ...] = FAILURES
     skip: int = 0
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 def leader_with_a_request(cluster: CheckedCluster) -> int:
@@ -116,13 +107,13 @@ def controller(cluster: CheckedCluster) -> int:
 
 
 def idle_broker(cluster: CheckedCluster) -> int:
-    """It has committed nothing since time passed."""
+    """The broker has committed nothing for some time."""
     cluster.advance(1)
     return 1 - cluster.controller()
 
 
 def fenced_broker_that_woke(cluster: CheckedCluster) -> int:
-    """It has read that it is fenced."""
+    """The broker has read that it is fenced."""
     fenced = 1 - cluster.controller()
     cluster.pause(fenced)
     cluster.fence(fenced)
@@ -193,6 +184,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_fails_in_every_way(name: str) -> None:
+    """After each kind of failure of a write the invariants hold, and all requests are answered."""
     write = WRITES[name]
     cluster = CheckedCluster(2, 1, 1)
     cluster.produce(0, 2)

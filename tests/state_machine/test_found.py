@@ -1,4 +1,4 @@
-"""Stories that the state machine has found, each of which once broke a promise."""
+"""Stories that the state machine has found, each of which once violated an invariant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start() -> Iterator[Start]:
 
 
 def test_a_first_leader_that_lost_its_root_does_not_show_an_empty_partition(start: Start) -> None:
-    """It has no row, like the leader of a new topic, but others were shown records (2.6, 9.3)."""
+    """It has no row, like the leader of a new topic, but consumers have read records (2.6, 9.3)."""
     cluster = start(2, 1, 2)
     cluster.produce(0, 3)
     cluster.tick_until_idle()
@@ -36,7 +36,9 @@ def test_a_first_leader_that_lost_its_root_does_not_show_an_empty_partition(star
 
 
 def test_a_client_goes_on_after_a_leaders_root_was_lost(start: Start) -> None:
-    """The tables under the old names are new ones, once another has led and it leads again."""
+    """The tables under the old names are new ones, once another broker has led and it leads
+    again.
+    """
     cluster = start(2, 1, 1)
     cluster.produce(0, 1)
     cluster.tick_until_idle()
@@ -65,6 +67,7 @@ def test_a_client_is_refused_by_a_leader_that_lost_its_root_and_was_not_replaced
 def test_a_request_whose_leaders_root_was_lost_is_not_answered_and_sent_again(
     start: Start,
 ) -> None:
+    """A request that was lost with its leader's root gets no answer, and its retry is stored."""
     cluster = start(2, 1, 1)
     cluster.produce(0, 1)
     cluster.tick_until_idle()
@@ -77,7 +80,8 @@ def test_a_request_whose_leaders_root_was_lost_is_not_answered_and_sent_again(
     cluster.come_to_rest()
 
 
-def test_a_process_that_pauses_before_its_first_look_looks_when_it_wakes_up(start: Start) -> None:
+def test_a_process_that_pauses_before_its_first_poll_polls_when_it_wakes_up(start: Start) -> None:
+    """A process that was paused before its first poll polls once it resumes."""
     cluster = start(2, 1, 1)
     cluster.crash(0)
     cluster.restart(0)
@@ -102,7 +106,7 @@ def test_a_follower_keeps_what_its_leader_lost_with_its_power(start: Start) -> N
     cluster.come_to_rest()
 
 
-def test_a_restart_writes_the_epochs_that_its_log_tells(start: Start) -> None:
+def test_a_restart_writes_the_epochs_that_its_log_shows(start: Start) -> None:
     """The process ended after the commit of an epoch's first copy, before its entry (6.1, 7.0)."""
     cluster = start(2, 1, 1)
     cluster.pause(0)
@@ -127,7 +131,9 @@ def test_a_consumer_is_not_shown_less_by_a_leader_that_lost_its_power(start: Sta
 def test_a_commit_into_a_removed_version_does_not_come_back_with_a_power_loss(
     start: Start,
 ) -> None:
-    """A process that was suspended until clean-up removed it, and not durably (10.7)."""
+    """The process was suspended until the clean-up, and removed its commit, but not durably
+    (10.7).
+    """
     cluster = start(2, 1, 1)
     cluster.produce(0, 2)
     cluster.tick_until_idle()

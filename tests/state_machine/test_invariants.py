@@ -1,14 +1,24 @@
-"""The checks of the state machine see what goes wrong: where a rule lies, each of them speaks."""
+"""The checks of the state machine detect errors: if a rule's result is wrong, a check fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparklog.model import LOG, EpochEntry, TopicIdPartition
 from sparklog.protocol.driver_rules import DriverRules
-from tests.state_machine.checked_cluster import CheckedCluster
+from sparklog.protocol.invariants import Invariant
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.fence import Fence
+from sparklog.storage.journal import Histories, Journal, Step
+from tests.maintenance.damage import batches, commit_row, replace_batches, rewritten, root
+from tests.state_machine.checked_cluster import TOPIC, CheckedCluster
+from tests.state_machine.invariants import Invariants
 
 Row = dict[str, Any]
 Lie = Callable[[Row, list[Row]], "Row | None"]
@@ -17,7 +27,7 @@ Told = list[str]
 
 @pytest.fixture
 def let_lie(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Lie], None]:
-    """Let a rule give other rows from now on: each is changed or left out."""
+    """Let a rule give other rows from now on: each row is changed or omitted."""
 
     def arrange(rule: str, lie: Lie) -> None:
         run = DriverRules.run
@@ -26,7 +36,7 @@ def let_lie(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Lie], None]:
             rows = run(of, name, **inputs)
             if name != rule:
                 return rows
-            taken = next(iter(inputs.values()))
+            taken = [*next(iter(inputs.values()))]
             return [told for row in rows if (told := lie(row, taken)) is not None]
 
         monkeypatch.setattr(DriverRules, "run", lying)
@@ -36,7 +46,7 @@ def let_lie(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Lie], None]:
 
 @pytest.fixture
 def told() -> Told:
-    """The scripts that clusters tell where a check fails."""
+    """The scripts that clusters report when a check fails."""
     return []
 
 
@@ -50,6 +60,7 @@ def cluster(told: Told) -> Iterator[CheckedCluster]:
 def test_a_record_that_only_the_leader_has_is_not_committed(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
+    """A high watermark above the log end of an in-sync follower violates 9.1, 9.2 and 9.7."""
     let_lie(
         "high_watermark",
         lambda row, taken: row | {"high_watermark": taken[0]["leader_log_end_offset"]},
@@ -62,6 +73,7 @@ def test_a_record_that_only_the_leader_has_is_not_committed(
 def test_a_high_watermark_does_not_go_back(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
+    """A high watermark that decreases violates 9.3."""
     cluster.produce(0, 2)
     cluster.tick_until_idle()
     let_lie("follower_high_watermark", lambda row, _: row | {"high_watermark": 1})
@@ -74,6 +86,7 @@ def test_a_high_watermark_does_not_go_back(
 def test_a_consumer_is_not_shown_less(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
+    """A consumer that can read less than before violates 9.3."""
     cluster.produce(0, 2)
     cluster.tick_until_idle()
     let_lie("visible_offsets", lambda row, _: row | {"high_watermark": 1})
@@ -84,6 +97,7 @@ def test_a_consumer_is_not_shown_less(
 def test_nobody_leads_uncleanly_where_it_is_not_allowed(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
+    """An unclean election that is not allowed violates 7.5."""
     cluster.crash(1)
     cluster.fence(1)
     cluster.crash(0)
@@ -107,7 +121,7 @@ def test_nobody_leads_uncleanly_where_it_is_not_allowed(
 def test_a_follower_keeps_nothing_that_its_leader_does_not_have(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
-    """Two logs that go on from different records: the same place, written in the same epoch."""
+    """Two logs continue with different records at the same offset and in the same epoch."""
     cluster.pause(0)
     cluster.produce(0, 1, 1)
     cluster.fence(0)
@@ -123,6 +137,7 @@ def test_a_follower_keeps_nothing_that_its_leader_does_not_have(
 def test_a_batch_is_not_written_twice(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None]
 ) -> None:
+    """A batch that is appended twice violates 9.1."""
     cluster.produce(0, 2, 1)
     cluster.leader_tick(0)
     let_lie("duplicate_batches", lambda _, __: None)
@@ -131,9 +146,10 @@ def test_a_batch_is_not_written_twice(
         cluster.leader_tick(0)
 
 
-def test_the_story_of_a_failure_is_a_script_that_tells_it_again(
+def test_the_story_of_a_failure_is_a_script_that_repeats_it(
     cluster: CheckedCluster, let_lie: Callable[[str, Lie], None], told: Told
 ) -> None:
+    """The story of a failure is a script that repeats the failure."""
     let_lie(
         "high_watermark",
         lambda row, taken: row | {"high_watermark": taken[0]["leader_log_end_offset"]},
@@ -147,3 +163,59 @@ def test_the_story_of_a_failure_is_a_script_that_tells_it_again(
         exec(script, names)
     names["cluster"].close()
     assert str(again.value).splitlines()[0] == str(first.value).splitlines()[0]
+
+
+def other_records(folder: Path, key: TopicIdPartition) -> None:
+    """Replace the last batch of the follower by one with another record."""
+    last = batches(folder, 1, key)[-1:]
+    replace_batches(folder, 1, last, [rewritten(folder, 1, last, [b"another"])])
+
+
+def a_second_leader(folder: Path, key: TopicIdPartition) -> None:
+    commit_row(folder, 1, key, role="leader")
+
+
+def a_gap(folder: Path, key: TopicIdPartition) -> None:
+    replace_batches(folder, 1, batches(folder, 1, key)[1:2])
+
+
+def an_epoch_before_its_batches(folder: Path, key: TopicIdPartition) -> None:
+    location = root(folder, 1)
+    epoch = DeltaLog(location.child(LOG.name)).transactions[BROKER_EPOCH]
+    journal = Journal(location, Fence(BROKER_EPOCH, epoch))
+    history = (EpochEntry(0, 2), EpochEntry(1, 1))
+    journal.commit_step([], [], Step(histories={key: Histories(TOPIC, history)}), 0)
+
+
+def a_high_watermark_beyond_the_logs(folder: Path, key: TopicIdPartition) -> None:
+    commit_row(folder, 0, key, high_watermark=4)
+
+
+DAMAGE = {
+    Invariant.IN_SYNC_REPLICAS_AGREE: other_records,
+    Invariant.ONE_LEADER_PER_EPOCH: a_second_leader,
+    Invariant.OFFSETS_ARE_DENSE: a_gap,
+    Invariant.EPOCH_HISTORIES_INCREASE: an_epoch_before_its_batches,
+    Invariant.HIGH_WATERMARK_IS_BELOW_KNOWN_ENDS: a_high_watermark_beyond_the_logs,
+}
+"""For each invariant that the audit checks a change of the tables that violates it."""
+
+
+def test_every_invariant_of_the_audit_is_violated_by_some_damage() -> None:
+    assert set(DAMAGE) == set(Invariants.audit.checked_invariants)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("invariant", DAMAGE, ids=str)
+def test_the_audit_of_a_step_finds_damage(cluster: CheckedCluster, invariant: Invariant) -> None:
+    """The audit finds damage in tables, and other checks of the same step find it or not."""
+    for _ in range(3):
+        cluster.produce(0, 1)
+        cluster.tick_until_idle()
+    invariants = Invariants(cluster.root, cluster.ids, allows_unclean=False)
+    invariants.check()
+    [key] = Journal(root(cluster.root, 1)).rows
+    DAMAGE[invariant](cluster.root, key)
+    with suppress(AssertionError):
+        invariants.check()
+    with pytest.raises(AssertionError, match=rf"\b{invariant.number}: "):
+        invariants.audit()

@@ -1,15 +1,13 @@
-"""The state machine's checker finds seeded faults: each breaks a short story that else holds.
+"""The state machine's checker finds seeded faults: each fails a short story that holds without it.
 
-`python -m tests.state_machine.run --fault NAME` lets the random machine look for one.
+`python -m tests.state_machine.run --fault NAME` lets the random machine search for one.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import structlog
 
 from tests.state_machine.checked_cluster import CheckedCluster
 from tests.state_machine.faults import FAULTS
@@ -17,15 +15,8 @@ from tests.state_machine.faults import FAULTS
 Story = Callable[[], CheckedCluster]
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
-
-
 def with_two_records(brokers: int = 2, min_isr: int = 1, *, syncs: bool = True) -> CheckedCluster:
-    """A cluster with one partition, led by broker 0, and two committed records."""
+    """Start a cluster with one partition, led by broker 0, and two committed records."""
     cluster = CheckedCluster(brokers, 1, min_isr, on_failure=lambda _: None, syncs=syncs)
     cluster.produce(0, 2)
     cluster.tick_until_idle()
@@ -143,8 +134,9 @@ STORIES: dict[str, tuple[Callable[[CheckedCluster], None], bool]] = {
     "nothing_synced": (the_power_fails, True),
     "predecessor_check_left_out": (a_process_sleeps_through_a_clean_up, True),
     "unclean_start_not_noticed": (the_power_fails, False),
+    "followers_claim_the_lead": (another_broker_leads, True),
 }
-"""For each fault the story that it breaks, and whether the brokers sync their files in it."""
+"""For each fault the story that it fails, and whether the brokers sync their files in it."""
 
 
 def play(name: str) -> None:
@@ -160,12 +152,14 @@ def play(name: str) -> None:
 def test_a_story_holds_without_a_fault(
     story: tuple[Callable[[CheckedCluster], None], bool],
 ) -> None:
+    """A story holds without its fault."""
     name = next(name for name, of in STORIES.items() if of == story)
     play(name)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A story fails with its fault."""
     FAULTS[fault](monkeypatch)
     with pytest.raises(AssertionError) as found:
         play(fault)
@@ -173,4 +167,5 @@ def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_fault_has_a_story() -> None:
+    """Every fault has a story."""
     assert STORIES.keys() == FAULTS.keys()

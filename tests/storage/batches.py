@@ -1,4 +1,4 @@
-"""Batches for tests: with and without the files that they name."""
+"""Batches for tests, with and without the files that they name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, records_table
-from sparklog.storage.control_table import Fence
-from sparklog.storage.delta_log import BROKER_EPOCH
+from sparklog.storage.commits import BROKER_EPOCH
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
 
 TOPIC_ID = "a-topic-id"
@@ -19,7 +19,7 @@ FENCE = Fence(BROKER_EPOCH, 1)
 
 
 def batch(base_offset: int, count: int = 10, **header: Any) -> Batch:
-    """Return a batch of `count` records at `base_offset` whose file is nowhere."""
+    """Return a batch of `count` records at `base_offset` whose file does not exist."""
     made = Batch(
         path=new_batch_path(),
         size_bytes=1000,
@@ -76,7 +76,7 @@ def batch_of_file(file: BatchFile, base_offset: int = 0, **header: Any) -> Batch
 
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let the disk be full: a write is cut short at this size, and the next one fails."""
+    """Simulate a full disk: a write is cut short at this file size, and the next one fails."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
     try:

@@ -1,4 +1,4 @@
-"""What the tests of the storage share: a folder, processes that race, and commits to lose."""
+"""Fixtures of the storage's tests: a local folder, racing processes, and commits to lose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def after_next(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
-    """Let something happen once, just after the named function next returns, inside of a write."""
+    """Run an action once, just after the named function returns for the next time, during a
+    write.
+    """
 
     def arrange(name: str, action: Callable[[], object]) -> None:
         original = resolve_name(name)

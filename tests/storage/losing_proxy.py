@@ -1,7 +1,7 @@
-"""A proxy before an S3 API that carries requests out and loses the answers of some of them.
+"""A proxy before an S3 API that executes requests and loses the answers of some of them.
 
-It is a process of its own: delta-rs holds the interpreter's lock while it waits for some answers.
-`python -m tests.storage.losing_proxy URL` prints its own URL and serves until it is ended.
+It is a process of its own, because delta-rs holds the interpreter's lock while it waits for some
+answers. `python -m tests.storage.losing_proxy URL` prints its own URL and serves until it is ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 Way = Literal["500", "reset"]
-"""An internal error in place of the answer, or a connection that ends without one."""
+"""An internal error in place of the answer, or a connection that ends without an answer."""
 
 _LOSE, _LOST = "/_lose/", "/_lost"
 _PASSED_ON = ("content-type", "etag", "last-modified", "x-amz-request-id", "content-range")
@@ -32,7 +32,7 @@ class LosingProxy:
         self.url = url
 
     def lose_next(self, way: Way, what: str = "_delta_log") -> None:
-        """Lose the answer of the next conditional PUT below a folder `what`, which is carried out.
+        """Lose the answer of the next conditional PUT below a folder `what`; the PUT is executed.
 
         By default that is the next commit.
         """
@@ -40,7 +40,7 @@ class LosingProxy:
 
     @property
     def lost(self) -> int:
-        """How many answers were lost."""
+        """The number of lost answers."""
         with urlopen(f"{self.url}{_LOST}") as answer:
             return int(answer.read())
 

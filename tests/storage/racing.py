@@ -1,24 +1,26 @@
-"""What several real processes do to the same tables at the same time."""
+"""Work of several real processes on the same tables at the same time."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
 
-from sparklog.errors import FencedError
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
+from sparklog.errors import CommitConflictError, FencedError
 from sparklog.model import CONTROLLER, TableSchema
-from sparklog.storage.control_table import ControlTable, Fence, create_table
-from sparklog.storage.delta_log import await_checkpoints
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
 from sparklog.storage.request_appends import RequestAppends
-from sparklog.storage.request_table import RequestTable
-from sparklog.storage.roots import BrokerRoot, ClusterRoot
+from sparklog.storage.request_table import Added, RequestTable
 from tests.storage.requests import request
 
 MOST_WRITES = 2_000
@@ -27,7 +29,9 @@ _barrier: Barrier
 
 
 class Processes:
-    """Four processes, started once, that set off together. delta-rs does not survive a fork."""
+    """Four processes that are started once and begin their work together; delta-rs does not survive
+    a fork.
+    """
 
     count = 4
 
@@ -38,12 +42,12 @@ class Processes:
         )
 
     def start(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Let each process do `work(number, *arguments)`; return their futures."""
+        """Run `work(number, *arguments)` in each process; return their futures."""
         numbers = range(self.count)
         return [self._pool.submit(_together, work, number, arguments) for number in numbers]
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Let each process do `work(number, *arguments)`; return what each returned."""
+        """Run `work(number, *arguments)` in each process; return the results."""
         return [future.result() for future in self.start(work, *arguments)]
 
     def close(self) -> None:
@@ -72,19 +76,17 @@ def increment(_: int, root: str, times: int) -> None:
         table.update(change)
 
 
-def append_until(number: int, root: str, end: str) -> list[str]:
-    """Append requests one by one until the file `end` is there; return their ids."""
+def append(number: int, root: str, times: int) -> list[str]:
+    """Append this number of requests one by one; return their ids."""
     appends = RequestAppends(Location.of(root))
-    ids: list[str] = []
-    while not Path(end).exists():
-        assert len(ids) < MOST_WRITES, "the other side was kept away"
-        ids.append(f"{number}-{len(ids)}")
-        appends.append([request(ids[-1])])
+    ids = [f"{number}-{index}" for index in range(times)]
+    for one in ids:
+        appends.append([request(one)])
     return ids
 
 
 def append_requests(number: int, root: str, times: int) -> list[str]:
-    """Append so many requests, each of two batches; return their ids."""
+    """Append this number of requests, each of two batches; return their ids."""
     appends = RequestAppends(Location.of(root))
     ids = [f"{number}-{index}" for index in range(times)]
     for one in ids:
@@ -93,27 +95,31 @@ def append_requests(number: int, root: str, times: int) -> list[str]:
     return ids
 
 
-def append_or_remove(number: int, root: str, end: str) -> list[str]:
-    """Append requests in two processes, while the two others remove what they find there.
+def append_or_remove(number: int, root: str, times: int, ends: str) -> list[str]:
+    """Append requests in two processes, while the two others remove the requests that they find.
 
-    Return the ids of what this process has appended.
+    Return the ids of the requests that this process has appended. A process that has appended all
+    of its `times` requests creates a file in the folder `ends`.
     """
     if number > 1:
-        return append_until(number, root, end)
+        ids = append(number, root, times)
+        Path(ends, str(number)).touch()
+        return ids
     owner = RequestTable(Location.of(root))
-    removals = 0
-    while not Path(end).exists():
+    found: Collection[Added] = ()
+    are_all_there = False
+    while found or not are_all_there:
+        are_all_there = len(list(Path(ends).iterdir())) == 2
         owner.refresh()
         found = owner.requests_after(-1).keys()
-        owner.remove(found)
-        removals += bool(found)
-        if removals == 10:
-            Path(end).touch()
+        # Appends without a pause may preempt a removal each time.
+        with suppress(CommitConflictError):
+            owner.remove(found)
     return []
 
 
 def update_or_fence(number: int, root: str, end: str, name: str) -> int:
-    """Fence the table, in one process, while the others write to it until that is done."""
+    """Fence the table in one process, while the others write to it until that is done."""
     table = ControlTable(Location.of(root), CONTROLLER)
     if number:
         while not Path(end).exists():
@@ -128,7 +134,7 @@ def update_or_fence(number: int, root: str, end: str, name: str) -> int:
 
 
 def fence(number: int, root: str, name: str) -> int | None:
-    """Take the fence with an epoch of one's own; return it, or `None` where one was refused."""
+    """Take the fence with an epoch of its own; return the epoch, or `None` if it was refused."""
     taken = Fence(name, number + 1)
     try:
         ControlTable(Location.of(root), CONTROLLER).take_fence(taken)
@@ -138,7 +144,7 @@ def fence(number: int, root: str, name: str) -> int | None:
 
 
 def create(_: int, root: str, schemas: list[TableSchema]) -> list[str]:
-    """Create tables; return the id that each has."""
+    """Create tables; return the id of each."""
     location = Location.of(root)
     for schema in schemas:
         create_table(location, schema)
@@ -150,9 +156,9 @@ def create_cluster(_: int, root: str) -> str:
 
 
 def create_broker(number: int, root: str, is_own: bool) -> str:
-    """Create a broker root; return what was said against it."""
+    """Create a broker root; return the error, or an empty string."""
     try:
         BrokerRoot.create(Location.of(root), "cluster", 7 if is_own else number)
-    except Exception as error:  # noqa: BLE001 - the parent looks at what it was
+    except Exception as error:  # noqa: BLE001 - the parent process checks it
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Batch files: writing, checking what a request claims, slicing and reading."""
+"""Batch files: writing, checking a request's statements about them, slicing and reading."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def records(*times_us: int | None, **columns: Any) -> pa.Table:
 
 
 def put(log: Location, content: bytes, path: str | None = None, **claimed: Any) -> BatchFile:
-    """Put bytes where a batch file would lie; return what a request would truly say of them."""
+    """Write bytes to a path of the inbox; return a `BatchFile` that describes them correctly."""
     file = BatchFile(
         path or new_batch_path(),
         len(content),
@@ -68,7 +68,7 @@ def put(log: Location, content: bytes, path: str | None = None, **claimed: Any) 
 
 
 def put_table(log: Location, table: pa.Table, **claimed: Any) -> BatchFile:
-    """Put a Parquet file of any kind into the inbox."""
+    """Write a Parquet file with any content to the inbox."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     content = sink.getvalue().to_pybytes()
@@ -83,6 +83,9 @@ def table_of(deltas: list[int | None], times_us: list[int | None]) -> pa.Table:
 
 class TestWriting:
     def test_what_is_known_of_a_file_is_true_of_its_bytes(self, log: Location) -> None:
+        """A writer reports the size, checksum, record count and times of the bytes that it
+        wrote.
+        """
         writer = BatchFileWriter(log, new_batch_path())
         writer.write(records(5_000, 3_999))
         writer.write(records())
@@ -97,6 +100,7 @@ class TestWriting:
         assert file_fault(log, file) is None
 
     def test_a_file_holds_its_records(self, log: Location) -> None:
+        """A file contains the records that were written, in the columns of a batch."""
         writer = BatchFileWriter(log, new_batch_path())
         values = [b"", None, b"\x00" * 1000, "é".encode()]
         writer.write(records(1, 2, 3, 4, value=values, key=values[::-1], headers=[HEADERS] * 4))
@@ -111,6 +115,7 @@ class TestWriting:
         assert table["timestamp"].cast(pa.int64()).to_pylist() == [1, 2, 3, 4]
 
     def test_numbering_goes_on_over_row_groups(self, log: Location) -> None:
+        """The numbering of records goes on over row groups."""
         writer = BatchFileWriter(log, new_batch_path())
         for _ in range(3):
             writer.write(records_table([b"v"] * 1000, None, 7))
@@ -134,7 +139,9 @@ class TestWriting:
     def test_few_records_are_not_compressed(
         self, log: Location, sizes: list[int], codec: str
     ) -> None:
-        """They take a disk block either way; what follows them may be of any size."""
+        """Few records are stored uncompressed, which takes one disk block either way; more records
+        may follow.
+        """
         values = [b"v" * size for size in sizes]
         writer = BatchFileWriter(log, new_batch_path())
         for value in values:
@@ -148,12 +155,15 @@ class TestWriting:
         assert file_fault(log, file) is None
 
     def test_a_path_is_written_once(self, log: Location) -> None:
+        """An existing path is not written again."""
         file = write_file(log, [b"first"])
         with pytest.raises(FileExistsError):
             BatchFileWriter(log, file.path)
         assert file_fault(log, file) is None
 
     def test_a_full_disk_fails_a_writer(self, log: Location) -> None:
+        """On a full disk a writer raises `OSError`."""
+
         def write() -> None:
             writer = BatchFileWriter(log, new_batch_path())
             writer.write(records_table([os.urandom(1 << 20)], None, 0))
@@ -174,6 +184,9 @@ class TestWriting:
     def test_records_without_a_usable_time_are_refused_and_spoil_nothing(
         self, log: Location, time_us: int | None, why: str
     ) -> None:
+        """Records without a valid time are refused, and the records before and after them are
+        written.
+        """
         writer = BatchFileWriter(log, new_batch_path())
         writer.write(records(1_000))
         with pytest.raises(StorageError, match=why):
@@ -187,22 +200,24 @@ class TestWriting:
     def test_plain_records_have_the_time_to_the_millisecond(
         self, log: Location, time_ms: int
     ) -> None:
+        """Plain records have their timestamps with millisecond precision."""
         file = write_file(log, [b"v"], timestamp_ms=time_ms)
         assert (file.min_timestamp_ms, file.max_timestamp_ms) == (time_ms, time_ms)
 
     def test_the_last_millisecond_of_the_year_9999_is_exact(self, log: Location) -> None:
-        """A float of seconds cannot tell it from the next year."""
+        """A float of seconds would round it to the next year."""
         file = write_file(log, [b"v"], timestamp_ms=MAX_TIMESTAMP_MS)
         assert file.max_timestamp_ms == MAX_TIMESTAMP_MS
         assert file_fault(log, file) is None
 
 
 UNUSED_PATH = "_inbox/0123456789abcdef0123456789abcdef.0123456789ab.parquet"
-"""As `new_batch_path` makes them, but the same in every process that collects the tests."""
+"""Paths like those of `new_batch_path`, but equal in every process that collects the tests."""
 
 
 class TestFaults:
-    def test_an_honest_file_has_none(self, log: Location) -> None:
+    def test_an_honest_file_is_accepted(self, log: Location) -> None:
+        """A valid file has no fault."""
         assert file_fault(log, write_file(log, [b"a", None], [None, b"k"])) is None
 
     @pytest.mark.parametrize(
@@ -224,7 +239,10 @@ class TestFaults:
         ],
         ids=lambda value: str(value)[:40],
     )
-    def test_a_lie_about_a_good_file(self, log: Location, claim: dict[str, Any], why: str) -> None:
+    def test_a_false_request_for_a_good_file(
+        self, log: Location, claim: dict[str, Any], why: str
+    ) -> None:
+        """A request that describes a valid file wrongly has a fault."""
         file = write_file(log, [b"a", b"b"])
         fault = file_fault(log, file._replace(**claim))
         assert fault is not None
@@ -252,11 +270,12 @@ class TestFaults:
         ],
     )
     def test_a_path_that_is_not_one_of_the_inbox(self, log: Location, path: str) -> None:
+        """A path outside the inbox is a fault."""
         file = write_file(log, [b"a"])
         assert file_fault(log, file._replace(path=path)) == "its path is not one of the inbox"
 
     def test_what_is_no_plain_file(self, log: Location, tmp_path: Path) -> None:
-        """A link may lead anywhere and change later; a pipe would hold the leader for ever."""
+        """A link can lead anywhere and change later; a pipe would block the leader forever."""
         file = write_file(log, [b"a"])
         elsewhere = tmp_path / "elsewhere.parquet"
         elsewhere.write_bytes(on_disk(log, file).read_bytes())
@@ -272,12 +291,14 @@ class TestFaults:
         "content", [b"", b"PAR1", b"PAR1" * 3, b"hello", b"\x00" * 1000], ids=repr
     )
     def test_what_is_no_parquet_file(self, log: Location, content: bytes) -> None:
+        """A file that is not Parquet is a fault of one line."""
         fault = file_fault(log, put(log, content))
         assert fault is not None
         assert fault.startswith("it cannot be read: ")
         assert "\n" not in fault
 
     def test_a_parquet_file_that_was_cut_off(self, log: Location) -> None:
+        """A truncated Parquet file is a fault."""
         content = on_disk(log, write_file(log, [b"a" * 100])).read_bytes()
         for length in (4, len(content) // 2, len(content) - 1):
             fault = file_fault(log, put(log, content[:length]))
@@ -299,6 +320,7 @@ class TestFaults:
         ids=range(8),
     )
     def test_columns_that_are_not_those_of_a_batch(self, log: Location, table: pa.Table) -> None:
+        """Columns that differ from those of a batch are a fault."""
         fault = file_fault(log, put_table(log, table))
         assert fault == "its columns are not those of a record batch"
 
@@ -308,11 +330,14 @@ class TestFaults:
     def test_records_that_are_not_numbered_from_0(
         self, log: Location, deltas: list[int | None]
     ) -> None:
-        """Their offsets would overlap those of the next batch, or leave a gap before it."""
+        """Records that are not numbered from 0 are a fault: offsets would overlap or leave a
+        gap.
+        """
         fault = file_fault(log, put_table(log, table_of(deltas, [0, 0])))
         assert fault == "its records are not numbered from 0 without a gap"
 
     def test_timestamps_that_nobody_can_use(self, log: Location) -> None:
+        """Missing timestamps and timestamps outside the years 1 to 9999 are a fault."""
         missing = put_table(log, table_of([0, 1], [0, None]))
         assert file_fault(log, missing) == "it has records without a timestamp"
         for time_us in (MAX_TIMESTAMP_MS * 1000 + 1000, MIN_TIMESTAMP_MS * 1000 - 1, -(2**63)):
@@ -321,7 +346,7 @@ class TestFaults:
             assert file_fault(log, far) == "it has timestamps outside the years 1 to 9999"
 
     def test_a_file_of_many_columns(self, log: Location) -> None:
-        """They are not those of a batch, however many of them are."""
+        """The columns differ from those of a batch, whatever their number."""
         table = table_of([0], [0])
         for number in range(100):
             table = table.append_column(f"more {number}", pa.array([b"bytes"]))
@@ -329,11 +354,13 @@ class TestFaults:
         assert fault == "its columns are not those of a record batch"
 
     def test_an_empty_batch(self, log: Location) -> None:
+        """A file without records is a fault."""
         empty = put_table(log, table_of([], []))
         assert file_fault(log, empty) == "it holds 0 records, not 0"
         assert file_fault(log, BatchFileWriter(log, new_batch_path()).close()) is not None
 
     def test_a_huge_file_that_claims_to_be_small_is_not_loaded(self, log: Location) -> None:
+        """A file that is larger than its request states is not loaded."""
         file = write_file(log, [b"a"])
         os.truncate(on_disk(log, file), 1 << 40)
         assert file_fault(log, file) == f"it has {1 << 40} bytes, not {file.size_bytes}"
@@ -341,7 +368,9 @@ class TestFaults:
     def test_no_damage_under_a_true_checksum_makes_the_check_itself_fail(
         self, log: Location
     ) -> None:
-        """A producer may send anything; what is found wrong is a sentence, never an exception."""
+        """A producer may send any file; a fault is returned as a sentence, never raised as an
+        exception.
+        """
         good = write_file(log, [b"a" * 50, b"b" * 50], [b"k", None])
         content = on_disk(log, good).read_bytes()
         chance = random.Random(0)
@@ -357,6 +386,7 @@ class TestFaults:
         assert faults > 100
 
     def test_many_are_checked_at_once_and_one_bad_file_spoils_no_other(self, log: Location) -> None:
+        """Files are checked in parallel, and a bad file does not affect the others."""
         files = [write_file(log, [b"%d" % number]) for number in range(20)]
         files[7] = files[7]._replace(checksum="wrong")
         found = files_faults(log, files)
@@ -381,6 +411,7 @@ class TestSlices:
     def test_a_slice_is_a_batch_of_its_own(
         self, log: Location, tmp_path: Path, from_offset: int, below_offset: int, offsets: range
     ) -> None:
+        """A slice is a valid batch with its own offsets, sequence and file."""
         target = Location.of(str(tmp_path / "target" / "log"))
         writer = BatchFileWriter(log, new_batch_path())
         writer.write(
@@ -408,7 +439,7 @@ class TestSlices:
         assert all(getattr(piece, name) == getattr(whole, name) for name in unchanged)
 
     def test_a_batch_with_gaps_keeps_its_offsets(self, log: Location) -> None:
-        """Compaction leaves gaps, also whole slices without a record; the range stays (9.5)."""
+        """Compaction leaves gaps, also slices without any record; the offset range stays (9.5)."""
         file = put_table(log, table_of([0, 5, 6], [7_000, 8_000, 9_000]))
         whole = batch_of_file(file, 10, record_count=3, last_offset_delta=9)
         piece = rewrite_slice(log, whole, 13, 20, log)
@@ -426,11 +457,12 @@ class TestSlices:
     def test_a_producers_sequence_goes_on_as_kafkas_does(
         self, log: Location, before: int, after: int
     ) -> None:
-        """After 2^31 - 1 comes 0; a batch without a sequence stays without."""
+        """A producer's sequence wraps from 2^31 - 1 to 0; a batch without a sequence gets none."""
         whole = batch_of_file(write_file(log, [b"v"] * 5), base_sequence=before)
         assert rewrite_slice(log, whole, 3, 5, log).base_sequence == after
 
     def test_a_damaged_batch_is_not_given_a_new_checksum(self, log: Location) -> None:
+        """A slice of a damaged batch is refused, so that the damage does not get a new checksum."""
         file = write_file(log, [b"v" * 100] * 5)
         content = bytearray(on_disk(log, file).read_bytes())
         content[content.index(b"v" * 8) if b"v" * 8 in content else 30] ^= 1
@@ -443,6 +475,7 @@ class TestSlices:
 
 class TestReading:
     def test_records_come_in_order_within_the_range(self, log: Location) -> None:
+        """Records are read in order of their offsets within the requested range."""
         first = batch_of_file(write_file(log, [b"a", None], [None, b"k"], -1), 10, leader_epoch=1)
         second = batch_of_file(write_file(log, [b"", b"d"]), 12, leader_epoch=2)
         every = [
@@ -456,6 +489,7 @@ class TestReading:
         assert list(read_records(log, [first, second], 13, 13)) == []
 
     def test_batches_outside_the_range_are_not_even_opened(self, log: Location) -> None:
+        """Batches outside the requested range are not opened."""
         nowhere = batch_of_file(write_file(log, [b"a"]), 0)
         on_disk(log, BatchFile(nowhere.path, 0, "", 0, 0, 0)).unlink()
         there = batch_of_file(write_file(log, [b"b"]), 1)
@@ -472,6 +506,7 @@ class TestReading:
     def test_a_file_that_is_missing_or_damaged_is_named(
         self, log: Location, harm: Callable[[Path], object], why: str
     ) -> None:
+        """Reading a missing or damaged file raises `StorageError`, which names the file."""
         file = write_file(log, [b"a"])
         harm(on_disk(log, file))
         with pytest.raises(StorageError, match=f"{file.path} {why}"):

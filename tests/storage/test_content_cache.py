@@ -1,4 +1,4 @@
-"""Values parsed from bytes are shared by readers of the same bytes, within a bound."""
+"""Values that are parsed from bytes are shared by readers of the same bytes, up to a limit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from sparklog.storage.content_cache import ContentCache
 
 
 def test_a_value_is_that_of_its_version_and_content() -> None:
+    """A value is found only by the same version and content."""
     cache: ContentCache[str] = ContentCache(100)
     cache.put(1, b"content", "value")
     assert cache.get(1, bytes(bytearray(b"content"))) == "value"
@@ -14,6 +15,7 @@ def test_a_value_is_that_of_its_version_and_content() -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
+    """The least recently used value is removed first."""
     cache: ContentCache[int] = ContentCache(10)
     for version in (1, 2, 3):
         cache.put(version, b"four", version)
@@ -22,6 +24,7 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
 
 
 def test_a_content_that_is_put_again_takes_no_more_room() -> None:
+    """A content that is put again does not count twice."""
     cache: ContentCache[int] = ContentCache(10)
     for value in range(5):
         cache.put(1, b"four", value)
@@ -30,6 +33,7 @@ def test_a_content_that_is_put_again_takes_no_more_room() -> None:
 
 
 def test_a_content_larger_than_the_bound_is_not_kept() -> None:
+    """A content larger than the limit is not kept."""
     cache: ContentCache[int] = ContentCache(10)
     cache.put(1, b"four", 1)
     cache.put(2, b"eleven bytes", 2)

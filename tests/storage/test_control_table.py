@@ -29,15 +29,11 @@ from sparklog.model import (
     TOPICS,
     TableSchema,
 )
-from sparklog.storage.control_table import ControlTable, Fence, create_table
-from sparklog.storage.delta_log import (
-    BROKER_EPOCH,
-    CONTROLLER_EPOCH,
-    LOG_VERSION,
-    await_checkpoints,
-    open_delta_table,
-    table_identity,
-)
+from sparklog.storage.commits import BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_snapshots import open_delta_table, table_identity
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
 from tests.storage import racing
 from tests.storage.racing import Processes
@@ -95,6 +91,9 @@ def newest(root: Location, schema: TableSchema) -> int:
 
 class TestCompareAndSet:
     def test_refuses_the_second_writer_and_keeps_the_first_ones_row(self, root: Location) -> None:
+        """The second of two compare-and-sets of one version is refused; the first one's row
+        stays.
+        """
         first, second = made(root), ControlTable(root, CONTROLLER)
         first.compare_and_set(lease(1, broker_id=1))
         with pytest.raises(CommitConflictError, match="controller moved past version 0: reload"):
@@ -107,6 +106,7 @@ class TestCompareAndSet:
         assert ControlTable(root, CONTROLLER).rows().equals(lease(2, broker_id=2))
 
     def test_a_refused_writer_still_shows_what_it_had_loaded(self, root: Location) -> None:
+        """A refused writer keeps the rows and the version that it had loaded."""
         first, second = made(root), ControlTable(root, CONTROLLER)
         first.compare_and_set(lease(1))
         with pytest.raises(CommitConflictError):
@@ -117,6 +117,7 @@ class TestCompareAndSet:
     def test_every_table_gives_back_what_it_was_given(
         self, root: Location, schema: TableSchema
     ) -> None:
+        """Every table returns the rows that were written, with extreme values and nulls."""
         values = {
             pa.string(): "{\"é\": '\\n'}",
             pa.int32(): -(2**31),
@@ -131,6 +132,7 @@ class TestCompareAndSet:
         assert table.rows().equals(rows)
 
     def test_may_leave_a_table_empty(self, root: Location) -> None:
+        """A compare-and-set may remove all rows."""
         table = made(root)
         table.compare_and_set(lease(1))
         table.compare_and_set(CONTROLLER.rows([]))
@@ -138,11 +140,13 @@ class TestCompareAndSet:
         assert ControlTable(root, CONTROLLER).rows().equals(CONTROLLER.rows([]))
 
     def test_columns_may_come_in_any_order(self, root: Location) -> None:
+        """The columns of new rows may have any order."""
         table = made(root)
         table.compare_and_set(lease(5).select(CONTROLLER.columns.names[::-1]))
         assert ControlTable(root, CONTROLLER).rows().equals(lease(5))
 
     def test_rows_that_do_not_fit_are_refused_unwritten(self, root: Location) -> None:
+        """Rows with a missing column or a value out of range are refused without a commit."""
         table = made(root)
         with pytest.raises(KeyError):
             table.compare_and_set(lease(1).drop_columns("broker_id"))
@@ -156,6 +160,7 @@ class TestUpdate:
     def test_keeps_every_increment_of_four_processes(
         self, root: Location, processes: Processes
     ) -> None:
+        """No increment of four processes is lost."""
         table = made(root)
         table.compare_and_set(lease(0))
         processes.run(racing.increment, root.uri, 25)
@@ -163,7 +168,8 @@ class TestUpdate:
         assert sequence(table) == 25 * Processes.count
         assert table.version == 1 + 25 * Processes.count
 
-    def test_decides_anew_when_another_writer_was_faster(self, root: Location) -> None:
+    def test_decides_again_when_another_writer_was_faster(self, root: Location) -> None:
+        """A decision is repeated when another writer was faster."""
         table, other = made(root), ControlTable(root, CONTROLLER)
         seen = []
 
@@ -177,10 +183,12 @@ class TestUpdate:
         assert seen == [0, 1]
         assert (sequence(table), table.commits) == (8, 1)
 
-    def test_decides_anew_when_the_table_was_loaded_within_the_decision(
+    def test_decides_again_when_the_table_was_loaded_within_the_decision(
         self, root: Location
     ) -> None:
-        """It saw the old rows; that somebody loaded the new ones meanwhile must not hide it."""
+        """The decision was made on the old rows; loading the new ones meanwhile must not hide
+        that.
+        """
         table, other = made(root), ControlTable(root, CONTROLLER)
         seen = []
 
@@ -195,6 +203,7 @@ class TestUpdate:
         assert (seen, sequence(table)) == ([0, 1], 8)
 
     def test_keeps_every_increment_of_threads_that_share_a_handle(self, root: Location) -> None:
+        """No increment of threads that share a handle is lost."""
         table = made(root)
         table.compare_and_set(lease(0))
 
@@ -211,11 +220,13 @@ class TestUpdate:
         assert sequence(ControlTable(root, CONTROLLER)) == 40
 
     def test_writes_nothing_where_nothing_is_to_be_changed(self, root: Location) -> None:
+        """An update that changes nothing makes no commit."""
         table = made(root)
         assert table.update(lambda _: (None, "as it was")) == "as it was"
         assert (table.version, table.commits) == (0, 0)
 
     def test_gives_up_at_once_when_the_decision_fails(self, root: Location) -> None:
+        """An error of the decision ends the update without a commit."""
         table = made(root)
 
         def change(_: pa.Table) -> tuple[pa.Table, None]:
@@ -227,9 +238,10 @@ class TestUpdate:
 
 
 class TestFilesOfOthers:
-    """Another engine may write a file with other columns than the table has."""
+    """Another engine may write a file whose columns differ from the table's."""
 
     def test_a_column_that_a_file_leaves_out_counts_as_null(self, root: Location) -> None:
+        """A column that is missing in a file is read as null."""
         table = made(root, DELAYED_OPERATIONS)
         file = Path(table.location.uri, "of-another.parquet")
         pq.write_table(pa.table({"kind": ["k"], "operation_id": ["o"]}), file)
@@ -239,6 +251,7 @@ class TestFilesOfOthers:
         assert table.rows().equals(expected)
 
     def test_other_columns_and_types_that_can_be_read_are_read(self, root: Location) -> None:
+        """Additional columns are ignored, and convertible types are converted."""
         table = made(root, DELAYED_OPERATIONS)
         pq.write_table(
             pa.table({"x": [1], "partition": pa.array([3], pa.int64()), "operation_id": ["o"]}),
@@ -250,6 +263,7 @@ class TestFilesOfOthers:
 
 class TestVersions:
     def test_rows_at_gives_every_earlier_version(self, root: Location) -> None:
+        """`rows_at` returns the rows of every earlier version."""
         table = made(root)
         for index in range(5):
             table.compare_and_set(lease(index))
@@ -258,11 +272,13 @@ class TestVersions:
         assert sequence(table) == 4
 
     def test_rows_at_a_version_that_was_never_there_says_so(self, root: Location) -> None:
+        """`rows_at` of a version that never existed reports that the root was lost or restored."""
         table = made(root)
         with pytest.raises(StorageError, match=r"no version 9 .* the root was lost or restored"):
             table.rows_at(9)
 
     def test_rows_at_a_version_that_was_cleaned_up_says_so(self, root: Location) -> None:
+        """`rows_at` of a cleaned-up version reports the clean-up."""
         table = made(root)
         for index in range(100):
             table.compare_and_set(lease(index))
@@ -272,7 +288,7 @@ class TestVersions:
         assert table.rows_at(100).equals(lease(99))
 
     def test_more_commits_than_the_checkpoint_interval(self, root: Location) -> None:
-        """A checkpoint, a fence and rows survive it; so does a reader that was left behind."""
+        """Rows and the fence survive a checkpoint, and a reader of an old version catches up."""
         table, reader = made(root), ControlTable(root, CONTROLLER)
         fence = Fence(CONTROLLER_EPOCH, 3)
         table.take_fence(fence)
@@ -293,7 +309,7 @@ class TestVersions:
     def test_old_commits_are_cleaned_up_so_that_the_next_one_stays_fast(
         self, root: Location
     ) -> None:
-        """Opening and committing list the log: they take longer with every commit in it."""
+        """Opening and committing list the log, so they take longer with every commit in it."""
         at_once = {
             name: "interval 0 seconds" if name.endswith("Duration") else value
             for name, value in CONTROLLER.properties.items()
@@ -312,6 +328,7 @@ class TestVersions:
     def test_tables_that_are_written_all_the_time_keep_no_long_history(
         self, root: Location, schema: TableSchema
     ) -> None:
+        """Tables with frequent commits keep their history for 10 minutes or an hour."""
         create_table(root, schema)
         configuration = open_delta_table(root.child(schema.name)).metadata().configuration
         assert configuration == dict(schema.properties)
@@ -319,6 +336,7 @@ class TestVersions:
         assert kept in ("interval 10 minutes", "interval 1 hours")
 
     def test_refresh_says_whether_anything_is_new(self, root: Location) -> None:
+        """`refresh` returns whether there is a newer version."""
         table, other = made(root), ControlTable(root, CONTROLLER)
         assert not table.refresh()
         other.compare_and_set(lease(1))
@@ -361,6 +379,7 @@ class TestFence:
     def test_an_older_epoch_writes_nothing(
         self, root: Location, table: ControlTable, write: Write, is_refreshed: bool
     ) -> None:
+        """A writer with an older epoch writes nothing."""
         ControlTable(root, DELAYED_OPERATIONS).take_fence(Fence(BROKER_EPOCH, 2))
         version = newest(root, DELAYED_OPERATIONS)
         if is_refreshed:
@@ -375,6 +394,7 @@ class TestFence:
     def test_nobody_slips_past_a_fence_that_falls_just_after_the_check(
         self, root: Location, table: ControlTable, write: Write, after_next: AfterNext
     ) -> None:
+        """A write whose fence check precedes a newer fence is refused."""
         newer = ControlTable(root, DELAYED_OPERATIONS)
         after_next(
             "sparklog.storage.control_table.check_fence",
@@ -390,6 +410,7 @@ class TestFence:
 
     @pytest.mark.parametrize("write", FENCED_WRITES)
     def test_the_epoch_that_holds_the_table_writes(self, table: ControlTable, write: Write) -> None:
+        """A writer with the epoch that holds the table can write."""
         version = table.version
         write(table, Fence(BROKER_EPOCH, 1))
         assert table.version == version + 1
@@ -398,17 +419,20 @@ class TestFence:
     def test_a_table_that_was_never_fenced_is_not_written_under_a_fence(
         self, root: Location, write: Write
     ) -> None:
+        """A table without a fence refuses writes under a fence."""
         table = made(root, DELAYED_OPERATIONS)
         table.compare_and_set(operations("a"))
         with pytest.raises(FencedError, match="held by broker_epoch None, this process has 1"):
             write(table, Fence(BROKER_EPOCH, 1))
 
     def test_taking_what_one_holds_commits_nothing(self, table: ControlTable) -> None:
+        """Taking a fence that the process already holds makes no commit."""
         before = (table.version, table.commits)
         table.take_fence(Fence(BROKER_EPOCH, 1))
         assert (table.version, table.commits) == before
 
     def test_the_two_roles_fence_apart(self, table: ControlTable) -> None:
+        """The fences of a broker and of a controller are independent."""
         table.take_fence(Fence(CONTROLLER_EPOCH, 9))
         table.compare_and_set(operations("b"), Fence(BROKER_EPOCH, 1))
         table.compare_and_set(operations("b", "c"), Fence(CONTROLLER_EPOCH, 9))
@@ -417,6 +441,7 @@ class TestFence:
     def test_of_four_processes_the_highest_epoch_holds_the_table(
         self, root: Location, processes: Processes
     ) -> None:
+        """After four processes have taken the fence, the highest epoch holds the table."""
         made(root)
         taken = processes.run(racing.fence, root.uri, BROKER_EPOCH)
         assert taken[-1] == Processes.count
@@ -426,7 +451,7 @@ class TestFence:
     def test_writes_without_a_pause_do_not_keep_a_fence_away(
         self, root: Location, processes: Processes, tmp_path: Path
     ) -> None:
-        """A process that takes a role over must not wait until the others fall silent."""
+        """A process that takes over a role must not wait until the others stop writing."""
         made(root)
         end = str(tmp_path / "end")
         fences, *writes = processes.run(racing.update_or_fence, root.uri, end, BROKER_EPOCH)
@@ -444,17 +469,20 @@ class TestCreation:
             assert {table_identity(at.child(one.name))[1] for one in schemas} == {0}
 
     def test_a_table_that_is_there_stays_as_it_is(self, root: Location) -> None:
+        """Creating an existing table changes nothing."""
         table = made(root)
         table.compare_and_set(lease(1))
         create_table(root, CONTROLLER)
         assert table_identity(table.location) == (table.table_id, 1)
 
     def test_what_is_missing_is_named_and_not_created(self, root: Location) -> None:
+        """Opening a missing table raises `StorageError`, which names it, and creates nothing."""
         with pytest.raises(StorageError, match=r"there is no table at .*root/controller: check"):
             ControlTable(root, CONTROLLER)
         assert not Path(root.uri).exists()
 
     def test_what_is_no_table_is_named(self, root: Location) -> None:
+        """Opening a table with an unreadable commit raises `DamagedError`, which names the file."""
         log = Path(root.uri, CONTROLLER.name, "_delta_log")
         log.mkdir(parents=True)
         (log / f"{0:020}.json").write_text("nonsense")
@@ -465,6 +493,7 @@ class TestCreation:
         assert "\n" not in str(refused.value)
 
     def test_where_no_folder_can_be_made_none_is_made(self, tmp_path: Path) -> None:
+        """A table whose folder cannot be created raises `StorageError`."""
         (tmp_path / "file").write_text("")
         with pytest.raises(StorageError, match=r"no table can be created at .*Not a directory"):
             create_table(Location.of(str(tmp_path / "file" / "root")), CONTROLLER)
@@ -472,7 +501,7 @@ class TestCreation:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
 def test_reading_starts_no_threads_that_could_abort_a_short_process(root: Location) -> None:
-    """Arrow's were still there when a process of a second ended: one in fifteen was aborted."""
+    """Arrow's threads still ran when a process of one second ended: one in fifteen was aborted."""
     made(root).compare_and_set(lease(7))
     code = """
 import os, sys
@@ -491,7 +520,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 class TestColumnsOfALaterRelease:
-    """A column that this release does not know, in a table that it overwrites whole."""
+    """A column unknown to this release, in a table that this release overwrites completely."""
 
     @pytest.fixture(params=[PARTITION_STATE, CONSUMER_OFFSETS], ids=lambda schema: schema.name)
     def schema(self, request: pytest.FixtureRequest) -> TableSchema:
@@ -505,7 +534,9 @@ class TestColumnsOfALaterRelease:
     def test_keeps_its_values_when_an_earlier_release_writes(
         self, root: Location, schema: TableSchema
     ) -> None:
-        """Also in the row that is changed: each is recognised by its key."""
+        """An unknown column keeps its values in all rows, also in the changed one: rows are
+        identified by keys.
+        """
         older, newer = made(root, schema), ControlTable(root, self.later(schema))
         older.compare_and_set(schema.rows([{"topic_id": "a", "partition": 1}]))
         rows = [
@@ -529,7 +560,9 @@ class TestColumnsOfALaterRelease:
         assert older.rows().schema.equals(schema.columns)
 
     def test_is_not_made_of_what_another_put_into_a_file(self, root: Location) -> None:
-        """Only the columns that the table declares are kept."""
+        """Columns that another engine puts into a file are dropped unless the table declares
+        them.
+        """
         table = made(root, DELAYED_OPERATIONS)
         file = Path(table.location.uri, "of-another.parquet")
         pq.write_table(pa.table({"operation_id": ["o"], "x": [1]}), file)

@@ -1,4 +1,4 @@
-"""Copying batch files: the same bytes, verified on the way."""
+"""Copying batch files: the same bytes, verified during the copy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparklog.model import new_batch_path
+from sparklog.storage import copying
 from sparklog.storage.batch_files import BatchFile, file_checksum
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier, copy_file
 from sparklog.storage.location import Location
@@ -34,6 +35,7 @@ def copy_of(log: Location, file: BatchFile, target: Location) -> Copy:
 
 
 def test_copies_are_the_same_bytes(log: Location, target: Location) -> None:
+    """Copies have the same bytes as their sources."""
     copies = [copy_of(log, write_file(log, [b"v" * n]), target) for n in (0, 1, 9 << 20)]
     copier = ProcessCopier()
     assert copier.copy(copies) == [None, None, None]
@@ -44,6 +46,7 @@ def test_copies_are_the_same_bytes(log: Location, target: Location) -> None:
 
 
 def test_a_source_that_is_damaged_or_missing_is_reported(log: Location, target: Location) -> None:
+    """A damaged or missing source is reported, and the other files are copied."""
     damaged, missing, good = (write_file(log, [b"v"]) for _ in range(3))
     content = bytearray(Path(log.uri, damaged.path).read_bytes())
     content[10] ^= 1
@@ -57,6 +60,7 @@ def test_a_source_that_is_damaged_or_missing_is_reported(log: Location, target: 
 
 
 def test_an_existing_target_is_refused_and_left_alone(log: Location, target: Location) -> None:
+    """An existing target is refused and not changed."""
     copy = copy_of(log, write_file(log, [b"v"]), target)
     there = Path(target.uri, copy.target_path)
     there.parent.mkdir(parents=True)
@@ -68,7 +72,7 @@ def test_an_existing_target_is_refused_and_left_alone(log: Location, target: Loc
 
 
 def test_a_full_disk_is_reported_and_not_taken_for_a_copy(log: Location, target: Location) -> None:
-    """The system writes what fits and says so; only the next write fails."""
+    """The system writes as much as fits and reports the count; only the next write fails."""
     copy = copy_of(log, write_file(log, [os.urandom(1 << 20)]), target)
     with file_size_limit(300_000):
         fault = copy_file(copy)
@@ -76,11 +80,28 @@ def test_a_full_disk_is_reported_and_not_taken_for_a_copy(log: Location, target:
     assert "File too large" in fault
 
 
-@pytest.mark.parametrize(("named_bytes", "jobs"), [(30 << 20, 1), (1 << 20, 0)])
-def test_spark_copies_much_in_tasks_and_little_on_the_driver(
-    log: Location, target: Location, spark: SparkSession, named_bytes: int, jobs: int
+@pytest.mark.parametrize(
+    ("master", "named_bytes", "jobs"),
+    [
+        ("spark://a-host:7077", 30 << 20, 1),
+        ("yarn", 1 << 20, 0),
+        ("local[2]", 30 << 20, 0),
+        ("local-cluster[2,1,512]", 30 << 20, 1),
+        ("local", 30 << 20, 0),
+    ],
+)
+def test_spark_copies_much_in_tasks_where_it_has_executors_and_little_on_the_driver(
+    log: Location,
+    target: Location,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    named_bytes: int,
+    jobs: int,
 ) -> None:
-    """The same results in the same order; a bad file fails neither the job nor the others."""
+    """The results and their order are the same; a bad file fails neither the job nor the others."""
+    has_executors = copying._has_executors(master)
+    monkeypatch.setattr(copying, "_has_executors", lambda _: has_executors)
     files = [write_file(log, [b"v%d" % number]) for number in range(8)]
     Path(log.uri, files[3].path).write_bytes(b"damaged")
     Path(log.uri, files[5].path).unlink()

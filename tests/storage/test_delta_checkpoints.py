@@ -9,9 +9,10 @@ import pytest
 from deltalake import DeltaTable
 
 from sparklog.model import LOG
+from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import create_table
 from sparklog.storage.delta_checkpoints import write_store_checkpoint
-from sparklog.storage.delta_log import BROKER_EPOCH, commit_path
+from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
@@ -25,7 +26,7 @@ At = Callable[[str], Location]
 
 @pytest.fixture
 def log(at: At) -> RecordLog:
-    """A log with a fence, twelve batches, and without the first of them."""
+    """A log with a fence and twelve batches, of which the first is removed."""
     create_table(at("broker"), LOG)
     log = RecordLog(at("broker"), FENCE)
     batches = chain(0, *[10] * 12)
@@ -37,7 +38,7 @@ def log(at: At) -> RecordLog:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The names of the objects that are read, and how often."""
+    """The names of the objects that are read, with counts."""
     counts: Counter[str] = Counter()
     get = ObjectStore.get
 
@@ -72,7 +73,7 @@ def test_it_stands_for_the_commits_before_it(at: At, log: RecordLog) -> None:
 
 
 def test_each_commit_is_read_once(log: RecordLog, read: Counter[str]) -> None:
-    """The next checkpoint is made of the last one and the commits since then."""
+    """The next checkpoint is made from the last one and the commits since then."""
     write_store_checkpoint(log.location)
     assert read == {f"{version:020}.json": 1 for version in range(log.version + 1)}
     before = log.version
@@ -90,7 +91,7 @@ def test_each_commit_is_read_once(log: RecordLog, read: Counter[str]) -> None:
 def test_one_that_is_not_written_to_the_end_changes_nothing(
     at: At, log: RecordLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint's file is there, and the hint still names the one before it."""
+    """The checkpoint's file exists, and the hint still names the previous one."""
     write_store_checkpoint(log.location)
     hint = log.location.read_bytes("_delta_log/_last_checkpoint")
     log.commit(chain(log.log_end_offset(P0), 5))

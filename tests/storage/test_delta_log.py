@@ -1,4 +1,4 @@
-"""A Delta table's log, as it is followed and written to: other engines read what is written."""
+"""A Delta table's log, followed and written by sparklog, and read by other engines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import CONTROLLER
-from sparklog.storage import delta_log, local_files
+from sparklog.storage import commits, local_files
+from sparklog.storage.commits import AddedFile, RemovedFile, read_commit
 from sparklog.storage.control_table import ControlTable, create_table
-from sparklog.storage.delta_log import (
-    AddedFile,
-    DeltaLog,
-    RemovedFile,
-    await_checkpoints,
-    read_commit,
-)
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import log_names
 from sparklog.storage.location import Location
 
 
@@ -42,6 +39,7 @@ def commit_file(table: ControlTable, version: int) -> Path:
 
 
 def test_delta_rs_reads_what_was_committed_and_says_by_whom(table: ControlTable) -> None:
+    """delta-rs reads the committed rows, and its history names sparklog as the writer."""
     for sequence in (1, 2):
         table.compare_and_set(lease(sequence))
     opened = DeltaTable(table.location.uri)
@@ -53,6 +51,7 @@ def test_delta_rs_reads_what_was_committed_and_says_by_whom(table: ControlTable)
 
 
 def test_of_two_commits_of_one_version_one_lands(table: ControlTable) -> None:
+    """Of two commits of one version one lands, and the other writer sees it."""
     first, second = DeltaLog(table.location), DeltaLog(table.location)
     assert first.commit("FENCE", transactions={"broker_epoch": 1})
     assert not second.commit("FENCE", transactions={"broker_epoch": 2})
@@ -63,6 +62,7 @@ def test_of_two_commits_of_one_version_one_lands(table: ControlTable) -> None:
 
 
 def test_nothing_unfinished_is_left_behind(table: ControlTable) -> None:
+    """A refused commit leaves no temporary file."""
     first, second = DeltaLog(table.location), DeltaLog(table.location)
     assert first.commit("DELETE", removed=[RemovedFile("a", 0)])
     assert not second.commit("DELETE", removed=[RemovedFile("a", 0)])
@@ -73,6 +73,8 @@ def test_nothing_unfinished_is_left_behind(table: ControlTable) -> None:
 def test_a_folder_without_hard_links_is_written_by_delta_rs(
     root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a file system without hard links, commits are written by delta-rs."""
+
     def refused(*_: object) -> None:
         raise PermissionError(errno.EPERM, "no links here")
 
@@ -91,7 +93,7 @@ def test_a_folder_without_hard_links_is_written_by_delta_rs(
 def test_a_raised_protocol_is_refused_and_not_written_over(
     root: Location, table: ControlTable
 ) -> None:
-    """A feature that is not known here may change what a file holds or who may write."""
+    """An unknown feature may change the meaning of a file, or who may write."""
     reader = ControlTable(root, CONTROLLER)
     raised = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}
     commit_file(table, 1).write_text(json.dumps(raised))
@@ -104,7 +106,10 @@ def test_a_raised_protocol_is_refused_and_not_written_over(
 def test_a_raised_protocol_is_refused_when_the_table_is_opened(
     root: Location, table: ControlTable
 ) -> None:
-    """Also after a restart, which reads no commit one by one, and under a raised writer alone."""
+    """A raised protocol is refused also after a restart, and if only the writer version is raised.
+
+    A restart does not read each commit.
+    """
     raised = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 3}}
     commit_file(table, 1).write_text(json.dumps(raised))
     with pytest.raises(StorageError, match="writer version 3"):
@@ -112,6 +117,7 @@ def test_a_raised_protocol_is_refused_when_the_table_is_opened(
 
 
 def test_a_damaged_commit_is_named(table: ControlTable) -> None:
+    """A damaged commit is named by a `StorageError`."""
     commit_file(table, 1).write_text('{"add": {"path": "x"}}')
     with pytest.raises(StorageError, match=r"/0*1\.json is damaged"):
         table.refresh()
@@ -121,6 +127,7 @@ def test_a_damaged_commit_is_named(table: ControlTable) -> None:
 
 
 def test_readers_in_one_process_share_a_sound_commit(table: ControlTable) -> None:
+    """Readers in one process share a parsed commit as long as its bytes are valid."""
     table.compare_and_set(lease(1))
     commit = read_commit(table.location, 1)
     assert commit is not None
@@ -133,8 +140,17 @@ def test_readers_in_one_process_share_a_sound_commit(table: ControlTable) -> Non
         read_commit(table.location, 1)
 
 
+def test_an_empty_commit_is_damage_to_every_reader(table: ControlTable) -> None:
+    """A reader that accepts changed commits once took an empty one for a commit without effects."""
+    table.compare_and_set(lease(1))
+    commit_file(table, 1).write_bytes(b"")
+    for explains in (None, lambda _: True):
+        with pytest.raises(DamagedError, match="it is empty"):
+            read_commit(table.location, 1, explains)
+
+
 def test_a_damaged_commit_that_one_reader_takes_is_damaged_to_others(table: ControlTable) -> None:
-    """The writer of a log explains a damaged header; nobody else may read the commit for that."""
+    """Only the owner reads a commit with a damaged header, in order to report the damage."""
     table.compare_and_set(lease(1))
     path = commit_file(table, 1)
     path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1'))
@@ -148,6 +164,7 @@ def test_a_checkpoint_that_fails_does_not_undo_the_commit(
     table: ControlTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A checkpoint that fails does not undo its commit."""
     failed: list[DeltaTable] = []
 
     def failing(opened: DeltaTable) -> None:
@@ -163,7 +180,7 @@ def test_a_checkpoint_that_fails_does_not_undo_the_commit(
 
 
 def test_names_of_any_characters_come_back_as_they_were(table: ControlTable) -> None:
-    """Others may name the files that they append as they like, and they are removed by name."""
+    """Other clients may name their files freely, and the files are removed by name."""
     name = "with space & 100% é#?.parquet"
     log = DeltaLog(table.location)
     Path(table.location.uri, name).touch()
@@ -179,8 +196,8 @@ def test_names_of_any_characters_come_back_as_they_were(table: ControlTable) -> 
 
 
 class TestBehindCleanUp:
-    """A suspended process holds a version whose successors were cleaned up: no compare-and-set
-    protects what is no longer there, so the predecessor is checked (protocol rule 10.7).
+    """A suspended process holds a version whose successors were cleaned up. A compare-and-set
+    cannot detect commits that no longer exist, so the predecessor is checked (protocol rule 10.7).
     """
 
     @pytest.fixture
@@ -196,6 +213,7 @@ class TestBehindCleanUp:
         return behind
 
     def test_a_commit_is_withdrawn(self, table: ControlTable, behind: DeltaLog) -> None:
+        """A commit after cleaned-up versions is withdrawn, and the log is lost to the handle."""
         assert not behind.commit("DELETE", removed=[RemovedFile("a", 0)])
         assert not commit_file(table, 2).exists()
         assert list(behind.follow()) == []
@@ -204,7 +222,7 @@ class TestBehindCleanUp:
     def test_what_another_left_there_is_not_followed(
         self, root: Location, table: ControlTable, behind: DeltaLog
     ) -> None:
-        """A process that is killed between its commit and the check leaves a commit there."""
+        """A process that is killed between its commit and the check leaves its commit there."""
         reader = ControlTable(root, CONTROLLER)
         reader._log = behind
         commit_file(table, 2).write_text(json.dumps({"commitInfo": {}}))
@@ -214,6 +232,7 @@ class TestBehindCleanUp:
     def test_a_controller_that_was_suspended_renews_no_lease(
         self, root: Location, behind: DeltaLog
     ) -> None:
+        """A controller that was suspended until the clean-up cannot renew its lease."""
         suspended = ControlTable(root, CONTROLLER)
         suspended._log = behind
         with pytest.raises(CommitConflictError):
@@ -224,7 +243,9 @@ class TestBehindCleanUp:
     def test_a_handle_with_a_commit_of_unknown_outcome_goes_on(
         self, root: Location, behind: DeltaLog
     ) -> None:
-        """It synced the loaded version's commit first, which is gone."""
+        """A handle whose last commit has an unknown outcome goes on after the loaded version was
+        cleaned up.
+        """
         reader = ControlTable(root, CONTROLLER)
         reader._log = behind
         behind.is_uncertain = True
@@ -237,6 +258,8 @@ class TestLostAnswers:
     def test_a_commit_that_landed_is_recognised_by_its_id(
         self, table: ControlTable, monkeypatch: pytest.MonkeyPatch, error: OSError
     ) -> None:
+        """A commit whose answer was lost is recognised by its id."""
+
         def link(source: str, target: str) -> None:
             os.link(source, target)
             raise error
@@ -250,6 +273,7 @@ class TestLostAnswers:
     def test_a_commit_of_another_process_is_not_taken_for_the_own_one(
         self, root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A commit of another process is not taken for the process's own."""
         other = ControlTable(root, CONTROLLER)
 
         def link(_source: str, _target: str) -> None:
@@ -268,7 +292,9 @@ class TestDurability:
     def test_files_and_folders_are_synced_before_a_commit_counts(
         self, table: ControlTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The order of a commit's effects: each is on the disk before the next one begins."""
+        """The order of a commit's effects: each is synced to the disk before the next one
+        begins.
+        """
         calls: list[str] = []
 
         def note(name: str) -> None:
@@ -296,6 +322,7 @@ class TestDurability:
     def test_nothing_is_synced_where_the_option_says_so(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """With `sync` = false no file or folder is synced."""
         unsynced = ControlTable(Location.of(root.uri, {root.uri: {"sync": "false"}}), CONTROLLER)
 
         def refuse(path: str) -> None:
@@ -307,6 +334,8 @@ class TestDurability:
     def test_a_disk_that_cannot_sync_refuses_the_commit(
         self, table: ControlTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """If syncing fails, the commit is refused and does not exist."""
+
         def fail(_path: str) -> None:
             raise OSError(errno.EIO, "the disk failed")
 
@@ -319,6 +348,7 @@ class TestDurability:
     def test_a_commit_that_is_not_whole_is_damage_when_opened_and_when_followed(
         self, root: Location, table: ControlTable, cut: int
     ) -> None:
+        """A truncated commit is damage, both for opening and for following a table."""
         reader = ControlTable(root, CONTROLLER)
         table.compare_and_set(lease(1))
         text = commit_file(table, 1).read_bytes()
@@ -330,6 +360,7 @@ class TestDurability:
     def test_a_changed_digit_of_a_commit_is_damage(
         self, root: Location, table: ControlTable
     ) -> None:
+        """A commit with a changed digit is damage."""
         table.compare_and_set(lease(1))
         text = commit_file(table, 1).read_text()
         size = text.index('"size":') + 7
@@ -346,9 +377,10 @@ def _kind(name: str) -> str:
 def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(
     table: ControlTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Commits that are cleaned up while a table is opened are no damage."""
     for sequence in range(4):
         table.compare_and_set(lease(sequence))
-    names = delta_log._names
+    names = log_names
 
     def before_clean_up(location: Location) -> list[str]:
         found = names(location)
@@ -358,14 +390,16 @@ def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(
                 commit_file(table, version).unlink()
         return found
 
-    monkeypatch.setattr(delta_log, "_names", before_clean_up)
+    monkeypatch.setattr(commits, "log_names", before_clean_up)
     assert DeltaLog(table.location).version == 4
 
 
 def test_a_protocol_that_was_raised_and_lowered_again_is_supported(
     root: Location, table: ControlTable
 ) -> None:
-    """A table feature that was added by mistake and dropped again stopped all readers for good."""
+    """A table feature that was added by mistake and dropped again used to stop all readers
+    forever.
+    """
     reader = ControlTable(root, CONTROLLER)
     for version, (reads, writes) in enumerate([(3, 7), (1, 2)], 1):
         raised = {"protocol": {"minReaderVersion": reads, "minWriterVersion": writes}}

@@ -1,4 +1,4 @@
-"""JSON of commits is that of Python's json, whichever of two libraries writes and reads it."""
+"""The JSON of commits equals that of Python's json, for writing and reading by either library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparklog.storage.json_text import json_bytes, json_value
 
-# Half of a surrogate pair among them, which pydantic-core refuses.
+# These include half of a surrogate pair, which pydantic-core refuses.
 _TEXTS = st.text(st.characters(exclude_categories=()))
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | _TEXTS,
@@ -21,6 +21,7 @@ _VALUES = st.recursive(
 
 @given(_VALUES)
 def test_values_come_back_as_they_were(value: Any) -> None:
+    """Written values are read back unchanged, on one line."""
     written = json_bytes(value)
     assert b"\n" not in written
     assert json_value(written) == json.loads(written) == value
@@ -28,16 +29,19 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 @given(_VALUES)
 def test_what_json_has_written_is_read_alike(value: Any) -> None:
+    """Text that Python's json has written is read back unchanged."""
     text = json.dumps(value)
     assert json_value(text) == json_value(text.encode()) == value
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,]", "{'a': 1}", '"\x01"', "1 2", "\ufeff{}", "nul"])
 def test_what_json_refuses_is_refused(text: str) -> None:
+    """Text that Python's json refuses is refused."""
     with pytest.raises(json.JSONDecodeError):
         json_value(text)
 
 
 def test_what_is_no_json_is_not_written() -> None:
+    """A value without a JSON form raises `TypeError`."""
     with pytest.raises(TypeError):
         json_bytes(object())

@@ -1,4 +1,4 @@
-"""Locations: which folder or store a URI means, with which options, and files in a folder."""
+"""Locations: the folder or store of a URI, its options, and files in a folder."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tests.storage.requests import appending, ids_in, request
     ],
 )
 def test_a_folder_is_an_absolute_path(uri: str, folder: str) -> None:
+    """A URI or path of a local folder becomes an absolute path."""
     location = Location.of(uri)
     assert (location.uri, location.is_local) == (folder, True)
 
@@ -36,6 +37,7 @@ def test_a_folder_is_an_absolute_path(uri: str, folder: str) -> None:
 def test_a_relative_path_and_a_home_folder_are_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Relative paths and home folders become absolute paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Location.of("a/b").uri == str(tmp_path / "a" / "b")
@@ -46,7 +48,7 @@ def test_a_relative_path_and_a_home_folder_are_made_absolute(
     ("uri", "why"),
     [
         ("", "cannot hold tables"),
-        ("file://host/data", "names a host; write file:///path"),
+        ("file://host/data", "names a host: write file:///path"),
         ("s3://", "names no bucket: write s3://bucket/path"),
         ("s3:/bucket/x", "names no bucket: write s3://bucket/path"),
         ("dbfs:/mnt/x", "names no bucket"),
@@ -60,8 +62,9 @@ def test_a_relative_path_and_a_home_folder_are_made_absolute(
     ],
 )
 def test_what_cannot_be_a_root_is_refused_in_a_sentence(uri: str, why: str) -> None:
-    """delta-rs would misread these folders, or end the process; and a typing error in a store's
-    name must not become a folder beside the program."""
+    """delta-rs would misread these folders, or end the process. A typing error in a store's scheme
+    must not create a local folder.
+    """
     with pytest.raises(StorageError, match=f"^root .*{why}"):
         Location.of(uri)
 
@@ -70,6 +73,7 @@ def test_what_cannot_be_a_root_is_refused_in_a_sentence(uri: str, why: str) -> N
     "name", ["a b", "a%b", "a%", "a#b", "a?b", "ü", "a+b&c=d", "a:b", "'a'", '"a"', "a;{b},$~`<*>"]
 )
 def test_every_other_folder_holds_tables(tmp_path: Path, name: str) -> None:
+    """A folder of any other name can contain tables."""
     root = Location.of(str(tmp_path / name))
     create_table(root, CONTROLLER)
     table = ControlTable(root, CONTROLLER)
@@ -85,6 +89,7 @@ def test_every_other_folder_holds_tables(tmp_path: Path, name: str) -> None:
 
 
 def test_the_options_of_the_longest_prefix_count() -> None:
+    """The options of the longest matching prefix apply."""
     options = {
         "s3://": {"for": "all"},
         "s3://lake": {"for": "lake"},
@@ -105,18 +110,21 @@ def test_the_options_of_the_longest_prefix_count() -> None:
 
 
 def test_one_buckets_key_is_not_shown_to_another_whose_name_begins_alike() -> None:
+    """A bucket does not get the options of another bucket whose name is a prefix of its own."""
     options = {"s3://lake": {"AWS_SECRET_ACCESS_KEY": "secret"}}
     assert Location.of("s3://lake-of-somebody-else/x", options).options == {}
     assert Location.of("s3://lake/x", options).options == options["s3://lake"]
 
 
 def test_secrets_are_not_printed() -> None:
+    """The representation of a location contains no secrets."""
     location = Location.of("s3://lake/x", {"s3://lake": {"AWS_SECRET_ACCESS_KEY": "secret"}})
     assert "secret" not in repr(location).lower()
     assert "s3://lake/x" in repr(location)
 
 
 def test_locations_are_compared_by_uri_and_travel_with_their_options() -> None:
+    """Locations are equal if their URIs are; pickling keeps their options."""
     location = Location.of("s3://lake/x/", {"s3://lake": {"key": "value"}})
     assert location == Location.of("s3://lake/x")
     assert len({location, Location.of("s3://lake/x")}) == 1
@@ -127,6 +135,7 @@ def test_locations_are_compared_by_uri_and_travel_with_their_options() -> None:
 
 class TestFiles:
     def test_a_file_is_created_once_and_read(self, root: Location) -> None:
+        """A file is created once; creating it again raises `FileExistsError`."""
         with root.create("_inbox/deep/a") as file:
             file.write(b"abc")
         assert root.read_bytes("_inbox/deep/a") == b"abc"
@@ -137,6 +146,7 @@ class TestFiles:
         assert (root.exists("_inbox/deep/a"), root.exists("_inbox/b")) == (True, False)
 
     def test_what_is_not_there_is_a_file_not_found(self, root: Location) -> None:
+        """Reading a missing file raises `FileNotFoundError` and creates nothing."""
         with pytest.raises(FileNotFoundError):
             root.read_bytes("a")
         with pytest.raises(FileNotFoundError):
@@ -144,6 +154,7 @@ class TestFiles:
         assert not Path(root.uri).exists()
 
     def test_the_names_in_a_folder(self, root: Location) -> None:
+        """`names` returns the sorted names in a folder, and an empty list for a missing one."""
         for path in ("a/b", "a/c/d", "e"):
             with root.create(path):
                 pass

@@ -1,4 +1,4 @@
-"""Merging batch files: the same records in one file, verified on the way (rule 8.4)."""
+"""Merging batch files: the same records in one file, verified while merging (rule 8.4)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log(root: Location) -> Location:
 
 
 def adjacent(log: Location, *files: BatchFile) -> tuple[Batch, ...]:
-    """These files as batches from offset 10 on."""
+    """Return these files as batches from offset 10 on."""
     batches: list[Batch] = []
     for file in files:
         begin = batches[-1].next_offset if batches else 10
@@ -54,7 +54,7 @@ def merged(log: Location, *batches: Batch) -> Batch:
 
 
 def odd_records(count: int) -> pa.Table:
-    """Null keys and values, headers, times that go back, with microseconds."""
+    """Return records with null keys and values, headers, and decreasing times with microseconds."""
     numbers = range(count)
     return pa.table(
         {
@@ -69,7 +69,8 @@ def odd_records(count: int) -> pa.Table:
     )
 
 
-def test_the_records_are_the_same_and_numbered_anew(log: Location) -> None:
+def test_the_records_are_the_same_and_renumbered(log: Location) -> None:
+    """A merged file has the records of its sources with new numbers, and no producer id."""
     files = []
     for count in (3, 1, 20):
         writer = BatchFileWriter(log, new_batch_path())
@@ -92,6 +93,7 @@ def test_the_records_are_the_same_and_numbered_anew(log: Location) -> None:
 
 @pytest.mark.parametrize("fault", ["gone", "damaged"])
 def test_nothing_is_written_where_a_batch_cannot_be_read(log: Location, fault: str) -> None:
+    """A run with an unreadable batch is not merged, and no file is left."""
     batches = adjacent(log, *(write_file(log, [b"v"] * 3) for _ in range(3)))
     file = Path(log.uri, batches[1].path)
     if fault == "gone":
@@ -108,7 +110,7 @@ def test_nothing_is_written_where_a_batch_cannot_be_read(log: Location, fault: s
 def test_a_small_file_of_large_values_is_decoded_piece_by_piece(
     log: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer may name one long value again and again in a few bytes."""
+    """A producer may repeat one long value many times in a few bytes."""
     monkeypatch.setattr(batch_merging, "_ROW_GROUP_BYTES", 1 << 20)
     count, value = 300, b"v" * 100_000
     columns = {
@@ -135,7 +137,7 @@ def test_a_small_file_of_large_values_is_decoded_piece_by_piece(
 
 
 def test_small_files_and_larger_ones_are_merged_into_one(log: Location) -> None:
-    """Larger ones are read as they are, small ones dictionary-encoded: such a run failed once."""
+    """Larger files are read as they are, small ones dictionary-encoded: such a run failed once."""
     larger = [b"%07d" % n + secrets.token_bytes(1000) for n in range(100)]
     batches = adjacent(
         log,
@@ -159,6 +161,7 @@ def test_small_files_and_larger_ones_are_merged_into_one(log: Location) -> None:
 
 
 def test_many_merges_fail_one_by_one(log: Location) -> None:
+    """A failed merge does not affect the other merges of the same call."""
     good = adjacent(log, write_file(log, [b"a"]), write_file(log, [b"b"]))
     bad = adjacent(log, write_file(log, [b"c"]), write_file(log, [b"d"]))
     Path(log.uri, bad[0].path).unlink()
@@ -172,6 +175,7 @@ def test_many_merges_fail_one_by_one(log: Location) -> None:
 def test_spark_merges_in_one_job_what_is_worth_it(
     spark: SparkSession, log: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Spark merges large runs in one job; the driver merges small ones, with equal results."""
     copier = SparkCopier(spark)
     runs = [adjacent(log, *(write_file(log, [b"v"] * 5) for _ in range(3))) for _ in range(4)]
     merges = [Merge(log, run, new_batch_path()) for run in runs]

@@ -1,4 +1,4 @@
-"""The record log: offsets, its index in memory, fences, conflicts, and what Spark sees of it."""
+"""The record log: offsets, its index in memory, fences, conflicts, and its columns in Spark."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, RECORD_COLUMNS, Batch, TopicIdPartition, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.batch_files import BatchFileWriter, records_table
-from sparklog.storage.control_table import Fence, create_table
-from sparklog.storage.delta_log import (
-    BROKER_EPOCH,
-    await_checkpoints,
-    open_delta_table,
-    read_commit,
-)
+from sparklog.storage.commits import BROKER_EPOCH, read_commit
+from sparklog.storage.control_table import create_table
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import REMEMBERED_BATCHES, RecordLog, index_table
 from tests.storage.batches import FENCE, P0, P1, TOPIC_ID, batch, batch_of_file, chain, write_file
@@ -47,12 +45,14 @@ def log(root: Location) -> RecordLog:
 
 
 def index(log: RecordLog) -> dict[TopicIdPartition, list[Batch]]:
-    """Return all that the index of `log` says is there."""
+    """Return the complete index of `log`."""
     return {key: list(log.batches(key)) for key in sorted(log.partitions())}
 
 
 def everything(log: RecordLog) -> tuple[Any, ...]:
-    """Return all that may be asked of the index of `log`, for comparison with another's."""
+    """Return the results of all queries of the index of `log`, for comparison with another
+    log's.
+    """
     batches = [one for of in index(log).values() for one in of]
     ends = {key: log.log_end_offset(key) for key in log.partitions()}
     found = log.find(one.batch_id for one in batches)
@@ -70,12 +70,14 @@ def clean_up(log: RecordLog, below: int) -> None:
 
 class TestIndex:
     def test_a_new_log_is_empty(self, log: RecordLog) -> None:
+        """A new log has no partitions and no batches."""
         assert (log.partitions(), log.log_end_offset(P0), list(log.batches(P0))) == ([], 0, [])
         assert log.log_end_offset(P0, log_start_offset=7) == 7
         assert log.batch_index({P0: 0}).equals(BATCH_INDEX.empty_table())
         assert log.producer_batches(P0, 1) == []
 
     def test_one_commit_appends_to_many_replicas(self, root: Location, log: RecordLog) -> None:
+        """One commit can append to several replicas."""
         first, second = chain(0, 10, 5)
         third, fourth = chain(40, 1, 2, partition=1)
         log.commit([first, third])
@@ -86,6 +88,7 @@ class TestIndex:
         assert index(RecordLog(root)) == index(log)
 
     def test_batches_from_an_offset_begin_with_the_one_that_holds_it(self, log: RecordLog) -> None:
+        """The batches from an offset begin with the batch that contains it."""
         first, second, third = chain(100, 10, 10, 10)
         log.commit([first, second, third])
         for offset in (0, 100, 109):
@@ -98,6 +101,7 @@ class TestIndex:
     def test_a_batch_whose_last_records_were_compacted_keeps_its_range(
         self, root: Location, log: RecordLog
     ) -> None:
+        """A batch whose last records were compacted keeps its offset range."""
         kept = batch(0, 100, record_count=3, last_offset_delta=99)
         log.commit([kept, batch(100)])
         for one in (log, RecordLog(root)):
@@ -105,7 +109,9 @@ class TestIndex:
             assert one.batches(P0, 99)[0] == kept
 
     def test_the_batch_index_has_the_batch_before_the_position_too(self, log: RecordLog) -> None:
-        """Its epoch tells whether whoever stands there agrees with this log (rule 6.4)."""
+        """The batch index includes the batch before the position, whose epoch shows a divergence
+        (rule 6.4).
+        """
         first, second, third = chain(0, 10, 10, 10)
         other = batch(0, partition=1)
         log.commit([first, second, third, other])
@@ -115,6 +121,7 @@ class TestIndex:
         assert log.batch_index({P0: 31}).num_rows == 0
 
     def test_a_retry_is_found_by_its_batch_id(self, root: Location, log: RecordLog) -> None:
+        """A retry is found by its batch id, under any path."""
         first, second = chain(0, 10, 10)
         log.commit([first, second])
         retried = new_batch_path(second.batch_id)
@@ -127,6 +134,7 @@ class TestIndex:
     def test_the_last_batches_of_a_producer_are_remembered(
         self, root: Location, log: RecordLog
     ) -> None:
+        """The last `REMEMBERED_BATCHES` batches of each producer and partition can be queried."""
         batches = chain(0, *[1] * 8, producer_id=3)
         log.commit(batches)
         log.commit([batch(8, producer_id=4), batch(0, partition=1, producer_id=3)])
@@ -140,7 +148,7 @@ class TestIndex:
     def test_when_a_producers_batch_was_committed_is_known_to_all_who_read(
         self, root: Location, log: RecordLog
     ) -> None:
-        """On the broker's clock, whatever the records say of their time."""
+        """All readers know when a producer's batch was committed, by the broker's clock."""
         reader = RecordLog(root)
         first, second = chain(0, 1, 1, producer_id=3)
         log.commit([first], now_ms=5)
@@ -154,6 +162,7 @@ class TestRemoval:
     def test_truncation_removes_batches_and_adds_the_remainder_of_one(
         self, root: Location, log: RecordLog
     ) -> None:
+        """A truncation removes batches and adds the remainder of the straddling batch."""
         batches = chain(0, 10, 10, 10)
         log.commit([*batches, batch(0, partition=1)])
         remainder = batches[1]._replace(
@@ -169,6 +178,7 @@ class TestRemoval:
         assert log.log_end_offset(P0) == 24
 
     def test_retention_removes_from_the_start(self, root: Location, log: RecordLog) -> None:
+        """Retention removes batches from the start of a replica."""
         batches = chain(0, 10, 10, 10)
         log.commit(batches)
         log.commit(removed=batches[:2])
@@ -179,6 +189,7 @@ class TestRemoval:
     def test_an_emptied_replica_may_begin_anywhere_again(
         self, root: Location, log: RecordLog
     ) -> None:
+        """An emptied replica may begin again at any offset."""
         first, later = batch(0), batch(500)
         log.commit([first])
         log.commit(removed=[first])
@@ -188,6 +199,7 @@ class TestRemoval:
         assert index(RecordLog(root)) == index(log) == {P0: [later]}
 
     def test_everything_may_be_replaced_in_one_commit(self, root: Location, log: RecordLog) -> None:
+        """One commit may replace all batches of a replica."""
         batches = chain(0, 10, 10)
         log.commit(batches)
         later = batch(500)
@@ -195,6 +207,7 @@ class TestRemoval:
         assert index(RecordLog(root)) == index(log) == {P0: [later]}
 
     def test_batches_in_the_middle_may_be_merged(self, root: Location, log: RecordLog) -> None:
+        """Batches in the middle of a replica may be replaced by a merged one."""
         batches = chain(0, 1, 2, 3, 4)
         log.commit(batches)
         merged = batch(1, 5)
@@ -205,6 +218,7 @@ class TestRemoval:
 
 class TestRefresh:
     def test_a_reader_follows_commit_by_commit(self, root: Location, log: RecordLog) -> None:
+        """A reader follows a log commit by commit."""
         reader = RecordLog(root)
         log.commit(chain(0, 10, 10))
         log.commit([batch(0, partition=1)], [log.batches(P0)[1]])
@@ -216,6 +230,7 @@ class TestRefresh:
     def test_a_reader_goes_to_an_exact_version_and_back(
         self, root: Location, log: RecordLog
     ) -> None:
+        """A reader can load an exact version, newer or older."""
         states = {log.version: index(log)}
         for base_offset in range(0, 50, 10):
             log.commit([batch(base_offset)])
@@ -228,6 +243,7 @@ class TestRefresh:
         assert index(reader) == index(log)
 
     def test_a_version_that_was_never_there_says_so(self, root: Location, log: RecordLog) -> None:
+        """A version that never existed is reported as a lost or restored root."""
         log.commit([batch(0)])
         reader = RecordLog(root)
         with pytest.raises(StorageError, match=r"no version 9 .* the root was lost or restored"):
@@ -235,6 +251,7 @@ class TestRefresh:
         assert everything(reader) == everything(log)
 
     def test_a_fence_is_a_version_without_batches(self, root: Location, log: RecordLog) -> None:
+        """A fence is a version without batches."""
         reader = RecordLog(root)
         RecordLog(root, Fence(BROKER_EPOCH, 2))
         reader.refresh()
@@ -243,7 +260,7 @@ class TestRefresh:
     def test_a_reader_that_was_left_behind_by_the_clean_up_catches_up(
         self, root: Location, log: RecordLog
     ) -> None:
-        """The commits that it would have read next are gone after thirty days."""
+        """The next commits of the reader's version are removed after thirty days."""
         reader = RecordLog(root)
         for base_offset in range(0, 1050, 10):
             log.commit([batch(base_offset)])
@@ -254,9 +271,10 @@ class TestRefresh:
         with pytest.raises(StorageError, match="no version 50"):
             exact.refresh(50)
 
-    def test_a_root_that_was_lost_and_made_again_is_read_anew(
+    def test_a_root_that_was_lost_and_recreated_is_reloaded(
         self, root: Location, log: RecordLog
     ) -> None:
+        """A reader reloads a log that was lost and created again."""
         log.commit([batch(0)])
         log.commit([batch(10)])
         reader = RecordLog(root)
@@ -294,7 +312,7 @@ class TestRefresh:
 def random_change(
     chance: random.Random, log: RecordLog, epoch: int
 ) -> tuple[list[Batch], list[Batch]]:
-    """Return what to add and to remove: one of the changes that the protocol makes."""
+    """Return batches to add and to remove: one of the changes that the protocol makes."""
     added: list[Batch] = []
     removed: list[Batch] = []
     for key in (P0, P1, TopicIdPartition("another-topic", 0)):
@@ -333,6 +351,7 @@ class TestFenceAndConflict:
     def test_the_older_process_of_a_broker_can_never_write_again(
         self, root: Location, log: RecordLog
     ) -> None:
+        """After a newer process has taken the fence, the older one can never write again."""
         log.commit([batch(0)])
         newer = RecordLog(root, Fence(BROKER_EPOCH, 2))
         for _ in range(2):
@@ -347,6 +366,7 @@ class TestFenceAndConflict:
     def test_a_fence_that_falls_just_after_the_check_holds(
         self, root: Location, log: RecordLog, after_next: AfterNext
     ) -> None:
+        """A fence that is taken just after the fence check holds."""
         after_next(
             "sparklog.storage.record_log.check_fence",
             lambda: RecordLog(root, Fence(BROKER_EPOCH, 2)),
@@ -357,6 +377,7 @@ class TestFenceAndConflict:
 
     @pytest.mark.usefixtures("log")
     def test_an_older_epoch_does_not_even_open_the_log(self, root: Location) -> None:
+        """A process with an older epoch cannot open the log for writing."""
         RecordLog(root, Fence(BROKER_EPOCH, 3))
         with pytest.raises(FencedError, match="held by broker_epoch 3, newer than 2"):
             RecordLog(root, Fence(BROKER_EPOCH, 2))
@@ -364,12 +385,16 @@ class TestFenceAndConflict:
     def test_a_parked_broker_resumes_under_its_epoch_without_a_commit(
         self, root: Location, log: RecordLog
     ) -> None:
+        """A parked broker resumes under its epoch without a commit."""
         assert RecordLog(root, FENCE).version == log.version
 
     @pytest.mark.parametrize("is_in_between", [True, False], ids=["in between", "before"])
-    def test_maintenance_of_the_same_broker_makes_a_commit_look_again(
+    def test_maintenance_of_the_same_broker_makes_a_commit_read_again(
         self, root: Location, log: RecordLog, after_next: AfterNext, is_in_between: bool
     ) -> None:
+        """After a merge by the same broker, a commit is refused until it is based on the new
+        version.
+        """
         first = batch(0)
         log.commit([first])
         log = RecordLog(root, FENCE)
@@ -384,7 +409,7 @@ class TestFenceAndConflict:
         else:
             merge()
         appended = batch(10)
-        with pytest.raises(CommitConflictError, match="log moved: look at it again"):
+        with pytest.raises(CommitConflictError, match="log moved: another writer has committed"):
             log.commit([appended])
         assert everything(log) == everything(maintenance)
         assert log.commits == 0
@@ -393,7 +418,9 @@ class TestFenceAndConflict:
 
 
 class TestProgrammersFaults:
-    """delta-rs takes all of these without a word, and some make the table unreadable for good."""
+    """delta-rs accepts all of these without an error, and some make the table permanently
+    unreadable.
+    """
 
     @pytest.fixture
     def there(self, log: RecordLog) -> list[Batch]:
@@ -418,6 +445,7 @@ class TestProgrammersFaults:
 
     @pytest.mark.usefixtures("there")
     def test_gaps_and_overlaps(self, refused: Any) -> None:
+        """A batch that leaves a gap or an overlap is refused."""
         refused("does not begin at 30", [batch(31)], [])
         refused("does not begin at 30", [batch(29)], [])
         refused("does not begin at 30", [batch(0)], [])
@@ -425,6 +453,7 @@ class TestProgrammersFaults:
         refused("does not begin at 10", [batch(0, partition=1), batch(5, partition=1)], [])
 
     def test_a_hole_that_a_removal_leaves(self, log: RecordLog, refused: Any) -> None:
+        """A removal that leaves a gap is refused."""
         first, second, third = chain(0, 10, 10, 10)
         log.commit([first, second, third])
         refused("does not begin at 10", [], [second])
@@ -432,6 +461,7 @@ class TestProgrammersFaults:
         refused("does not begin at 19", [batch(10, 9)], [second])
 
     def test_a_path_twice(self, there: list[Batch], refused: Any) -> None:
+        """A path that is or was in the log is refused, and so is a path twice in one commit."""
         live, _, removed = there
         refused("was committed before", [batch(30, path=live.path)], [])
         refused("was committed before", [batch(30, path=removed.path)], [])
@@ -440,11 +470,13 @@ class TestProgrammersFaults:
         refused("a path is added twice", [one, other._replace(path=one.path)], [])
 
     def test_a_commit_by_somebody_who_only_reads(self, root: Location, log: RecordLog) -> None:
+        """A commit by a handle without a fence raises `AssertionError`."""
         with pytest.raises(AssertionError, match="only the broker that owns a log commits to it"):
             RecordLog(root).commit([batch(0)])
         assert RecordLog(root).version == log.version
 
     def test_a_removal_of_what_is_not_there(self, there: list[Batch], refused: Any) -> None:
+        """The removal of a batch that is not in the log is refused."""
         live, last, removed = there
         refused("is not in the log", [], [batch(10)])
         refused("is not in the log", [], [removed])
@@ -465,11 +497,13 @@ class TestProgrammersFaults:
     )
     @pytest.mark.usefixtures("there")
     def test_numbers_beyond_their_columns(self, refused: Any, header: dict[str, int]) -> None:
+        """Numbers out of the range of their columns are refused."""
         refused("too large|out of bounds|not in range", [batch(30, **header)], [])
 
     @pytest.mark.parametrize("time_ms", [MIN_TIMESTAMP_MS - 1, MAX_TIMESTAMP_MS + 1, 2**62])
     @pytest.mark.usefixtures("there")
     def test_times_that_delta_cannot_name(self, refused: Any, time_ms: int) -> None:
+        """Times out of Delta's range are refused."""
         refused("range|large", [batch(30, max_timestamp_ms=time_ms)], [])
 
 
@@ -498,7 +532,7 @@ class TestHeaders:
     def test_every_legal_header_comes_back_by_each_way_in(
         self, root: Location, log: RecordLog, header: dict[str, Any]
     ) -> None:
-        """Opening reads it through delta-rs, following from the commit itself."""
+        """Opening reads it through delta-rs, following reads the commit itself."""
         reader = RecordLog(root)
         written = batch(0)._replace(**header)
         log.commit([written])
@@ -507,6 +541,7 @@ class TestHeaders:
             assert list(index(one).values()) == [[written]]
 
     def test_headers_survive_a_checkpoint(self, root: Location, log: RecordLog) -> None:
+        """All legal headers are read back after a checkpoint."""
         written = [
             batch(0)._replace(**header | {"topic_id": f"id-{number}"})
             for number, header in enumerate(LEGAL_HEADERS)
@@ -536,6 +571,7 @@ class TestHeaders:
         assert highest - lowest < timedelta(milliseconds=1)
 
     def test_a_commit_names_its_batch_as_delta_asks(self, log: RecordLog) -> None:
+        """The partition values and null counts of a batch's add action conform to Delta."""
         log.commit([batch(5, topic="a.b-c_d")])
         commit = read_commit(log.location, log.version)
         assert commit is not None
@@ -548,6 +584,7 @@ class TestHeaders:
 
 class TestProtocol:
     def test_every_engine_can_read_and_write_the_table(self, log: RecordLog) -> None:
+        """The table needs only reader version 1 and writer version 2."""
         log.commit([batch(0)])
         protocol = open_delta_table(log.location).protocol()
         assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
@@ -558,7 +595,9 @@ class TestProtocol:
     def test_spark_reads_what_was_committed_by_reference(
         self, log: RecordLog, spark: SparkSession
     ) -> None:
-        """From the inbox, with offsets, past a checkpoint, and without what was removed."""
+        """Spark reads from the inbox, with offsets, after a checkpoint, and without removed
+        batches.
+        """
         topic = "__HIVE_DEFAULT_PARTITION__"
         first = write_file(log.location, [b"a", None, b""], [b"k", None, b""], 1_000)
         second = write_file(log.location, [b"d"], None, -1)
@@ -596,9 +635,10 @@ class TestProtocol:
         detail = spark.sql(f"describe detail delta.`{log.location.uri}`").collect()[0]
         assert (detail.minReaderVersion, detail.minWriterVersion, detail.numFiles) == (1, 2, 2)
 
-    def test_spark_finds_records_by_time_whatever_lies_between_two_milliseconds(
+    def test_spark_finds_records_by_time_between_two_milliseconds(
         self, log: RecordLog, spark: SparkSession
     ) -> None:
+        """Spark finds a record by a timestamp with microseconds."""
         moments = [datetime(2026, 1, 1, 0, 0, second, 999, timezone.utc) for second in (1, 2)]
         for number, moment in enumerate(moments):
             times = pa.array([moment], RECORD_COLUMNS.field("timestamp").type)

@@ -1,4 +1,4 @@
-"""The request table: producers that append to it, and the owner that reads and removes."""
+"""The request table: producers append to it, and its owner reads and removes requests."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.errors import CommitConflictError, StorageError
 from sparklog.model import PRODUCE_REQUESTS, new_batch_path
-from sparklog.storage import delta_log, local_files, request_appends, request_commits, request_table
-from sparklog.storage.control_table import create_table
-from sparklog.storage.delta_log import (
-    BROKER_EPOCH,
-    Commit,
-    DeltaLog,
-    RemovedFile,
-    await_checkpoints,
-    open_delta_table,
-    read_commits,
+from sparklog.storage import (
+    delta_checkpoints,
+    delta_log,
+    local_files,
+    request_appends,
+    request_commits,
 )
+from sparklog.storage.commits import BROKER_EPOCH, Commit, RemovedFile, read_commits
+from sparklog.storage.control_table import create_table
+from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.location import Location
 from sparklog.storage.request_appends import RequestAppends
-from sparklog.storage.request_files import Request, read_requests
+from sparklog.storage.request_files import ProduceRequest, read_requests
 from sparklog.storage.request_table import Added, RequestTable
 from tests.storage import racing
 from tests.storage.racing import Processes
-from tests.storage.requests import ALL, appending, commit_file, ids, ids_in, request
+from tests.storage.requests import ALL, appending, commit_file, ids, ids_in, request, row_of
 
 AfterNext = Callable[[str, Callable[[], object]], None]
 
@@ -46,7 +48,7 @@ def table_of(root: Location) -> Location:
 
 
 def paths_in(root: Location) -> list[str]:
-    """Return the files of the newest version, as delta-rs has it."""
+    """Return the files of the newest version, as read by delta-rs."""
     return [one["path"] for one in read_requests(root).to_pylist()]
 
 
@@ -59,7 +61,7 @@ def clean_up(root: Location, below: int) -> None:
 
 
 def remove_as_anybody(root: Location, *paths: str) -> None:
-    """Commit the removal of paths of the table, whether they are there or not."""
+    """Commit the removal of paths of the table, whether they exist or not."""
     assert DeltaLog(table_of(root)).commit("DELETE", removed=[RemovedFile(one, 1) for one in paths])
 
 
@@ -76,7 +78,7 @@ def fail_to_link(monkeypatch: pytest.MonkeyPatch, error: Exception, *, lands: bo
 
 
 class Milliseconds:
-    """A clock of which each reading is 1 ms after the one before."""
+    """A clock whose every reading is 1 ms after the previous one."""
 
     def __init__(self) -> None:
         self._readings = count(1_800_000_000_000)
@@ -92,21 +94,21 @@ class TestAppends:
     def test_a_request_is_one_commit_that_names_the_batch_files(self, root: Location) -> None:
         """The files may be missing: they are uploaded at the same time."""
         appends = appending(root)
-        first, second = request("a"), request("a", partition=1, topic=None)
+        first, second = request("a"), request("a", partition=1, topic="")
         appends.append([first, second])
         owner = RequestTable(root)
         assert owner.requests_after(ALL) == {Added(1, 0): first, Added(1, 1): second}
         assert [path.name for path in Path(table_of(root).uri).iterdir()] == ["_delta_log"]
         lines = commit_file(root, 1).read_text().splitlines()[1:]
         assert [json.loads(line)["add"]["path"] for line in lines] == [
-            f"../log/{one['path']}" for one in (first, second)
+            f"../log/{one.path}" for one in (first, second)
         ]
         newest, *_ = DeltaTable(table_of(root).uri).history()
         assert newest["operation"] == "WRITE"
         assert newest["engineInfo"].startswith("sparklog ")
 
     def test_an_append_lands_behind_those_of_others(self, root: Location) -> None:
-        """Also of many others, and of the owner's removals."""
+        """There may be many of them, and the owner's removals as well."""
         appends, other, owner = appending(root), RequestAppends(root), RequestTable(root)
         for number in range(20):
             other.append([request(f"{number}")])
@@ -122,7 +124,7 @@ class TestAppends:
     def test_an_append_that_another_was_faster_than_lands_behind_it(
         self, root: Location, after_next: AfterNext
     ) -> None:
-        """The other commits between the look and the commit."""
+        """The other producer commits between the search for the newest version and the commit."""
         appends, other = appending(root), RequestAppends(root)
         after_next(
             "sparklog.storage.request_appends.DeltaLog.skip",
@@ -132,6 +134,7 @@ class TestAppends:
         assert ids_in(RequestTable(root)) == ["other", "mine"]
 
     def test_threads_may_append_through_one_handle(self, root: Location) -> None:
+        """Threads may append through one handle."""
         appends = appending(root)
         names = [str(number) for number in range(24)]
         with ThreadPoolExecutor(4) as pool:
@@ -161,6 +164,7 @@ class TestAppends:
     def test_an_append_lands_once_when_its_answer_was_lost(
         self, root: Location, monkeypatch: pytest.MonkeyPatch, error: OSError
     ) -> None:
+        """An append whose answer was lost lands once."""
         appends = appending(root)
         fail_to_link(monkeypatch, error, lands=True)
         appends.append([request("a")])
@@ -170,6 +174,7 @@ class TestAppends:
     def test_another_ones_commit_is_not_taken_for_the_own_one(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Another producer's commit is not taken for the producer's own."""
         appends, other = appending(root), RequestAppends(root)
 
         def link(_source: str, _target: str) -> None:
@@ -187,6 +192,7 @@ class TestAppends:
     def test_an_append_whose_outcome_is_unknown_does_not_stop_the_next_one(
         self, root: Location, monkeypatch: pytest.MonkeyPatch, lands: bool
     ) -> None:
+        """An append with an unknown outcome does not stop the next one, and lands at most once."""
         appends = appending(root)
 
         def unreadable(*_: object) -> Commit:
@@ -204,6 +210,7 @@ class TestAppends:
     def test_nothing_is_left_behind_by_a_failure(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A failed append leaves no files."""
         appends = appending(root)
         before = sorted(Path(root.uri).rglob("*"))
         fail_to_link(monkeypatch, OSError(errno.ENOSPC, "full"), lands=False)
@@ -218,16 +225,19 @@ class TestAppends:
     def test_an_append_gives_up_where_others_are_always_faster(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """An append that always loses the race raises `CommitConflictError`."""
         appends = appending(root)
         before = sorted(Path(root.uri).rglob("*"))
         monkeypatch.setattr(DeltaLog, "commit", lambda *_, **__: False)
-        with pytest.raises(CommitConflictError, match="moves too fast"):
+        with pytest.raises(CommitConflictError, match=r"no commit to .* in .* attempts"):
             appends.append([request("a")])
         assert sorted(Path(root.uri).rglob("*")) == before
 
     def test_a_folder_without_hard_links_is_written_by_delta_rs(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """On a file system without hard links, requests are committed by delta-rs."""
+
         def refused(*_: object) -> None:
             raise PermissionError(errno.EPERM, "no links here")
 
@@ -241,7 +251,8 @@ class TestAppends:
         owner.remove(owner.requests_after(ALL).keys())
         assert paths_in(root) == []
 
-    def test_a_table_that_is_not_there_is_not_made_by_looking_for_it(self, root: Location) -> None:
+    def test_a_table_that_is_not_there_is_not_made_by_opening_it(self, root: Location) -> None:
+        """Opening a missing table raises `StorageError` and does not create it."""
         with pytest.raises(StorageError, match="there is no table at"):
             RequestAppends(root)
         assert not Path(root.uri).exists()
@@ -252,7 +263,7 @@ class TestOtherTables:
 
     @pytest.mark.parametrize("commits", [0, 1, 5])
     def test_a_table_that_was_recreated_is_appended_to(self, root: Location, commits: int) -> None:
-        """Whether it is shorter than the one before, as long, or longer."""
+        """The new table may be shorter than the old one, as long, or longer."""
         appends = appending(root)
         for _ in range(2):
             appends.append([request("old")])
@@ -271,7 +282,7 @@ class TestOtherTables:
     def test_a_root_that_was_restored_is_appended_to(
         self, root: Location, tmp_path: Path, commits: int
     ) -> None:
-        """From a copy that has lost some commits; others may have come in their place."""
+        """The copy lacks some commits; other commits may have taken their versions."""
         appends = appending(root)
         appends.append([request("old")])
         shutil.copytree(root.uri, tmp_path / "copy")
@@ -288,7 +299,7 @@ class TestOtherTables:
         assert ids_in(RequestTable(root)) == ["old", *names, "a", "b"]
 
     def test_an_append_follows_a_table_whose_commits_were_cleaned_up(self, root: Location) -> None:
-        """A producer that was suspended has a version that is no longer there."""
+        """A producer that was suspended has a version whose commit no longer exists."""
         suspended, other = appending(root), RequestAppends(root)
         for one in "abcde":
             other.append([request(one)])
@@ -298,6 +309,7 @@ class TestOtherTables:
         assert sorted(ids_in(RequestTable(root))) == list("abcdef")
 
     def test_an_owner_notices_that_its_table_is_another_one(self, root: Location) -> None:
+        """An owner detects that its table was recreated, and reloads it."""
         appending(root).append([request("old")])
         owner = RequestTable(root)
         assert (ids_in(owner), owner.generation) == (["old"], 0)
@@ -309,6 +321,7 @@ class TestOtherTables:
     def test_an_owner_notices_that_its_root_was_restored(
         self, root: Location, tmp_path: Path
     ) -> None:
+        """An owner detects that its root was restored, and reloads the table."""
         appends = appending(root)
         appends.append([request("old")])
         shutil.copytree(root.uri, tmp_path / "copy")
@@ -324,6 +337,7 @@ class TestOtherTables:
 
 class TestOrder:
     def test_requests_come_in_the_order_in_which_they_were_added(self, root: Location) -> None:
+        """Requests are ordered by their commits, and by their places within a commit."""
         appends = appending(root)
         owner = RequestTable(root)
         for one in "abcd":
@@ -338,6 +352,7 @@ class TestOrder:
             assert ids_in(table, after=5) == ids_in(table, after=9) == []
 
     def test_removed_requests_are_left_out(self, root: Location) -> None:
+        """Removed requests are omitted."""
         appends = appending(root)
         for one in "abc":
             appends.append([request(one)])
@@ -351,7 +366,7 @@ class TestOrder:
     def test_the_order_outlives_a_checkpoint_and_a_clean_up(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Requests whose commits are gone are ordered by their times (rule 3.6)."""
+        """Requests whose commits are removed are ordered by their times (rule 3.6)."""
         monkeypatch.setattr(request_appends, "time", Milliseconds())
         appends = appending(root)
         names = [f"{number:03}" for number in range(110)]
@@ -368,6 +383,7 @@ class TestOrder:
             assert one.requests_after(95).keys() == opened.requests_after(95).keys()
 
     def test_batches_of_one_commit_keep_their_order_after_a_clean_up(self, root: Location) -> None:
+        """Batches of one commit keep their order after the clean-up of the commit."""
         appends = appending(root)
         batches = [request(f"{number:02}", base_sequence=10 * number) for number in range(20)]
         appends.append(batches)
@@ -378,7 +394,7 @@ class TestOrder:
     def test_requests_whose_commits_were_cleaned_up_unseen_are_new_to_a_running_owner(
         self, root: Location
     ) -> None:
-        """An owner that was suspended for longer than commits are kept."""
+        """The owner was suspended for longer than commits are kept."""
         appends = appending(root)
         names = [f"{number:02}" for number in range(20)]
         for name in names[:5]:
@@ -393,7 +409,7 @@ class TestOrder:
         assert found[-15:] == names[5:]
 
     def test_a_request_keeps_its_place_when_the_table_is_opened_again(self, root: Location) -> None:
-        """By its place the inbox has noted it, and removes it."""
+        """The inbox identifies a request by its place, and removes it."""
         appends = appending(root)
         for one in "abcdef":
             appends.append([request(one)])
@@ -411,6 +427,7 @@ class TestOrder:
     def test_what_was_seen_can_be_removed_after_its_commit_was_cleaned_up(
         self, root: Location
     ) -> None:
+        """A request can be removed after its commit was cleaned up."""
         appends = appending(root)
         for one in "abc":
             appends.append([request(one)])
@@ -426,6 +443,7 @@ class TestOrder:
     def test_a_long_history_is_not_read_for_the_few_requests_that_are_there(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Opening a table reads only the commits of the remaining requests."""
         appends = appending(root)
         owner = RequestTable(root)
         for one in "abcdefgh":
@@ -433,17 +451,17 @@ class TestOrder:
             owner.refresh()
             owner.remove(owner.requests_after(ALL).keys())
         appends.append([request("i")])
-        read: list[int] = []
-        original = request_commits.read_request_commit
+        read: list[str] = []
+        original = request_commits._limited_bytes
 
-        def counted(location: Location, version: int) -> Commit | None:
-            read.append(version)
-            return original(location, version)
+        def counted(location: Location, path: str) -> tuple[bytes | None, str | None]:
+            read.append(path)
+            return original(location, path)
 
-        monkeypatch.setattr(request_table, "read_request_commit", counted)
+        monkeypatch.setattr(request_commits, "_limited_bytes", counted)
         fresh = RequestTable(root)
         assert ids_in(fresh) == ["i"]
-        assert read == [fresh.version]
+        assert read == [commit_path(fresh.version)]
 
 
 class TestRemovals:
@@ -456,13 +474,14 @@ class TestRemovals:
         owner.remove(list(owner.requests_after(ALL))[:2])
         [third] = owner.requests_after(ALL).values()
         assert (owner.version, owner.commits) == (4, 1)
-        assert paths_in(root) == [third["path"]]
+        assert paths_in(root) == [third.path]
         reader.refresh()
         assert reader.requests_after(ALL) == owner.requests_after(ALL)
         newest, *_ = DeltaTable(owner.location.uri).history()
         assert newest["operation"] == "DELETE"
 
     def test_removing_what_is_gone_or_was_never_there_changes_nothing(self, root: Location) -> None:
+        """Removing requests that are removed or never existed makes no commit."""
         appending(root).append([request("a")])
         owner = RequestTable(root)
         gone = list(owner.requests_after(ALL))
@@ -488,6 +507,7 @@ class TestRemovals:
     def test_a_removal_that_an_append_was_faster_than_lands_behind_it(
         self, root: Location, after_next: AfterNext
     ) -> None:
+        """A removal that loses a race against an append lands after it."""
         appends = appending(root)
         appends.append([request("a")])
         owner = RequestTable(root)
@@ -502,6 +522,7 @@ class TestRemovals:
     def test_a_removal_that_fails_is_tried_again(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A removal that failed can be repeated."""
         appending(root).append([request("a")])
         owner = RequestTable(root)
         before = sorted(Path(root.uri).rglob("*"))
@@ -515,6 +536,7 @@ class TestRemovals:
         assert (owner.commits, ids_in(owner), paths_in(root)) == (1, [], [])
 
     def test_an_epoch_that_a_client_commits_does_not_fence_the_owner(self, root: Location) -> None:
+        """A broker epoch that a client commits does not fence the owner."""
         appends = appending(root)
         appends.append([request("a")])
         owner = RequestTable(root)
@@ -530,16 +552,17 @@ class TestRemovals:
         first, second = request("a"), request("b")
         appends.append([first, second])
         owner = RequestTable(root)
-        path = f"../log/{first['path']}"
+        path = f"../log/{first.path}"
         remove_as_anybody(root, path, path)
         owner.refresh()
         assert ids_in(owner) == ids_in(RequestTable(root)) == ["b"]
 
 
 class TestOneFileOfSeveralRequests:
-    """A producer that tries again names the same file in another request."""
+    """A producer that retries names the same file in another request."""
 
     def test_all_are_seen_and_the_file_stays_until_all_are_removed(self, root: Location) -> None:
+        """Requests of one file are all seen, and the file stays until all of them are removed."""
         appends, owner = appending(root), RequestTable(root)
         path = new_batch_path()
         appends.append([request("a", path=path)])
@@ -560,6 +583,7 @@ class TestOneFileOfSeveralRequests:
         assert ids_in(owner) == ids_in(RequestTable(root)) == []
 
     def test_a_request_that_comes_after_the_removal_is_seen(self, root: Location) -> None:
+        """A request that arrives after the removal of its file is seen."""
         appends, owner = appending(root), RequestTable(root)
         path = new_batch_path()
         for one in "ab":
@@ -569,7 +593,7 @@ class TestOneFileOfSeveralRequests:
             owner.remove(owner.requests_after(ALL).keys())
 
     def test_an_owner_that_starts_sees_the_newest(self, root: Location) -> None:
-        """A version of a Delta table has one action of a path."""
+        """A version of a Delta table has one action per path."""
         appends = appending(root)
         path = new_batch_path()
         for one in "ab":
@@ -579,32 +603,57 @@ class TestOneFileOfSeveralRequests:
         assert ids_in(fresh) == ["b"]
 
 
+BARE = ProduceRequest(
+    request_id="",
+    topic_id="",
+    topic="",
+    partition=-1,
+    named_leader_epoch=-1,
+    path="x",
+    record_count=0,
+    byte_size=7,
+    checksum="",
+    min_timestamp_ms=-2,
+    max_timestamp_ms=-2,
+    producer_id=-1,
+    producer_epoch=-1,
+    base_sequence=-1,
+    acks=-99,
+    timeout_ms=0,
+    client_id="",
+    created_at_ms=-1,
+    fault="it has no request id, so it cannot be answered",
+)
+"""The request of an action that has only a path and a size of 7 bytes."""
+
+
 class TestSnapshots:
-    """A snapshot of delta-rs has the same requests as the commits have, in every field."""
+    """A snapshot of delta-rs has the same requests as the commits, in every field."""
 
     @pytest.fixture
-    def requests(self) -> list[Request]:
-        """Requests whose values are at the limits of their types, missing, or odd as text."""
+    def requests(self) -> list[ProduceRequest]:
+        """Requests whose values are at the limits of their types, or unusual as text."""
         small, large = -(1 << 63), (1 << 63) - 1
+        producer = {"producer_id": large, "producer_epoch": 0, "base_sequence": (1 << 31) - 1}
+        fault = "its producer id, epoch or sequence is negative"
         text = "\"é\\n' 100%25 a/b=c&d+e\0 鍵🗝"
-        missing = dict.fromkeys(PRODUCE_REQUESTS.partition_by)
         return [
             request("full"),
-            request("null") | missing,
             request("text", topic_id=text, topic=text, checksum=text, client_id=text),
             request(text, path="with space & 100% %25 é#?+/../x"),
-            request("large", producer_id=large, timeout_ms=large, created_at_ms=large),
-            request("small", producer_id=small, timeout_ms=small, created_at_ms=small),
-            request("wide", partition=(1 << 31) - 1, acks=-(1 << 31), base_sequence=(1 << 31) - 1),
+            request("large", timeout_ms=large, created_at_ms=large, **producer),
+            request("small", producer_id=small, timeout_ms=small, created_at_ms=small, fault=fault),
+            request("wide", partition=(1 << 31) - 1, acks=-(1 << 31), **producer),
             request("times", min_timestamp_ms=-62_135_596_800_000, max_timestamp_ms=-1),
             request("later", min_timestamp_ms=0, max_timestamp_ms=253_402_300_799_999),
-            request("bytes", byte_size=(1 << 53) - 1, record_count=1 << 31),
+            request("bytes", byte_size=(1 << 53) - 1, record_count=(1 << 31) - 1),
         ]
 
     @pytest.mark.parametrize("way", ["commits", "checkpoint", "cleaned up"])
     def test_equals_what_the_commits_say(
-        self, root: Location, requests: list[Request], way: str
+        self, root: Location, requests: list[ProduceRequest], way: str
     ) -> None:
+        """A newly opened table has the same requests as one that followed the commits."""
         appends = appending(root)
         follower = RequestTable(root)
         for one in requests:
@@ -620,25 +669,29 @@ class TestSnapshots:
             clean_up(root, below=len(requests) + 2)
         fresh = RequestTable(root).requests_after(ALL)
         if way == "cleaned up":
-            by_path = {one["path"]: one for one in fresh.values()}
-            assert by_path == {one["path"]: one for one in requests}
+            by_path = {one.path: one for one in fresh.values()}
+            assert by_path == {one.path: one for one in requests}
         else:
             assert fresh == found
         read = {one["path"]: one for one in read_requests(root).to_pylist()}
-        assert read == {one["path"]: one for one in requests}
+        assert read == {one.path: row_of(one) for one in requests}
 
     def test_an_empty_table_has_no_requests(self, root: Location) -> None:
+        """An empty table has no requests."""
         appending(root)
         assert read_requests(root).num_rows == 0
         assert RequestTable(root).requests_after(ALL) == {}
 
+    @pytest.mark.parametrize("values", [{}, dict.fromkeys(PRODUCE_REQUESTS.partition_by)])
     @pytest.mark.parametrize("has_others", [False, True])
-    def test_what_an_action_leaves_out_is_none(self, root: Location, has_others: bool) -> None:
-        """delta-rs leaves out columns that no action has."""
+    def test_an_omitted_value_is_null_for_readers_and_refused_by_the_leader(
+        self, root: Location, has_others: bool, values: dict[str, None]
+    ) -> None:
+        """delta-rs omits columns that no action has."""
         appends = appending(root)
         add = {
             "path": "../log/x",
-            "partitionValues": {},
+            "partitionValues": values,
             "size": 7,
             "modificationTime": 1,
             "dataChange": True,
@@ -649,52 +702,50 @@ class TestSnapshots:
             appends.append([request("a")])
         follower.refresh()
         [bare, *_] = follower.requests_after(ALL).values()
-        known = {name: value for name, value in bare.items() if value is not None}
-        unreadable = {"min_timestamp_ms": -2, "max_timestamp_ms": -2}
-        assert known == {"path": "x", "byte_size": 7, **unreadable}
+        assert bare == BARE
         assert RequestTable(root).requests_after(ALL) == follower.requests_after(ALL)
         clean_up(root, below=follower.version)
         [found] = [one for one in read_requests(root).to_pylist() if one["path"] == "x"]
-        assert found == bare
+        known = {name: value for name, value in found.items() if value is not None}
+        unreadable = {"min_timestamp_ms": -2, "max_timestamp_ms": -2}
+        assert known == {"path": "x", "byte_size": 7, **unreadable}
 
 
 class TestManyProducers:
     def test_nothing_is_lost_or_read_twice_while_others_append(
-        self, root: Location, processes: Processes, tmp_path: Path
+        self, root: Location, processes: Processes
     ) -> None:
-        """What is not removed because others are faster is removed with what comes next."""
+        """Requests whose removal lost a race are removed together with the next ones."""
         appending(root)
         owner = RequestTable(root)
-        end = tmp_path / "end"
-        running = processes.start(racing.append_until, root.uri, str(end))
-        looked, taken, removals = -1, [], 0
+        running = processes.start(racing.append, root.uri, 200)
+        polled, taken = -1, []
         waiting: set[Added] = set()
-        while True:
-            is_over = wait(running, timeout=0).not_done == set()
+        are_all_there = False
+        while waiting or not are_all_there:
+            are_all_there = not wait(running, timeout=0).not_done
             owner.refresh()
-            found = owner.requests_after(looked)
-            looked = owner.version
+            found = owner.requests_after(polled)
+            polled = owner.version
             taken += ids(found.values())
             waiting |= found.keys()
-            if waiting:
-                # As the broker does: two that append without a pause may be faster for a while.
-                with suppress(CommitConflictError):
-                    owner.remove(waiting)
-                    waiting.clear()
-                removals += 1
-            if removals == 10:
-                end.touch()
-            if is_over and not waiting:
-                break
+            # As in the broker: appends without a pause may preempt a removal each time.
+            with suppress(CommitConflictError):
+                owner.remove(waiting)
+                waiting.clear()
         sent = [one for future in running for one in future.result()]
+        assert len(sent) == 4 * 200
         assert sorted(taken) == sorted(sent)
         assert paths_in(root) == []
 
     def test_each_path_is_removed_once_by_two_owners_while_others_append(
         self, root: Location, processes: Processes, tmp_path: Path
     ) -> None:
+        """With two owners and concurrent appends, each path is added and removed once."""
         appending(root)
-        sent = processes.run(racing.append_or_remove, root.uri, str(tmp_path / "end"))
+        ends = tmp_path / "ends"
+        ends.mkdir()
+        sent = processes.run(racing.append_or_remove, root.uri, 200, str(ends))
         owner = RequestTable(root)
         owner.remove(owner.requests_after(ALL).keys())
         commits = list(read_commits(owner.location, 1, owner.version))
@@ -708,7 +759,9 @@ class TestManyProducers:
     def test_the_requests_of_four_processes_are_all_there_each_ones_in_order(
         self, root: Location, processes: Processes
     ) -> None:
-        """More commits than the checkpoint interval: one of the processes writes a checkpoint."""
+        """There are more commits than the checkpoint interval: one of the processes writes a
+        checkpoint.
+        """
         appending(root)
         sent = processes.run(racing.append_requests, root.uri, 30)
         owner = RequestTable(root)
@@ -724,9 +777,11 @@ class TestManyProducers:
     def test_one_of_many_producers_writes_the_checkpoint(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The one whose commit has a multiple of the interval as its version."""
+        """The producer whose commit has a multiple of the interval as its version writes the
+        checkpoint.
+        """
         written: list[Location] = []
-        monkeypatch.setattr(delta_log, "_write_checkpoint", written.append)
+        monkeypatch.setattr(delta_checkpoints, "_write_checkpoint", written.append)
         short = dict(PRODUCE_REQUESTS.properties) | {"delta.checkpointInterval": "10"}
         create_table(root, PRODUCE_REQUESTS._replace(properties=short))
         producers = [RequestAppends(root) for _ in range(3)]
@@ -740,6 +795,8 @@ class TestManyProducers:
     def test_a_checkpoint_that_fails_does_not_undo_the_append(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A checkpoint that fails does not undo its append."""
+
         def failing(_: DeltaTable) -> None:
             raise DeltaError("the store is away")
 
@@ -757,6 +814,7 @@ class TestSkip:
     def test_an_append_reads_no_commit_of_others(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """An append reads no commit of other producers."""
         appends, other = appending(root), RequestAppends(root)
         for number in range(25):
             other.append([request(f"{number}")])
@@ -769,6 +827,7 @@ class TestSkip:
 
     @pytest.mark.parametrize("ahead", [0, 1, 3, 4, 5, 17])
     def test_finds_the_newest_version(self, root: Location, ahead: int) -> None:
+        """`skip` finds the newest version, over any number of commits."""
         other = appending(root)
         other.append([request("first")])
         log = DeltaLog(table_of(root))
@@ -778,7 +837,7 @@ class TestSkip:
         assert (log.version, log.is_lost) == (1 + ahead, False)
 
     def test_says_that_the_loaded_version_is_lost(self, root: Location) -> None:
-        """It stays where it is: what follows a removed commit is no part of the table."""
+        """`skip` after a removed commit sets `is_lost` and stays at its version."""
         appends = appending(root)
         log = DeltaLog(table_of(root))
         for _ in range(3):
@@ -790,6 +849,7 @@ class TestSkip:
     def test_ends_the_uncertainty_about_a_commit(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """`skip` clears `is_uncertain`."""
         appending(root)
         log = DeltaLog(table_of(root))
         fail_to_link(monkeypatch, OSError(errno.EIO, "lost"), lands=False)

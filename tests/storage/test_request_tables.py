@@ -1,4 +1,4 @@
-"""The further request tables of a root on an object store, over which producers spread."""
+"""The further request tables of a root on an object store, among which producers spread."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from sparklog.cluster.roots import BrokerRoot
 from sparklog.model import PRODUCE_REQUESTS, REQUEST_TABLES
 from sparklog.storage import request_appends
 from sparklog.storage.control_table import create_table
-from sparklog.storage.delta_log import DeltaLog, newest_version
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import newest_version
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.request_appends import RequestAppends
@@ -17,7 +19,6 @@ from sparklog.storage.request_commits import peek_request_commit, refusals, told
 from sparklog.storage.request_files import has_further_tables, read_requests, request_file
 from sparklog.storage.request_table import RequestTable
 from sparklog.storage.request_tables import RequestTables
-from sparklog.storage.roots import BrokerRoot
 from tests.storage.requests import ids_in, request
 from tests.storage.test_s3 import Store, at, pytestmark, store
 
@@ -34,7 +35,7 @@ def root(at: At) -> Location:
 
 @pytest.fixture
 def rival(root: Location, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let another producer be faster at `produce_requests`, as often as there is an id here."""
+    """Let another producer win a race for `produce_requests` once for each id in this list."""
     left: list[str] = []
     table = DeltaLog(root.child(PRODUCE_REQUESTS.name))
     original = DeltaLog.commit
@@ -50,7 +51,7 @@ def rival(root: Location, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def where(root: Location, request_id: str) -> list[int]:
-    """Return the numbers of the tables that have a request."""
+    """Return the numbers of the tables that contain a request."""
     tables = [RequestTable(root, schema) for schema in REQUEST_TABLES]
     return [number for number, table in enumerate(tables) if request_id in ids_in(table)]
 
@@ -59,6 +60,7 @@ class TestAProducer:
     def test_that_is_refused_twice_goes_on_in_a_further_table(
         self, root: Location, rival: list[str]
     ) -> None:
+        """A producer that is refused twice appends to a further table."""
         RequestTables(root).further()
         appends = RequestAppends(root)
         rival += ["a", "b"]
@@ -70,11 +72,12 @@ class TestAProducer:
         assert commit is not None
         assert refusals(commit) == 2
 
-        # It stays there, also where nobody competes.
+        # It stays there, also without competition.
         appends.append([request("next")])
         assert where(root, "next") == [number]
 
     def test_that_is_refused_once_stays(self, root: Location, rival: list[str]) -> None:
+        """A producer that is refused once stays at the first table."""
         RequestTables(root).further()
         rival += ["a"]
         RequestAppends(root).append([request("mine")])
@@ -83,6 +86,7 @@ class TestAProducer:
     def test_comes_back_when_it_was_not_refused_for_long(
         self, root: Location, rival: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A producer returns to the first table after a time without refusals."""
         RequestTables(root).further()
         monkeypatch.setattr(request_appends, "_AWAY_SECONDS", 0.0)
         appends = RequestAppends(root)
@@ -95,14 +99,16 @@ class TestAProducer:
     def test_goes_on_where_it_is_while_there_are_no_further_tables(
         self, root: Location, rival: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And looks for one once, not after each refusal."""
+        """Without further tables a producer stays at the first one, and searches for others
+        once.
+        """
         looked: list[Location] = []
 
-        def look(table: Location) -> int:
+        def poll(table: Location) -> int:
             looked.append(table)
             return newest_version(table)
 
-        monkeypatch.setattr(request_appends, "newest_version", look)
+        monkeypatch.setattr(request_appends, "newest_version", poll)
         rival += list("abcdef")
         RequestAppends(root).append([request("mine")])
         owner = RequestTable(root)
@@ -111,19 +117,20 @@ class TestAProducer:
         assert len(looked) == 2
 
     def test_of_a_table_in_a_folder_asks_for_no_other(self, tmp_path: object) -> None:
+        """On a local file system a producer uses only the first table."""
         root = Location.of(str(tmp_path))
         create_table(root, PRODUCE_REQUESTS)
         appends = RequestAppends(root)
         appends._go_away()
         assert appends._number == 0
 
-    def test_looks_first_where_others_append_and_not_where_nobody_does(
+    def test_polls_first_where_others_append_and_not_where_nobody_does(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A commit that will be refused costs more than a look."""
+        """A commit that will be refused costs more than a poll."""
         mine, other = RequestAppends(root), RequestAppends(root)
         calls: list[str] = []
-        for name in ("get", "put_new", "size_bytes", "names"):
+        for name in ("get", "put_new", "size_bytes", "names", "pages"):
             original = getattr(ObjectStore, name)
 
             def call(
@@ -160,6 +167,7 @@ class TestAProducer:
 
 class TestTheOwner:
     def test_is_to_spread_when_a_producer_was_refused_twice(self, root: Location) -> None:
+        """The owner creates further tables once a producer was refused twice."""
         tables = RequestTables(root)
         log = DeltaLog(root.child(PRODUCE_REQUESTS.name))
         files = [request_file(request("a"), 1)]
@@ -171,7 +179,8 @@ class TestTheOwner:
     @pytest.mark.parametrize(
         "told", ["", "2", "[2]", '{"refused": -1}', '{"refused": "2"}', "[" * 10_000, '{"a": 2}']
     )
-    def test_believes_no_count_that_is_none(self, root: Location, told: str) -> None:
+    def test_believes_no_invalid_count(self, root: Location, told: str) -> None:
+        """The owner ignores an invalid count of refusals."""
         log = DeltaLog(root.child(PRODUCE_REQUESTS.name))
         log.commit("WRITE", [request_file(request("a"), 1)], user_metadata=told, syncs_files=False)
         tables = RequestTables(root)
@@ -181,6 +190,7 @@ class TestTheOwner:
         assert ids_in(tables.tables[0]) == ["a", "b"]
 
     def test_creates_all_of_them_and_finds_them_again(self, root: Location) -> None:
+        """The owner creates all further tables, and a new process finds them."""
         tables = RequestTables(root)
         assert not has_further_tables(root)
         tables.add(tables.further())
@@ -193,31 +203,31 @@ class TestTheOwner:
         assert read_requests(root)["request_id"].to_pylist() == [*map(str, range(8))]
 
     def test_completes_a_creation_that_was_interrupted(self, root: Location) -> None:
-        """The table by which the others are known is the last one."""
+        """The existence of the others is recognised by the last table."""
         for schema in REQUEST_TABLES[4:]:
             create_table(root, schema)
         assert not has_further_tables(root)
         assert len(RequestTables(root).tables) == 1
         assert len(RequestTables(root).further()) == 7
 
-    def test_looks_seldom_at_tables_that_nobody_uses(
+    def test_polls_unused_tables_seldom(
         self, root: Location, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One request for each table and round at first, and one for each eight later."""
+        """At first one request for each table and round, later one for each eight."""
         tables = RequestTables(root)
         tables.add(tables.further())
         asked: list[str] = []
 
-        def look_ahead(of: RequestTable, *, to_end: bool) -> None:
+        def poll_ahead(of: RequestTable, *, to_end: bool) -> None:
             del to_end
             asked.append(of.location.uri)
 
-        monkeypatch.setattr(RequestTable, "look_ahead", look_ahead)
+        monkeypatch.setattr(RequestTable, "poll_ahead", poll_ahead)
 
         def asked_in(rounds: int) -> dict[int, int]:
             asked.clear()
             for _ in range(rounds):
-                tables.look_ahead()
+                tables.poll_ahead()
             return {number: asked.count(each.location.uri) for number, each in numbered}
 
         numbered = list(enumerate(tables.tables))
@@ -229,5 +239,5 @@ class TestTheOwner:
         tables.tables[3].refresh()
         assert asked_in(80) == {0: 80, 3: 80} | dict.fromkeys((1, 2, 4, 5, 6, 7), 10)
         asked.clear()
-        tables.look_ahead(to_end=True)
+        tables.poll_ahead(to_end=True)
         assert len(asked) == 8

@@ -1,4 +1,4 @@
-"""The same contract over an S3 API: moto's server, reached as any store is."""
+"""The same contract over an S3 API: moto's server, accessed like any store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
+import pyarrow as pa
 import pytest
 from deltalake.transaction import AddAction
 
+from benchmarks.s3_store import await_port
+from sparklog import clock
+from sparklog.cluster.root_format import check_empty
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
@@ -29,7 +34,7 @@ from sparklog.model import (
     PRODUCE_REQUESTS,
     new_batch_path,
 )
-from sparklog.storage import delta_log, shard_rewrites
+from sparklog.storage import copying, shard_rewrites
 from sparklog.storage.batch_files import (
     BatchFileWriter,
     file_checksum,
@@ -39,22 +44,25 @@ from sparklog.storage.batch_files import (
     records_table,
     rewrite_slice,
 )
+from sparklog.storage.commits import AddedFile
 from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.control_table_damage import set_aside
 from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
-from sparklog.storage.damage import set_aside
-from sparklog.storage.delta_log import AddedFile, commit_path, open_delta_table, table_identity
+from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_files import commit_path, newest_after
+from sparklog.storage.delta_snapshots import open_delta_table, table_identity
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_appends import RequestAppends
 from sparklog.storage.request_files import read_requests, request_file
 from sparklog.storage.request_table import RequestTable
-from sparklog.storage.roots import BrokerRoot, ClusterRoot, check_usable
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from tests.storage.batches import FENCE, P0, batch_of_file, write_file
+from tests.storage.broker_roots import taken_over
 from tests.storage.losing_proxy import LosingProxy, Way, losing_proxy
-from tests.storage.requests import ALL, appending, ids_in, request
+from tests.storage.requests import ALL, appending, ids_in, request, row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,11 +72,9 @@ pytestmark = pytest.mark.skipif(
     reason="moto's server is not installed: it plays S3",
 )
 
-START_SECONDS = 60
-
 
 class Store:
-    """A running S3 API: a process of its own, as a server within this one would be starved."""
+    """A running S3 API: a process of its own, because a server within this one would be starved."""
 
     def __init__(self, log: Path) -> None:
         with socket.socket() as free:
@@ -82,26 +88,17 @@ class Store:
                 stdout=output,
                 stderr=output,
             )
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            except OSError:
-                assert self._process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, "moto's server does not answer"
-                time.sleep(0.05)
-            else:
-                return
+        await_port(port, self._process, log)
 
     def bucket(self) -> str:
-        """Make a bucket of one's own; return its URI."""
+        """Create a new bucket; return its URI."""
         self._count += 1
         name = f"bucket-{self._count}"
         urlopen(Request(f"{self.url}/{name}", method="PUT")).close()
         return f"s3://{name}"
 
     def options(self, url: str | None = None) -> StorageOptions:
-        """Return the options of the store, in delta-rs's keys."""
+        """Return the options of the store, with delta-rs's keys."""
         return {
             "s3://": {
                 "AWS_ENDPOINT_URL": url or self.url,
@@ -162,6 +159,7 @@ def noted(name: str, calls: list[str]) -> Callable[..., object]:
 
 class TestRoots:
     def test_both_kinds_are_created_once(self, at: At) -> None:
+        """Creating an existing cluster root or broker root changes nothing."""
         cluster = ClusterRoot.create(at("a cluster"))
         BrokerRoot.create(at("broker-0"), cluster.cluster_id, 0)
         before = names(at("a cluster")), names(at("broker-0"))
@@ -180,29 +178,53 @@ class TestRoots:
             name.removeprefix("topics/") for name in before[0] if name.startswith("topics/")
         ]
 
+    def test_a_table_is_created_by_one_conditional_put(
+        self, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a listing. Where another process is faster, its table stays."""
+        calls: list[str] = []
+        with monkeypatch.context() as patch:
+            for name in ("get", "size_bytes", "put", "put_new", "names", "pages", "remove"):
+                patch.setattr(ObjectStore, name, noted(name, calls))
+            create_table(at("cluster"), CONTROLLER)
+        assert calls == ["names", "put_new"]
+        first = at("cluster").child(CONTROLLER.name).read_bytes(commit_path(0))
+        monkeypatch.setattr(ObjectStore, "names", lambda *_: [])
+        create_table(at("cluster"), CONTROLLER)
+        assert at("cluster").child(CONTROLLER.name).read_bytes(commit_path(0)) == first
+        table = ControlTable(at("cluster"), CONTROLLER)
+        delta = open_delta_table(table.location)
+        assert delta.metadata().configuration == CONTROLLER.properties
+        table.compare_and_set(lease(1))
+        assert open_delta_table(table.location).version() == 1
+
     def test_a_broker_root_is_fenced(self, at: At) -> None:
+        """A broker root refuses another role, another broker and an older process."""
         BrokerRoot.create(at("broker-0"), "a-cluster", 0)
         with pytest.raises(StorageError, match="is a broker root: name the cluster root"):
             ClusterRoot.create(at("broker-0"))
         with pytest.raises(StorageError, match="belongs to broker 0 of cluster a-cluster"):
             BrokerRoot.create(at("broker-0"), "a-cluster", 8)
-        opened = BrokerRoot(at("broker-0"), 1)
-        # All but the requests, to which clients write, and the log, whose fence is not counted.
+        opened = taken_over(at("broker-0"), 1)
+        # All tables except the requests, to which clients write, and the log, whose fence is not
+        # counted.
         assert opened.commits() == len(BROKER_TABLES) - 2
-        newer = BrokerRoot(at("broker-0"), 2)
+        newer = taken_over(at("broker-0"), 2)
         with pytest.raises(FencedError):
             opened.log.commit([])
         newer.log.commit([])
 
     def test_what_is_foreign_is_refused_and_left_alone(self, at: At) -> None:
+        """A folder with foreign files is refused as a root and not changed."""
         with at("foreign").create("letter.txt") as file:
             file.write(b"Dear")
-        for create in (ClusterRoot.create, check_usable):
+        for create in (ClusterRoot.create, check_empty):
             with pytest.raises(StorageError, match=r"s3://.*/foreign .* holds 'letter\.txt'"):
                 create(at("foreign"))
         assert names(at("foreign")) == ["letter.txt"]
 
-    def test_what_is_not_there_is_not_made_by_looking_for_it(self, at: At) -> None:
+    def test_what_is_not_there_is_not_made_by_opening_it(self, at: At) -> None:
+        """Opening a missing root or table raises `StorageError` and creates nothing."""
         with pytest.raises(StorageError, match="there is no cluster root at s3://"):
             ClusterRoot(at("nothing"))
         with pytest.raises(StorageError, match="there is no table at s3://"):
@@ -210,10 +232,11 @@ class TestRoots:
         assert names(at("nothing")) == []
 
     def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(self, store: Store) -> None:
+        """An unreachable store raises `StorageError`, and is not treated as empty."""
         nowhere = Location.of("s3://no-such-bucket/x", store.options())
         silent = Location.of("s3://bucket/x", store.options("http://127.0.0.1:9"))
         for root in (nowhere, silent):
-            for act in (ClusterRoot.create, ClusterRoot, check_usable):
+            for act in (ClusterRoot.create, ClusterRoot, check_empty):
                 with pytest.raises(StorageError, match="/x cannot be reached: check") as refused:
                     act(root)
                 assert "\n" not in str(refused.value)
@@ -222,6 +245,7 @@ class TestRoots:
 
 class TestControlTables:
     def test_the_second_of_two_compare_and_sets_is_refused(self, at: At) -> None:
+        """The second of two compare-and-sets of one version is refused."""
         create_table(at("cluster"), CONTROLLER)
         first, second = (ControlTable(at("cluster"), CONTROLLER) for _ in range(2))
         first.compare_and_set(lease(1))
@@ -237,8 +261,8 @@ class TestControlTables:
     def test_a_change_of_one_row_is_two_puts_and_read_by_three_gets(
         self, at: At, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The file and the commit are put; the commit, the file and the next commit, which does
-        not exist, are read. Nothing is listed.
+        """The file and the commit are written with PUT. The commit, the file and the next commit,
+        which does not exist, are read. Nothing is listed.
         """
         monkeypatch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
         root = at("cluster")
@@ -249,7 +273,7 @@ class TestControlTables:
         reader = ShardedTable(root, PARTITION_STATE)
         assert len(reader.sharded_rows().shards) == 10
         requests: list[str] = []
-        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names"):
+        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names", "pages"):
             monkeypatch.setattr(ObjectStore, name, noted(name, requests))
         change = RowChanges(PARTITION_STATE.rows([rows[7] | {"leader": 1}]))
         writer.change_rows(lambda _: change, [("t", 7)])
@@ -260,9 +284,48 @@ class TestControlTables:
         assert reader.rows_of([("t", 7)])["leader"].to_pylist() == [1]
         assert requests == ["get", "get", "get"]
 
+    def test_a_change_that_lost_a_race_asks_for_the_newer_commits_in_parallel(
+        self, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others commit in each round trip: an election of 5,000 partitions during 10 commits per
+        second landed after 21 s. A file that is not used is removed after the commit.
+        """
+        monkeypatch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
+        root = at("cluster")
+        create_table(root, PARTITION_STATE)
+        writer, other = (ShardedTable(root, PARTITION_STATE) for _ in range(2))
+        rows = [{"topic_id": "t", "partition": n, "broker_id": 0} for n in range(40)]
+        writer.compare_and_set(PARTITION_STATE.rows(rows))
+        other.sharded_rows()
+        requests: list[str] = []
+
+        def to(number: int, leader: int) -> Callable[[pa.Table], RowChanges]:
+            changed = PARTITION_STATE.rows([rows[number] | {"leader": leader}])
+            return lambda _: RowChanges(changed)
+
+        def decide(found: pa.Table) -> RowChanges:
+            for leader in (1, 2):
+                other.change_rows(to(6, leader), [("t", 6)])
+            for name in ("get", "put", "put_new", "remove"):
+                patch.setattr(ObjectStore, name, noted(name, requests))
+            return to(7, 3)(found)
+
+        with monkeypatch.context() as patch:
+            writer.change_rows(decide, [("t", 7)])
+        # The file, the commit, which is refused, and a GET of the winning commit; the commits after
+        # the loaded one and the file of the newest; the file and the commit again.
+        first, second = requests[:3], requests[3:6]
+        assert first == ["put_new", "put_new", "get"]
+        assert second == ["get", "get", "get"]
+        assert requests[6:] == ["get", "put_new", "put_new", "remove"]
+        other.refresh()
+        leaders = other.rows_of([("t", 6), ("t", 7)])["leader"].to_pylist()
+        assert sorted(leaders) == [2, 3]
+
 
 class TestRequests:
     def test_requests_are_appended_read_and_removed(self, at: At) -> None:
+        """Requests are appended, read and removed by several handles."""
         appends, other = appending(at("broker")), RequestAppends(at("broker"))
         owner = RequestTable(at("broker"))
         requests = [request(one) for one in "abc"]
@@ -273,16 +336,18 @@ class TestRequests:
         assert RequestTable(at("broker")).requests_after(ALL) == owner.requests_after(ALL)
         owner.remove(list(owner.requests_after(ALL))[:2])
         assert ids_in(owner) == ids_in(RequestTable(at("broker"))) == ["c"]
-        assert read_requests(at("broker")).to_pylist() == requests[2:]
+        assert read_requests(at("broker")).to_pylist() == [row_of(one) for one in requests[2:]]
         other.append([request("d")])
         owner.refresh()
         assert ids_in(owner) == ["c", "d"]
 
     def test_an_append_is_one_put(self, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another one's commits in between cost a refusal, a GET of it, and HEADs of the next."""
+        """A commit of another producer in between costs a refusal, a GET of it, and HEADs of the
+        next.
+        """
         appends, other = appending(at("broker")), RequestAppends(at("broker"))
         calls: list[str] = []
-        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names"):
+        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names", "pages"):
             monkeypatch.setattr(ObjectStore, name, noted(name, calls))
         appends.append([request("a")])
         assert calls == ["put_new"]
@@ -298,21 +363,23 @@ class TestRequests:
     def test_a_table_that_was_recreated_is_appended_to_after_a_minute(
         self, at: At, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Clean-up and recreation are noticed by a log that was not looked at for that long."""
+        """A log that was not polled for 60 s detects the clean-up and recreation of its table."""
         appends = appending(at("broker"))
         for one in "ab":
             appends.append([request(one)])
         set_aside(at("broker").child(PRODUCE_REQUESTS.name))
         appending(at("broker"))
         system, monotonic = time.time(), time.monotonic()
-        monkeypatch.setattr(delta_log, "clocks", lambda: (system + 61, monotonic))
+        monkeypatch.setattr(clock, "clocks", lambda: (system + 61, monotonic))
         appends.append([request("c")])
         owner = RequestTable(at("broker"))
         assert (ids_in(owner), owner.version) == (["c"], 1)
         assert not owner.location.exists(commit_path(3))
 
     def test_a_table_that_was_recreated_is_appended_to_after_five_seconds(self, at: At) -> None:
-        """An active producer looks beside a commit; what it has put after a gap is removed."""
+        """An active producer checks its table in parallel with a commit; a commit after a gap is
+        removed.
+        """
         appends = appending(at("broker"))
         for one in "ab":
             appends.append([request(one)])
@@ -327,10 +394,10 @@ class TestRequests:
     def test_the_newest_version_is_found_by_few_rounds_of_questions(
         self, at: At, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Eight HEADs a round, side by side; no commit is read, and nothing is listed."""
+        """Eight HEADs per round, in parallel; no commit is read, and nothing is listed."""
         create_table(at("broker"), PRODUCE_REQUESTS)
         table = at("broker").child(PRODUCE_REQUESTS.name)
-        log = delta_log.DeltaLog(table)
+        log = DeltaLog(table)
         calls: list[str] = []
         rounds = {0: 1, 1: 1, 7: 1, 8: 3, 17: 3, 300: 5}
         there = 0
@@ -340,7 +407,7 @@ class TestRequests:
                 list(pool.map(lambda one: table.put_new(commit_path(one), b"unread"), new))
             there = ahead
             with monkeypatch.context() as patch:
-                for name in ("get", "get_range", "size_bytes", "names"):
+                for name in ("get", "get_range", "size_bytes", "names", "pages"):
                     patch.setattr(ObjectStore, name, noted(name, calls))
                 log.version = 0
                 log.skip()
@@ -351,12 +418,12 @@ class TestRequests:
         for likely, most in {300: 1, 298: 1, 304: 1, 297: 2, 280: 4, 400: 6}.items():
             with monkeypatch.context() as patch:
                 patch.setattr(ObjectStore, "size_bytes", noted("size_bytes", calls))
-                assert delta_log.newest_after(table, 0, likely) == 300
+                assert newest_after(table, 0, likely) == 300
             assert len(calls) <= 8 * most
             calls.clear()
 
     def test_a_clients_append_is_left_as_it_is_and_a_damaged_one_is_mended(self, at: At) -> None:
-        """delta-rs writes the fields of an action that are not set as null."""
+        """delta-rs writes the unset fields of an action as null."""
         BrokerRoot.create(at("broker"), "a-cluster", 0)
         owner = RequestTable(at("broker"))
         sent = request("a")
@@ -390,6 +457,7 @@ def add_by_delta_rs(table: Location, file: AddedFile) -> None:
 
 class TestBatches:
     def test_a_file_is_written_once_and_checked(self, at: At) -> None:
+        """A file is written once, and each wrong statement of a request about it is a fault."""
         log = at("broker").child(LOG.name)
         file = write_file(log, [b"a", None], [None, b"k"])
         assert file_fault(log, file) is None
@@ -417,7 +485,7 @@ class TestBatches:
         ]
 
     def test_files_are_copied_between_stores_and_folders(self, at: At, root: Location) -> None:
-        """Also one that is larger than the pieces in which a store takes it."""
+        """Files of any size are copied between stores and local folders."""
         remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
         for size in (0, 100, 9 << 20):
             file = write_file(local, [os.urandom(size)])
@@ -430,6 +498,7 @@ class TestBatches:
             assert local.read_bytes(path) == local.read_bytes(file.path)
 
     def test_a_damaged_or_missing_source_is_reported(self, at: At) -> None:
+        """A damaged or missing source is reported, and the other files are copied."""
         remote, other = at("a").child(LOG.name), at("b").child(LOG.name)
         good, damaged = write_file(remote, [b"v"]), write_file(remote, [b"w"])
         remote.overwrite_object(damaged.path, b"damaged")
@@ -448,19 +517,24 @@ class TestBatches:
             rewrite_slice(remote, batch_of_file(damaged), 0, 1, other)
 
     def test_spark_tasks_copy_with_the_stores_options(
-        self, at: At, root: Location, spark: SparkSession
+        self, at: At, root: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Spark's tasks copy files with the store's options."""
+        monkeypatch.setattr(copying, "_BYTES_PER_JOB", 1)
+        monkeypatch.setattr(copying, "_has_executors", lambda _: True)
         remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
         files = [write_file(where, [b"v"]) for where in (local, remote)]
         copies = [
             Copy(where, file.path, other, new_batch_path(), 2 << 20, file.checksum)
             for where, file in zip((local, remote), files, strict=True)
         ]
-        assert SparkCopier(spark).copy(copies) == [None, None]
+        copier = SparkCopier(spark)
+        assert (copier.copy(copies), copier.jobs) == ([None, None], 1)
         for copy in copies:
             assert file_checksum(other, copy.target_path) == copy.checksum
 
     def test_a_log_is_committed_to_and_followed(self, at: At) -> None:
+        """A log can be committed to, followed, and read at an earlier version."""
         create_table(at("broker"), LOG)
         log, reader = RecordLog(at("broker"), FENCE), RecordLog(at("broker"))
         first = batch_of_file(write_file(log.location, [b"a", b"b", b"c"]))
@@ -483,11 +557,12 @@ class TestBatches:
             reader.refresh(99)
 
     def test_a_second_writer_of_a_log_is_refused(self, at: At) -> None:
+        """A second writer of a log with an older version is refused."""
         create_table(at("broker"), LOG)
         log, same = RecordLog(at("broker"), FENCE), RecordLog(at("broker"), FENCE)
         file = write_file(log.location, [b"a"])
         same.commit([batch_of_file(file)])
-        with pytest.raises(CommitConflictError, match="log moved: look at it again"):
+        with pytest.raises(CommitConflictError, match="log moved: another writer has committed"):
             log.commit([batch_of_file(write_file(log.location, [b"b"]))])
         assert list(RecordLog(at("broker")).batches(P0)) == list(log.batches(P0))
         assert list(log.batches(P0)) == [batch_of_file(file)]
@@ -498,7 +573,7 @@ class TestBatches:
 def test_a_writer_that_did_not_poll_for_a_minute_commits_into_no_removed_version(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was suspended until clean-up had taken the commits after its version."""
+    """The process was suspended until the commits after its version were cleaned up."""
     root = at("broker")
     create_table(root, CONTROLLER)
     suspended, other = ControlTable(root, CONTROLLER), ControlTable(root, CONTROLLER)
@@ -508,7 +583,7 @@ def test_a_writer_that_did_not_poll_for_a_minute_commits_into_no_removed_version
     for version in (0, 1):
         other.location.remove(f"_delta_log/{version:020}.json")
     system, monotonic = time.time(), time.monotonic()
-    monkeypatch.setattr(delta_log, "clocks", lambda: (system + 61, monotonic))
+    monkeypatch.setattr(clock, "clocks", lambda: (system + 61, monotonic))
     with pytest.raises(CommitConflictError):
         suspended.compare_and_set(lease(7))
     assert not other.location.exists(f"_delta_log/{1:020}.json")
@@ -518,7 +593,7 @@ def test_a_writer_that_did_not_poll_for_a_minute_commits_into_no_removed_version
 
 @pytest.fixture(params=["0", "3"], ids=["no retries", "retries"])
 def losing(store: Store, request: pytest.FixtureRequest) -> Iterator[tuple[LosingProxy, Location]]:
-    """A proxy before the store, and a root behind it; with retries a lost answer is a 412."""
+    """A proxy before the store, and a root behind it; with retries a lost answer becomes a 412."""
     with losing_proxy(store.url) as proxy:
         options = {"s3://": {**store.options(proxy.url)["s3://"], "max_retries": request.param}}
         yield proxy, Location.of(f"{store.bucket()}/root", options)
@@ -526,11 +601,12 @@ def losing(store: Store, request: pytest.FixtureRequest) -> Iterator[tuple[Losin
 
 @pytest.mark.parametrize("way", ["500", "reset"])
 class TestLostAnswers:
-    """A conditional PUT is carried out, and its answer is lost: the commit is read back."""
+    """A conditional PUT is executed, and its answer is lost: the commit is read back."""
 
     def test_a_compare_and_set_lands_once(
         self, losing: tuple[LosingProxy, Location], way: Way
     ) -> None:
+        """A compare-and-set whose answer was lost lands once."""
         proxy, root = losing
         create_table(root, CONTROLLER)
         table = ControlTable(root, CONTROLLER)
@@ -542,6 +618,7 @@ class TestLostAnswers:
     def test_a_change_of_rows_lands_once(
         self, losing: tuple[LosingProxy, Location], way: Way
     ) -> None:
+        """A change of rows whose answer was lost lands once."""
         proxy, root = losing
         create_table(root, PARTITION_STATE)
         table = ShardedTable(root, PARTITION_STATE)
@@ -552,6 +629,7 @@ class TestLostAnswers:
         assert ShardedTable(root, PARTITION_STATE).rows().equals(rows)
 
     def test_an_append_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
+        """An append whose answer was lost lands once."""
         proxy, root = losing
         appends = appending(root)
         proxy.lose_next(way)
@@ -561,6 +639,7 @@ class TestLostAnswers:
         assert ids_in(RequestTable(root)) == ["a", "b"]
 
     def test_a_removal_lands_once(self, losing: tuple[LosingProxy, Location], way: Way) -> None:
+        """A removal whose answer was lost lands once."""
         proxy, root = losing
         appending(root).append([request("a")])
         owner = RequestTable(root)
@@ -572,6 +651,7 @@ class TestLostAnswers:
     def test_a_commit_to_a_log_is_not_taken_for_somebody_elses(
         self, losing: tuple[LosingProxy, Location], way: Way
     ) -> None:
+        """A log's commit whose answer was lost is not taken for another process's commit."""
         proxy, root = losing
         create_table(root, LOG)
         log = RecordLog(root, FENCE)
@@ -581,11 +661,12 @@ class TestLostAnswers:
         assert proxy.lost == 1
         log.commit([second])
         assert list(log.batches(P0)) == list(RecordLog(root).batches(P0)) == [first, second]
-        assert not log.take_moved()
+        assert not log.pop_moved()
 
     def test_a_file_that_is_put_twice_is_there_once(
         self, losing: tuple[LosingProxy, Location], way: Way
     ) -> None:
+        """A batch file whose PUT was repeated exists once; without retries the write fails."""
         proxy, root = losing
         log = root.child(LOG.name)
         proxy.lose_next(way, "_inbox")

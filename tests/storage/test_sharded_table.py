@@ -1,4 +1,4 @@
-"""Sharded tables: a change commits the files of its rows, and a lost race is no new decision."""
+"""Sharded tables: a change commits the files of its rows, and a lost race needs no new decision."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from sparklog.broker.tick import StoppedError
 from sparklog.errors import CommitConflictError, DamagedError, FencedError
 from sparklog.model import CONSUMER_OFFSETS, PARTITION_STATE, TableSchema
 from sparklog.storage import shard_rewrites
-from sparklog.storage.control_table import ControlTable, Fence, create_table
-from sparklog.storage.delta_log import CONTROLLER_EPOCH, open_delta_table
+from sparklog.storage.commits import CONTROLLER_EPOCH
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.storage.fence import Fence
 from sparklog.storage.location import Location
-from sparklog.storage.shard_rewrites import (
-    DecidedChanges,
-    RowChanges,
-    rewrites,
-    rewritten,
-)
+from sparklog.storage.shard_rewrites import DecidedChanges, RowChanges, rewrites, rewritten
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import Key, Shard, ShardedRows, changed_units
 from tests.faulty_files import Failure, FaultyFiles
@@ -59,7 +56,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def table(root: Location, small_files: None) -> ShardedTable:
-    """Thirty units of two rows each, two units in a file."""
+    """A table of thirty units with two rows each, two units in a file."""
     create_table(root, SCHEMA)
     made = ShardedTable(root, SCHEMA)
     made.compare_and_set(table_of({(f"u{n:02}", k): "" for n in range(30) for k in range(2)}))
@@ -68,7 +65,7 @@ def table(root: Location, small_files: None) -> ShardedTable:
 
 
 def files_of(table: ControlTable) -> set[str]:
-    """Return the live files as another Delta reader sees them."""
+    """Return the live files as another Delta reader reads them."""
     return {Path(uri).name for uri in open_delta_table(table.location).file_uris()}
 
 
@@ -77,7 +74,7 @@ def stored_files(table: ControlTable) -> set[str]:
 
 
 def live_rows(table: ControlTable) -> Model:
-    """Return the rows as another Delta reader sees them."""
+    """Return the rows as another Delta reader reads them."""
     uris = open_delta_table(table.location).file_uris()
     return model_of(pa.concat_tables([pq.read_table(uri) for uri in uris]))
 
@@ -110,6 +107,7 @@ class Writer:
 
 class TestAChange:
     def test_commits_the_file_of_its_rows(self, table: ShardedTable) -> None:
+        """A change of one unit replaces one file."""
         before = files_of(table)
         Writer(table).append("a", "u07")
         after = files_of(table)
@@ -119,6 +117,7 @@ class TestAChange:
     def test_is_read_from_its_file_alone(
         self, table: ShardedTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A reader reads only the file that a change has written."""
         reader = ShardedTable(table.root, SCHEMA)
         before = reader.sharded_rows()
         read: list[str] = []
@@ -136,6 +135,7 @@ class TestAChange:
         assert model_of(reader.rows()) == live_rows(table)
 
     def test_leaves_the_order_of_the_other_rows(self, table: ShardedTable) -> None:
+        """A change keeps the order of the other rows."""
         order = list(model_of(table.rows()))
         Writer(table).append("a", "u07", "u21")
         table.refresh()
@@ -143,12 +143,14 @@ class TestAChange:
         assert list(model_of(ShardedTable(table.root, SCHEMA).rows())) == order
 
     def test_of_nothing_commits_nothing(self, table: ShardedTable) -> None:
+        """A change that changes no row makes no commit."""
         version = table.version
         assert not table.change_rows(lambda _: None)
         table.change_rows(lambda _: RowChanges(table_of({}), frozenset({("x", 1)})))
         assert (table.version, table.commits) == (version, 1)
 
     def test_of_all_rows_may_leave_none(self, table: ShardedTable) -> None:
+        """A change may remove all rows, and rows can be added again."""
         everything = frozenset(model_of(table.rows()))
         table.change_rows(lambda _: RowChanges(table_of({}), everything))
         assert files_of(table) == set()
@@ -168,6 +170,7 @@ class TestAChange:
         assert model_of(table.rows_of([("u00",)])) == many | {("u00", 20): "a"}
 
     def test_is_refused_where_it_has_a_key_twice(self, table: ShardedTable) -> None:
+        """A change with two rows of one key raises `ValueError`."""
         twice = pa.concat_tables([table_of({("x", 0): ""})] * 2)
         with pytest.raises(ValueError, match="two rows with one key"):
             table.change_rows(lambda _: RowChanges(twice))
@@ -194,6 +197,7 @@ def test_a_change_that_fails_leaves_no_file(
 
 class TestALostRace:
     def test_for_other_files_commits_the_same_file(self, table: ShardedTable) -> None:
+        """After losing a race against a change of other files, the same file is committed."""
         stored = stored_files(table)
         writer, other = Writer(table), Writer(table)
         writer.append("a", "u01", meanwhile=lambda: other.append("b", "u28"))
@@ -203,6 +207,9 @@ class TestALostRace:
         assert (rows["u01", 0], rows["u28", 0]) == ("a", "b")
 
     def test_for_other_rows_of_its_file_writes_that_again(self, table: ShardedTable) -> None:
+        """After losing a race against other rows of its file, the file is written again without a
+        decision.
+        """
         stored = stored_files(table)
         [neighbours] = [
             [unit for (unit,) in shard.units]
@@ -219,6 +226,7 @@ class TestALostRace:
         assert (rows["u01", 0], rows[other_unit, 0]) == ("a", "b")
 
     def test_for_its_rows_is_decided_again_on_these(self, table: ShardedTable) -> None:
+        """After losing a race for some of its rows, the change is decided again for these rows."""
         writer, other = Writer(table), Writer(table)
         writer.append("a", "u01", "u15", "u28", meanwhile=lambda: other.append("b", "u15"))
         assert writer.decided == [{"u01", "u15", "u28"}, {"u15"}]
@@ -228,6 +236,7 @@ class TestALostRace:
     def test_is_decided_again_on_all_rows_where_it_depends_on_all(
         self, table: ShardedTable
     ) -> None:
+        """A decision that depends on all rows is repeated for all rows after a lost race."""
         writer, other = Writer(table), Writer(table)
         writer.append("a", meanwhile=lambda: other.append("b", "u15"), is_unit_wise=False)
         assert [len(one) for one in writer.decided] == [30, 30]
@@ -235,6 +244,8 @@ class TestALostRace:
         assert (rows["u15", 0], rows["u16", 0]) == ("ba", "a")
 
     def test_for_rows_that_came_is_decided_upon_these(self, table: ShardedTable) -> None:
+        """Rows that another writer has added meanwhile are decided in addition."""
+
         def add() -> None:
             ShardedTable(table.root, SCHEMA).change_rows(
                 lambda _: RowChanges(table_of({("new", 0): ""})), [("new",)]
@@ -246,6 +257,9 @@ class TestALostRace:
         assert set(live_rows(table).values()) == {"a"}
 
     def test_to_a_fence_writes_nothing(self, table: ShardedTable) -> None:
+        """A change that loses a race against a newer fence raises `FencedError` and leaves no
+        file.
+        """
         table.take_fence(Fence(CONTROLLER_EPOCH, 1))
         stored, writer = stored_files(table), Writer(table)
         newer = ShardedTable(table.root, SCHEMA)
@@ -260,6 +274,7 @@ class TestALostRace:
         assert set(live_rows(table).values()) == {""}
 
     def test_to_a_thread_of_the_same_handle_is_noticed(self, table: ShardedTable) -> None:
+        """A lost race against a thread that refreshed the same handle is detected."""
         writer, other = Writer(table), Writer(table)
 
         def meanwhile() -> None:
@@ -270,6 +285,9 @@ class TestALostRace:
         assert (len(writer.decided), live_rows(table)["u01", 0]) == (2, "ba")
 
     def test_against_a_whole_overwrite_is_seen_by_both(self, table: ShardedTable) -> None:
+        """A change lands after a complete overwrite; a second overwrite of the old version is
+        refused.
+        """
         writer, whole = Writer(table), ShardedTable(table.root, SCHEMA)
         writer.append("a", "u01", meanwhile=lambda: whole.compare_and_set(whole.rows()))
         assert writer.decided == [{"u01"}]
@@ -279,10 +297,11 @@ class TestALostRace:
 
 
 class TestOneFile:
-    """A table as the last release has written it, which goes on writing to it."""
+    """A table as the previous release has written it, which goes on writing to it."""
 
     @pytest.mark.usefixtures("small_files")
     def test_is_read_and_split_by_the_first_change(self, root: Location) -> None:
+        """The first change splits the single file of an older table."""
         create_table(root, SCHEMA)
         older = ControlTable(root, SCHEMA)
         rows = {(f"u{n:02}", 0): "" for n in range(30)}
@@ -296,6 +315,7 @@ class TestOneFile:
         assert model_of(older.rows()) == live_rows(table) == rows | {("u03", 0): "a"}
 
     def test_written_by_the_last_release_between_two_changes(self, table: ShardedTable) -> None:
+        """A complete overwrite by the previous release between two changes loses no row."""
         older, writer = ControlTable(table.root, SCHEMA), Writer(table)
 
         def overwrite() -> None:
@@ -309,6 +329,7 @@ class TestOneFile:
 
     @pytest.mark.usefixtures("small_files")
     def test_columns_of_a_later_release_keep_their_values(self, root: Location) -> None:
+        """Columns of a later release keep their values when this release changes a row."""
         later = SCHEMA._replace(columns=SCHEMA.columns.append(pa.field("scrubbed", pa.int64())))
         create_table(root, later)
         keys = [(f"u{n:02}", 0) for n in range(20)]
@@ -332,7 +353,7 @@ class TestOneFile:
 def test_a_change_of_one_row_costs_the_same_files_in_a_large_table(
     root: Location, schema: TableSchema
 ) -> None:
-    """One file of at most two shares, however many rows there are."""
+    """The limit is one file of at most two shares, for any number of rows."""
     create_table(root, schema)
     table = ShardedTable(root, schema)
 
@@ -363,14 +384,14 @@ def _value(schema: TableSchema, name: str, number: int) -> object:
 
 
 class Change(NamedTuple):
-    """A change of some units: what it does to the rows of each, as a function of them."""
+    """A change of some units, as a function of the rows of each unit."""
 
     kind: str
     units: frozenset[str] | None
     letter: str
 
     def of(self, rows: Model) -> tuple[Model, set[Key]]:
-        """Return the rows that are put and the keys that are removed, unit by unit."""
+        """Return the rows to write and the keys to remove, for each unit."""
         put: Model = {}
         removed: set[Key] = set()
         for unit in {unit for unit, _ in rows}:
@@ -436,7 +457,7 @@ ROUNDS = st.lists(
 def test_two_writers_give_the_serial_result(
     rounds: list[tuple[Change, list[Change], tuple[Failure | None, int]]],
 ) -> None:
-    """Whatever they change and whichever is faster, also where the outcome of a commit is unknown.
+    """Two writers give the result of a serial order, also if the outcome of a commit is unknown.
 
     The changes are made one after another in the order of their versions; each version is compared.
     """
@@ -498,6 +519,7 @@ ROWS = st.dictionaries(KEYS, st.text("xy", max_size=2), max_size=60)
 def test_rewrites_make_the_changes_in_files_of_bounded_number_and_size(
     steps: list[tuple[Model, set[Key]]],
 ) -> None:
+    """Rewrites give the changed rows in files of at most 12 rows, and report the changed units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
         live, expected, count = ShardedRows({}, SCHEMA), Model(), 0

@@ -1,4 +1,4 @@
-"""A log offers of a damaged replica only the batches before the first fault (rule 9.5)."""
+"""A log offers only the batches of a damaged replica before the first fault (rule 9.5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from sparklog.model import LOG, Batch, TopicIdPartition, new_batch_path
 from sparklog.storage.batch_actions import added_file, header_checksum, removed_file
 from sparklog.storage.control_table import create_table
-from sparklog.storage.delta_log import open_delta_table
+from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from tests.broker.damaging import change_add
@@ -75,7 +75,7 @@ def change_header(root: Location, one: Batch, **values: object) -> None:
 def change_behind_its_back(
     log: RecordLog, added: list[Batch], removed: list[Batch] | None = None
 ) -> None:
-    """Commit without the checks that a `RecordLog` makes."""
+    """Commit without the checks of `RecordLog`."""
     assert log._log.commit(
         "WRITE",
         [added_file(one, 0) for one in added],
@@ -104,6 +104,7 @@ class TestHeaders:
     def test_a_changed_value_ends_what_is_offered(
         self, root: Location, log: RecordLog, read: Reader, change: dict[str, Any]
     ) -> None:
+        """A batch with a changed header value, and all batches after it, are not offered."""
         there = chain(0, 10, 10, 10)
         log.commit(there)
         log.commit([batch(0, partition=1)])
@@ -118,6 +119,7 @@ class TestHeaders:
         assert P1 not in found.damaged
 
     def test_a_copy_of_a_batch_has_its_checksum(self) -> None:
+        """A copy of a batch has the same header checksum, and another batch has a different one."""
         one = batch(5)
         copy = one._replace(path=new_batch_path(one.batch_id))
         other = one._replace(path=new_batch_path())
@@ -126,7 +128,9 @@ class TestHeaders:
     def test_a_changed_first_base_offset_leaves_nothing_that_is_offered(
         self, root: Location, log: RecordLog, read: Reader
     ) -> None:
-        """It may seem to be the last one, after which nothing is missing."""
+        """A log whose first batch has a changed base offset offers nothing: it could be mistaken
+        for the last.
+        """
         there = chain(0, 10, 10, 10)
         log.commit(there)
         change_header(root, there[0], base_offset=30)
@@ -138,6 +142,7 @@ class TestHeaders:
     def test_a_changed_last_base_offset_costs_only_the_last_batch(
         self, root: Location, log: RecordLog, read: Reader
     ) -> None:
+        """A changed base offset of the last batch affects only that batch."""
         there = chain(0, 10, 10, 10)
         log.commit(there)
         change_header(root, there[2], base_offset=0)
@@ -147,6 +152,7 @@ class TestHeaders:
     def test_a_changed_partition_damages_the_replica_that_lost_the_batch(
         self, root: Location, log: RecordLog, read: Reader, change: dict[str, Any]
     ) -> None:
+        """A changed partition damages the replica that lost the batch, and no other."""
         there = chain(0, 10, 10)
         other = TopicIdPartition("another-topic", 0)
         log.commit([*there, batch(0, partition=1), batch(0, topic_id=other.topic_id)])
@@ -172,6 +178,7 @@ class TestOrder:
     def test_gaps_overlaps_and_decreasing_epochs_end_what_is_offered(
         self, log: RecordLog, read: Reader, batches: list[Batch], sound_count: int
     ) -> None:
+        """Gaps, overlaps and decreasing epochs end the offered batches."""
         for one in batches:
             change_behind_its_back(log, [one])
         found = read()
@@ -182,6 +189,7 @@ class TestOrder:
         )
 
     def test_a_log_may_begin_anywhere(self, log: RecordLog, read: Reader) -> None:
+        """A log may begin at any offset."""
         there = chain(1000, 10, 10)
         log.commit(there)
         found = read()
@@ -193,6 +201,7 @@ class TestRepair:
     def test_the_owner_removes_what_is_damaged_and_goes_on(
         self, root: Location, log: RecordLog, read: Reader
     ) -> None:
+        """The owner removes damaged batches, and appends sound ones again."""
         there = chain(0, 10, 10, 10)
         log.commit(there)
         change_header(root, there[1], base_offset=11)
@@ -210,6 +219,7 @@ class TestRepair:
             assert list(one.unsound_batches(P0)) == []
 
     def test_damage_that_grows_is_followed(self, log: RecordLog, read: Reader) -> None:
+        """A reader follows a log while its damage grows and is repaired."""
         there = [batch(0), batch(10), batch(30), batch(40)]
         for one in there:
             change_behind_its_back(log, [one])
@@ -225,6 +235,7 @@ class TestRepair:
     def test_a_producers_batches_that_are_not_offered_are_not_known_again(
         self, root: Location, log: RecordLog, read: Reader
     ) -> None:
+        """Batches that are not offered do not count as a producer's batches."""
         there = chain(0, 10, 10, producer_id=5)
         log.commit(there)
         change_header(root, there[1], leader_epoch=3)

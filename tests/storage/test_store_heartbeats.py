@@ -1,4 +1,4 @@
-"""The requests of heartbeats on an object store, and of those who follow them."""
+"""The requests of heartbeats and their observers on an object store."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
-from sparklog.clients.admin import Admin
-from sparklog.clients.connection import Connection
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, parse
 from sparklog.model import LOG
-from sparklog.storage.delta_log import commit_path, newest_version
+from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from sparklog.testing import ManualClock
@@ -25,7 +25,7 @@ Requests = list[tuple[str, str]]
 
 
 class Cluster:
-    """Three brokers at rest, with a topic on brokers 0 and 1; no time passes by itself."""
+    """Three idle brokers with a topic on brokers 0 and 1; time passes only by the manual clock."""
 
     def __init__(self, store: Store, tick_interval_ms: int = 50) -> None:
         self.bucket = store.bucket()
@@ -37,7 +37,7 @@ class Cluster:
                 {"broker.id": one, "log.dirs": [f"{self.bucket}/broker-{one}"]} for one in range(3)
             ],
             "storage.options": self.options,
-            # The heartbeats are made by hand.
+            # The tests make the heartbeats themselves.
             "broker.heartbeat.interval.ms": 3_600_000,
             "broker.session.timeout.ms": 4 * 3_600_000,
             "log.merger.enable": False,
@@ -54,7 +54,7 @@ class Cluster:
             pass
 
     def version(self, broker: int) -> int:
-        """The newest version of a broker's journal."""
+        """Return the newest version of a broker's journal."""
         root = Location.of(f"{self.bucket}/broker-{broker}", self.options)
         return newest_version(root.child(LOG.name))
 
@@ -69,7 +69,9 @@ def cluster(store: Store) -> Iterator[Cluster]:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
-    """The requests by the client of object stores since, and the ends of their keys."""
+    """The requests of the object store client since the fixture was requested, with the ends of
+    their keys.
+    """
     noted: Requests = []
 
     def arrange(name: str) -> None:
@@ -81,7 +83,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
 
         monkeypatch.setattr(ObjectStore, name, call)
 
-    for name in ("get", "get_range", "size_bytes", "put", "put_new", "remove", "names"):
+    for name in ("get", "get_range", "size_bytes", "put", "put_new", "remove", "names", "pages"):
         arrange(name)
     return noted
 
@@ -93,7 +95,7 @@ def next_commit(cluster: Cluster, broker: int) -> str:
 def test_a_heartbeat_of_an_idle_broker_is_one_conditional_put(
     cluster: Cluster, requests: Requests
 ) -> None:
-    """In its own root: nothing is read or written in the cluster root."""
+    """The PUT goes to its own root: nothing is read or written in the cluster root."""
     path = next_commit(cluster, 1)
     cluster.brokers[1]._heartbeats.note()
     requests.clear()
@@ -101,9 +103,10 @@ def test_a_heartbeat_of_an_idle_broker_is_one_conditional_put(
     assert requests == [("put_new", path)]
 
 
-def test_a_heartbeat_of_the_controller_looks_at_its_lease(
+def test_a_heartbeat_of_the_controller_checks_its_lease(
     cluster: Cluster, requests: Requests
 ) -> None:
+    """A heartbeat of the controller polls its lease with one GET and commits with one PUT."""
     [holder] = [one for one, broker in cluster.brokers.items() if broker.is_controller]
     path = next_commit(cluster, holder)
     requests.clear()
@@ -119,12 +122,12 @@ def holder(cluster: Cluster) -> int:
 
 
 class TestHeartbeatsThatAreDue:
-    """A broker is silent for two intervals at most; an application asks twice in an interval."""
+    """A broker is silent for at most two intervals; an application checks twice per interval."""
 
     INTERVAL_MS = 3_600_000
 
     def commits(self, cluster: Cluster, broker: int, checks: int) -> int:
-        """Return how many commits a broker makes in so many half intervals."""
+        """Return the number of commits of a broker in this number of half intervals."""
         before = cluster.version(broker)
         for _ in range(checks):
             cluster.clock.advance(self.INTERVAL_MS // 2)
@@ -132,26 +135,28 @@ class TestHeartbeatsThatAreDue:
         return cluster.version(broker) - before
 
     def test_an_idle_broker_makes_one_in_two_intervals(self, cluster: Cluster) -> None:
+        """An idle broker makes a heartbeat every two intervals."""
         cluster.brokers[2].heartbeat()
         assert self.commits(cluster, 2, 3) == 0
         assert self.commits(cluster, 2, 1) == 1
         assert self.commits(cluster, 2, 8) == 2
 
     def test_the_controller_renews_its_lease_as_often(self, cluster: Cluster) -> None:
+        """The controller renews its lease every two intervals."""
         broker = holder(cluster)
         cluster.brokers[broker].heartbeat()
         log = cluster.brokers[broker]._roots[0].log
         for _ in range(2):
             for _ in range(2):
                 assert self.commits(cluster, broker, 1) == 0
-            # Other commits show that it lives, but renew no lease.
+            # Other commits show that it is alive, but do not renew the lease.
             log.heartbeat()
             before = log.renewal
             assert self.commits(cluster, broker, 2) == 1
             assert log.renewal != before
 
     def test_a_commit_puts_it_off(self, cluster: Cluster) -> None:
-        """By two intervals after the check before, since when the commit may have been made."""
+        """The delay is two intervals from the previous check, as the commit may be that old."""
         broker = next(one for one in cluster.brokers if one != holder(cluster))
         cluster.brokers[broker].heartbeat()
         for _ in range(3):
@@ -163,6 +168,7 @@ class TestHeartbeatsThatAreDue:
     def test_one_that_failed_is_made_at_the_next_check(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A heartbeat that failed is repeated at the next check."""
         broker = cluster.brokers[2]
         broker.heartbeat()
         assert self.commits(cluster, 2, 3) == 0
@@ -178,18 +184,22 @@ class TestHeartbeatsThatAreDue:
 
 
 def test_a_journal_is_read_once_a_round_for_all_roles(cluster: Cluster, requests: Requests) -> None:
-    """Also one that no role but the controller's reads, by versions alone, and without a LIST."""
+    """A journal is read once per round, also one that only the controller reads, and without a
+    LIST.
+
+    The controller reads versions alone.
+    """
     broker = cluster.brokers[0]
     versions = {one: cluster.version(one) for one in (1, 2)}
     for ms in (1_000, 1_000):
         cluster.clock.advance(ms)
         requests.clear()
-        broker.look_ahead()
+        broker.poll_ahead()
         broker.controller_tick()
         broker.leader_tick()
         broker.follower_tick()
         assert max(Counter(requests).values()) == 1
-        assert not [path for name, path in requests if name == "names"]
+        assert not [path for name, path in requests if name in ("names", "pages")]
         journals = [path for _, path in requests if path.startswith(("broker-1/", "broker-2/"))]
         assert sorted(journals) == [
             f"broker-{one}/log/{commit_path(versions[one] + 1)}" for one in (1, 2)
@@ -197,7 +207,7 @@ def test_a_journal_is_read_once_a_round_for_all_roles(cluster: Cluster, requests
 
 
 def test_the_brokers_follow_each_others_heartbeats(cluster: Cluster) -> None:
-    """Nobody is fenced, and nothing changes in `brokers`."""
+    """No broker is fenced, and nothing changes in `brokers`."""
     rows = cluster.brokers[0]._cluster.brokers
     before = rows.version
     for _ in range(2):

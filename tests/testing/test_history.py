@@ -1,4 +1,4 @@
-"""The recorder of histories and their checker: what is broken is named, and nothing else is."""
+"""The recorder of histories and their checker: each violation is reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.clients.connection import Connection
-from sparklog.clients.producer import Producer
+from sparklog.cluster.connection import Connection
 from sparklog.errors import ProtocolError, SparklogError
+from sparklog.producer.plain import Producer
 from sparklog.testing import LocalCluster
 from sparklog.testing.history import History, RecordedProducer
 from sparklog.testing.history_check import Violation, check
@@ -22,7 +22,7 @@ T = "t"
 
 
 def sent_and_answered(*answers: tuple[str, int]) -> History:
-    """One producer's records v0, v1, ... to partition 0 and what it was told of them."""
+    """One producer's records v0, v1, ... to partition 0 and their answers."""
     history = History()
     for error, offset in answers:
         number = history.record_sent("p", T, b"v%d" % len(history.sent), 0)
@@ -44,20 +44,24 @@ def sentences(history: History, **of: Any) -> list[tuple[str, str]]:
 
 
 class TestWhatIsFound:
-    def test_nothing_where_all_is_as_it_was_told(self, three: History) -> None:
+    def test_nothing_where_all_is_as_it_was_answered(self, three: History) -> None:
+        """A history whose reads match the answers has no violation."""
         three.record_read(T, 0, ALL[:2])
         three.record_read(T, 0, ALL)
         assert check(three) == []
 
     def test_what_was_acknowledged_and_is_not_there_is_lost(self, three: History) -> None:
+        """An acknowledged record that is missing in the last read is lost."""
         three.record_read(T, 0, ALL[:2])
         told = "record 2 of producer p was acknowledged at offset 2 of t-0 and is not there"
         assert sentences(three) == [("lost", told)]
 
     def test_what_was_acknowledged_is_lost_where_nobody_has_read(self, three: History) -> None:
+        """Acknowledged records are lost if there is no read."""
         assert [violation.kind for violation in check(three)] == ["lost"] * 3
 
     def test_what_was_read_once_and_is_not_there_any_more_is_lost(self) -> None:
+        """A record that was read once and is missing in a later read is lost."""
         history = sent_and_answered(("REQUEST_TIMED_OUT", -1))
         history.record_read(T, 0, [(0, b"v0")])
         history.record_read(T, 0, [])
@@ -67,12 +71,14 @@ class TestWhatIsFound:
     def test_what_is_there_twice_is_duplicated_unless_its_producer_may(
         self, three: History
     ) -> None:
+        """A record that is stored twice is duplicated, unless its producer is at-least-once."""
         three.record_read(T, 0, [*ALL, (3, b"v1")])
         told = "record 1 of producer p is there 2 times: at offset 1 of t-0 and at offset 3 of t-0"
         assert sentences(three) == [("duplicated", told)]
         assert sentences(three, at_least_once=["p"]) == []
 
     def test_what_failed_is_there_once_at_most(self) -> None:
+        """A record whose request failed may be stored at most once."""
         history = sent_and_answered(("REQUEST_TIMED_OUT", -1), ("NONE", 1))
         history.record_read(T, 0, [(0, b"v0"), (1, b"v1")])
         assert check(history) == []
@@ -80,6 +86,7 @@ class TestWhatIsFound:
         assert [violation.kind for violation in check(history)] == ["duplicated"]
 
     def test_one_producers_records_in_another_order_are_reordered(self) -> None:
+        """Records of one producer in another order are reordered."""
         history = sent_and_answered(*[("REQUEST_TIMED_OUT", -1)] * 2)
         history.record_read(T, 0, [(4, b"v1"), (5, b"v0")])
         told = (
@@ -89,6 +96,7 @@ class TestWhatIsFound:
         assert sentences(history) == [("reordered", told)]
 
     def test_two_producers_have_no_order_between_them(self) -> None:
+        """Records of two producers have no order."""
         history = History()
         for producer in ("a", "b"):
             number = history.record_sent(producer, T, producer.encode())
@@ -97,6 +105,7 @@ class TestWhatIsFound:
         assert check(history) == []
 
     def test_what_nobody_has_sent_is_invented(self, three: History) -> None:
+        """A record that nobody has sent is invented."""
         three.record_read(T, 0, [*ALL, (3, b"?"), (4, None)])
         assert sentences(three) == [
             ("invented", "b'?' is at offset 3 of t-0 and nobody has sent it"),
@@ -104,24 +113,28 @@ class TestWhatIsFound:
         ]
 
     def test_what_was_sent_to_another_topic_is_invented(self, three: History) -> None:
+        """A record that was sent to another topic is invented."""
         three.record_read(T, 0, ALL)
         three.record_read("other", 0, ALL[:1])
         assert [violation.kind for violation in check(three)] == ["invented"]
 
-    def test_what_lies_elsewhere_than_was_answered_is_moved(self, three: History) -> None:
+    def test_a_record_elsewhere_than_was_answered_is_moved(self, three: History) -> None:
+        """A record at another offset than acknowledged is moved."""
         three.record_read(T, 0, [*ALL[:2], (3, b"v2")])
         told = (
             "record 2 of producer p was acknowledged at offset 2 of t-0 and is at offset 3 of t-0"
         )
         assert sentences(three) == [("moved", told)]
 
-    def test_what_lies_in_another_partition_than_was_asked_is_moved(self) -> None:
+    def test_a_record_in_another_partition_than_was_asked_is_moved(self) -> None:
+        """A record in another partition than requested is moved."""
         history = sent_and_answered(("REQUEST_TIMED_OUT", -1))
         history.record_read(T, 1, [(0, b"v0")])
         told = "record 0 of producer p was sent to t-0 and is at offset 0 of t-1"
         assert sentences(history) == [("moved", told)]
 
     def test_two_reads_that_differ_show_what_has_moved(self) -> None:
+        """Two reads that differ at an offset report a moved record."""
         history = sent_and_answered(*[("REQUEST_TIMED_OUT", -1)] * 2)
         history.record_read(T, 0, [(0, b"v0")])
         history.record_read(T, 0, [(0, b"v1")])
@@ -130,12 +143,14 @@ class TestWhatIsFound:
         assert sentences(history) == [("moved", told)]
 
     def test_what_retention_has_removed_is_not_lost(self, three: History) -> None:
+        """A record that retention has removed is not lost."""
         three.record_read(T, 0, ALL[1:], first_offset=1)
         assert check(three) == []
         three.record_read(T, 0, [], first_offset=3)
         assert check(three) == []
 
     def test_what_was_missing_before_retention_came_is_lost(self, three: History) -> None:
+        """A record that was missing before retention removed its offset is lost."""
         three.record_read(T, 0, [(1, b"v1")])
         three.record_read(T, 0, [], first_offset=2)
         kinds = [(violation.kind, violation.sentence[:8]) for violation in check(three)]
@@ -145,6 +160,7 @@ class TestWhatIsFound:
     def test_an_answer_without_a_place_promises_nothing(
         self, there: list[tuple[int, bytes]]
     ) -> None:
+        """An acknowledgement without an offset allows any offset, also none."""
         history = sent_and_answered(("NONE", -1))
         history.record_read(T, 0, there)
         assert check(history) == []
@@ -152,6 +168,7 @@ class TestWhatIsFound:
 
 class TestWhatIsRecorded:
     def test_values_must_differ_within_a_topic(self) -> None:
+        """Values must be unique within a topic."""
         history = History()
         history.record_sent("a", T, b"v")
         history.record_sent("a", "other", b"v")
@@ -160,10 +177,12 @@ class TestWhatIsRecorded:
         assert len(history.sent) == 2
 
     def test_an_answer_is_to_what_was_sent(self) -> None:
+        """An answer to a record that was not sent is refused."""
         with pytest.raises(SparklogError, match="producer p has sent no record 0"):
             History().record_answer("p", 0, "NONE", 0, 0)
 
     def test_a_file_holds_all_of_it(self, three: History, tmp_path: Path) -> None:
+        """A history file has the complete history."""
         three.record_sent("q", T, b"\xff\x00")
         three.record_read(T, 0, [*ALL, (3, None)], first_offset=0)
         three.save(tmp_path / "history.jsonl")
@@ -176,6 +195,7 @@ class TestWhatIsRecorded:
         assert loaded.record_sent("p", T, b"next") == 3
 
     def test_histories_of_several_processes_are_merged(self, three: History) -> None:
+        """Histories of several processes can be merged."""
         other = History()
         other.record_answer("q", other.record_sent("q", T, b"q"), "NONE", 0, 3)
         other.record_read(T, 0, [*ALL, (3, b"q")])
@@ -187,8 +207,8 @@ class TestWhatIsRecorded:
         with pytest.raises(SparklogError, match="producer q is in both histories"):
             three.merge(other)
 
-    def test_a_recorded_producer_records_what_it_is_told(self, tmp_path: Path) -> None:
-        """Nobody ticks here, so that what is sent times out; what is refused is not sent."""
+    def test_a_recorded_producer_records_its_sends_and_answers(self, tmp_path: Path) -> None:
+        """No broker ticks here, so sent records time out; refused records are not sent."""
         LocalCluster(tmp_path, brokers=[0]).create_topic(T)
         history = History()
         hasty: dict[str, Any] = {
@@ -217,7 +237,7 @@ class TestWhatIsRecorded:
 
 
 class Event(NamedTuple):
-    """A record of a generated history: who sent it where, what was told, and where it lies."""
+    """A record of a generated history: its producer and partition, its answer, and its offset."""
 
     producer: str
     partition: int
@@ -229,7 +249,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Story:
-    """A correct history as plain lists, so that one thing in it can be made wrong."""
+    """A correct history as plain lists, in which a test can change one thing."""
 
     events: list[Event] = field(default_factory=list)
     passes: list[tuple[int, int, list[tuple[int, bytes]]]] = field(default_factory=list)
@@ -254,7 +274,7 @@ class Story:
         return next(records for of, _, records in reversed(self.passes) if of == partition)
 
     def is_known(self, partition: int, offset: int) -> bool:
-        """Whether a place was acknowledged, or shown before the last pass."""
+        """Whether an offset was acknowledged, or visible before the last pass."""
         told = any(
             event.answer == "NONE" and (event.partition, event.offset) == (partition, offset)
             for event in self.events
@@ -287,7 +307,7 @@ def stories(draw: st.DrawFn) -> Story:
             case "read":
                 story.passes.append((partition, starts[partition], list(logs[partition])))
             case "gap":
-                ends[partition] += 1  # as what is no record takes an offset
+                ends[partition] += 1  # as a control record takes an offset
             case _:
                 starts[partition] = draw(st.integers(starts[partition], ends[partition]))
                 logs[partition] = [one for one in logs[partition] if one[0] >= starts[partition]]
@@ -297,11 +317,11 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 Corruption = tuple[str, str, Callable[[], None]]
-"""What is done, the kind of violation that it must be found as, and the deed."""
+"""The name of a change, the kind of violation that it must be reported as, and the change."""
 
 
 def corruptions(story: Story) -> Iterator[Corruption]:
-    """Every single thing that can be made wrong in a story."""
+    """Yield every single change that makes a story wrong."""
     for partition in sorted({one[0] for one in story.passes}):
         log = story.last(partition)
         yield from _of_log(story, partition, log)
@@ -355,19 +375,21 @@ def _of_log(story: Story, partition: int, log: list[tuple[int, bytes]]) -> Itera
 
 
 def _is_shown_before(story: Story, log: list[tuple[int, bytes]]) -> bool:
-    """Whether an earlier pass has shown these offsets: two reads then differ as well."""
+    """Whether an earlier pass has read these offsets: two reads then differ as well."""
     return sum(bool(dict(records).keys() & dict(log).keys()) for _, _, records in story.passes) > 1
 
 
 @given(stories())
 @settings(deadline=None, max_examples=300)
 def test_a_correct_history_never_alarms(story: Story) -> None:
+    """A correct history has no violation."""
     assert check(story.history()) == []
 
 
 @given(stories(), st.data())
 @settings(deadline=None, max_examples=500)
 def test_a_single_corruption_always_alarms_by_its_name(story: Story, data: st.DataObject) -> None:
+    """A single change of a correct history is reported as a violation of its kind."""
     possible = list(corruptions(story))
     of_kind = data.draw(st.sampled_from(sorted({deed for deed, _, _ in possible})))
     _, kind, make_wrong = data.draw(st.sampled_from([one for one in possible if one[0] == of_kind]))

@@ -1,0 +1,298 @@
+"""Fetching: finding the leaders' batches that a follower lacks, and copying them into its root."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from sparklog.broker.following.copies_ahead import CopiesAhead
+from sparklog.broker.following.delayed_fetch import Fetch, delayed_fetches, may_be_delayed
+from sparklog.broker.following.leader_roots import LeaderRoot, LeaderRoots
+from sparklog.broker.purgatory import Purgatory
+from sparklog.broker.replicas import Replicas
+from sparklog.broker.tick import TickReport
+from sparklog.cluster.metadata import PartitionState
+from sparklog.config import Settings
+from sparklog.errors import StorageError
+from sparklog.logger import RepeatedFailures, get_logger
+from sparklog.model import Batch, TopicIdPartition, new_batch_path
+from sparklog.protocol.replication.fetch import may_return_batches
+from sparklog.protocol.rules import RowTuples, Rules
+from sparklog.storage.batch_files import file_damage, rewrite_slice
+from sparklog.storage.copying import Copier, Copy
+from sparklog.storage.new_file import discard_file
+
+_log = get_logger(__name__)
+
+
+_Work: TypeAlias = list[tuple[Batch, bool]]
+"""The batches to fetch from a root, each with whether it has to be cut."""
+
+
+class Followed(NamedTuple):
+    """A partition to follow: its state from the controller, and its leader's row."""
+
+    key: TopicIdPartition
+    state: PartitionState
+    root: LeaderRoot
+    row: Mapping[str, Any]
+
+
+_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 1_000, 30_000
+"""The wait in ms after the second consecutive failure to copy a partition's batches, and the
+longest wait. The wait doubles with each further failure."""
+
+
+class _Backoff(NamedTuple):
+    """The consecutive failures of one partition, and the time when it is fetched again."""
+
+    failures: int
+    until_ms: int
+
+
+class ReplicaFetcher:
+    """Fetches into one broker root."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        roots: LeaderRoots,
+        purgatory: Purgatory,
+        rules: Rules,
+        settings: Settings,
+        copier: Copier,
+        ahead: CopiesAhead,
+    ) -> None:
+        self._ahead = ahead
+        self._purgatory = purgatory
+        self._replicas = replicas
+        self._roots = roots
+        self._rules = rules
+        self._settings = settings
+        self._copier = copier
+        # By partition, the number of the fetch that last returned something for it.
+        self._last_served: dict[TopicIdPartition, int] = {}
+        self._fetches = 0
+        self._backoffs: dict[TopicIdPartition, _Backoff] = {}
+        self._failures = RepeatedFailures(_log)
+
+    def fetch(
+        self,
+        followed: list[Followed],
+        now_ms: int,
+        report: TickReport,
+        while_copying: Callable[[], None],
+    ) -> list[Batch]:
+        """Join the positions with the leaders' batches and copy the batches found.
+
+        Copies ahead are used. `while_copying` is called before files are copied, if there are any.
+
+        Partitions take turns if replica.fetch.response.max.bytes does not suffice for all: those
+        that are served go to the end, even if a copy fails. A partition whose batches cannot be
+        copied is tried again at once, and then after increasing waits. Returns the batches that
+        arrived, to be committed.
+        """
+        works = self._works([one for one in followed if not self._is_backing_off(one.key, now_ms)])
+        waiting = self._waiting(followed, works, now_ms)
+        copies: list[Copy] = []
+        copied: list[Batch] = []
+        sources: list[tuple[LeaderRoot, Batch]] = []
+        ready: list[Batch] = []
+        sliced: list[Batch] = []
+        stopped: set[TopicIdPartition] = set()
+        # Partitions with a batch that is copied now, and may fail: no copy ahead after it is used.
+        copying: set[TopicIdPartition] = set()
+        self._fetches += 1
+        for root, work in works.items():
+            for batch, straddles in work if root.fetch_id not in waiting else ():
+                key = batch.topic_id_partition
+                self._last_served[key] = self._fetches
+                if straddles:
+                    part = self._slice(root, batch, self._replicas.log_end_offset(key))
+                    if part is None:
+                        stopped.add(key)
+                        self._check_source(root, batch)
+                        self._back_off(key, now_ms)
+                    else:
+                        sliced.append(part)
+                elif (
+                    key not in stopped
+                    and key not in copying
+                    and (path := self._ahead.pop(root.location, batch))
+                ):
+                    ready.append(batch._replace(path=path))
+                elif key not in stopped:
+                    copying.add(key)
+                    copy = self._copy(root, batch)
+                    copies.append(copy)
+                    copied.append(batch._replace(path=copy.target_path))
+                    sources.append((root, batch))
+        if copies:
+            while_copying()
+        faults = self._copier.copy(copies)
+        report.files_copied += len(copies) + len(ready)
+        report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
+        for key in {batch.topic_id_partition for batch in ready} - copying:
+            self._backoffs.pop(key, None)
+        intact = sliced + ready + self._intact(copied, faults, now_ms)
+        for batch in intact:
+            self._replicas.note_leader_fault(batch.topic_id_partition, None)
+        checked: set[TopicIdPartition] = set()
+        for (root, batch), fault in zip(sources, faults, strict=True):
+            if fault is not None and batch.topic_id_partition not in checked:
+                checked.add(batch.topic_id_partition)
+                self._check_source(root, batch)
+        return intact
+
+    def _is_backing_off(self, key: TopicIdPartition, now_ms: int) -> bool:
+        return key in self._backoffs and now_ms < self._backoffs[key].until_ms
+
+    def _back_off(self, key: TopicIdPartition, now_ms: int) -> None:
+        failures = self._backoffs[key].failures + 1 if key in self._backoffs else 1
+        wait_ms = 0 if failures == 1 else _FIRST_WAIT_MS << min(failures - 2, 10)
+        self._backoffs[key] = _Backoff(failures, now_ms + min(wait_ms, _LONGEST_WAIT_MS))
+
+    def _works(self, followed: list[Followed]) -> dict[LeaderRoot, _Work]:
+        """Return the batches to fetch from each leader's root that has any.
+
+        Each batch with whether it has to be cut. One run of the rule for all roots, since their
+        bytes are bounded together.
+        """
+        behind: dict[LeaderRoot, dict[TopicIdPartition, int]] = defaultdict(dict)
+        epochs: dict[TopicIdPartition, int] = {}
+        for one in followed:
+            end = self._replicas.log_end_offset(one.key)
+            if may_return_batches(end, one.row["log_end_offset"]):
+                behind[one.root][one.key] = end
+                epochs[one.key] = one.state.leader_epoch
+        logs: dict[TopicIdPartition, LeaderRoot] = {}
+        self._last_served = {
+            one.key: self._last_served[one.key] for one in followed if one.key in self._last_served
+        }
+        positions: list[tuple[Any, ...]] = []
+        batches: list[pa.Table] = []
+        for root, ends in behind.items():
+            for key, end in ends.items():
+                if key in root.log.damaged:
+                    # Copied up to the damage; the leader verifies its log when it reads this
+                    # report.
+                    self._replicas.note_leader_fault(key, root.log.log_end_offset(key))
+                positions.append(self._position(key, epochs[key], end))
+            batches.append(root.log.batch_index(ends))
+            logs |= dict.fromkeys(ends, root)
+        works: dict[LeaderRoot, _Work] = {root: [] for root in behind}
+        if positions:
+            found = self._rules.run(
+                "fetch",
+                positions=RowTuples(_OF_POSITION, positions),
+                batches=pa.concat_tables(batches),
+            )
+            for row in found:
+                key = TopicIdPartition(row["topic_id"], row["partition"])
+                [batch, *_] = logs[key].log.batches(key, row["base_offset"])
+                works[logs[key]].append((batch, row["straddles"]))
+        return works
+
+    def _waiting(
+        self, followed: list[Followed], works: Mapping[LeaderRoot, _Work], now_ms: int
+    ) -> Collection[str]:
+        """Return the ids of the fetches that wait for more bytes (4.1)."""
+        if not may_be_delayed(self._purgatory, self._settings):
+            return ()
+        fetches = {}
+        for root, work in works.items():
+            bytes_of: dict[TopicIdPartition, int] = defaultdict(int)
+            for batch, _ in work:
+                bytes_of[batch.topic_id_partition] += batch.size_bytes
+            members = [one for one in followed if one.root is root]
+            states = [one.state for one in members]
+            positions = {one.key: self._replicas.log_end_offset(one.key) for one in members}
+            fetches[root.fetch_id] = Fetch(states, positions, bytes_of)
+        return delayed_fetches(self._purgatory, fetches, self._settings, now_ms)
+
+    def _copy(self, root: LeaderRoot, batch: Batch) -> Copy:
+        return Copy(
+            root.log.location,
+            batch.path,
+            self._replicas.root.log.location,
+            new_batch_path(batch.batch_id),
+            batch.size_bytes,
+            batch.checksum,
+        )
+
+    def _slice(self, root: LeaderRoot, batch: Batch, from_offset: int) -> Batch | None:
+        target = self._replicas.root.log.location
+        try:
+            return rewrite_slice(root.log.location, batch, from_offset, batch.next_offset, target)
+        except StorageError as error:
+            self._not_copied(batch, str(error))
+            return None
+
+    def _not_copied(self, batch: Batch, fault: str) -> None:
+        of = batch.topic_id_partition
+        self._failures.warning(
+            of, "batch not copied", topic=batch.topic, partition=of.partition, fault=fault
+        )
+
+    def _intact(self, batches: list[Batch], faults: list[str | None], now_ms: int) -> list[Batch]:
+        """Return the batches that arrived; a bad one stops only its partition (8.4).
+
+        Later files of a stopped partition are removed: they are copied again.
+        """
+        stopped: set[TopicIdPartition] = set()
+        intact = []
+        target = self._replicas.root.log.location
+        for batch, fault in zip(batches, faults, strict=True):
+            key = batch.topic_id_partition
+            if fault is not None:
+                if key not in stopped:
+                    self._back_off(key, now_ms)
+                stopped.add(key)
+                self._not_copied(batch, fault)
+            elif key not in stopped:
+                intact.append(batch)
+            else:
+                discard_file(target, batch.path)
+        for key in {batch.topic_id_partition for batch in intact} - stopped:
+            self._backoffs.pop(key, None)
+            if self._failures.over(key):
+                _log.info("batches copied again", topic_id=key.topic_id, partition=key.partition)
+        return intact
+
+    def _check_source(self, root: LeaderRoot, batch: Batch) -> None:
+        """Check the leader's file of a batch that was not copied; report damage to the leader."""
+        try:
+            is_damaged = file_damage(root.log, batch) is not None
+        except OSError as error:
+            _log.warning("leader's batch not readable", path=batch.path, error=str(error))
+            return
+        if is_damaged:
+            self._replicas.note_leader_fault(batch.topic_id_partition, batch.base_offset)
+
+    def _position(self, key: TopicIdPartition, leader_epoch: int, end: int) -> tuple[Any, ...]:
+        """Return the row of a replica whose log ends at `end`, with the columns `_OF_POSITION`."""
+        return (
+            *key,
+            end,
+            self._replicas.last_record_epoch(key),
+            leader_epoch,
+            self._settings.replica_fetch_max_bytes,
+            self._settings.replica_fetch_response_max_bytes,
+            self._last_served.get(key, 0),
+        )
+
+
+_OF_POSITION = (
+    "topic_id",
+    "partition",
+    "fetch_offset",
+    "last_fetched_epoch",
+    "leader_epoch",
+    "max_bytes",
+    "max_total_bytes",
+    "last_served",
+)
+"""The columns of a follower's position for the rule `fetch`."""

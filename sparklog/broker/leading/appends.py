@@ -1,0 +1,377 @@
+"""Produce requests: refusing them, assigning offsets to the batches of a tick, answering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from sparklog.broker.leading.byte_rates import ByteRates
+from sparklog.broker.leading.inbox import Inbox, PendingRequest
+from sparklog.broker.leading.sequences import BatchOffsets, Sequences
+from sparklog.broker.producer_state import ProducerState
+from sparklog.broker.purgatory import DelayedProduce
+from sparklog.cluster.isr import min_isr
+from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.cluster.roots import BrokerRoot
+from sparklog.config import Settings
+from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
+from sparklog.protocol.rules import RowTuples, Rules
+from sparklog.storage.batch_files import BatchFile, PassingFault, files_faults
+from sparklog.storage.journal import ProduceAnswer
+from sparklog.storage.request_files import ProduceRequest, RequestPartition
+
+
+class Standing(NamedTuple):
+    """The partitions that this root leads now, and their log end offsets."""
+
+    metadata: Metadata
+    led: Mapping[TopicIdPartition, PartitionState]
+    log_end_offset: Callable[[TopicIdPartition], int]
+
+
+class AppendPlan(NamedTuple):
+    """The outcome of a tick's requests.
+
+    `answers` are sent with this commit, `delayed` wait for the high watermark, `batches` are
+    appended, by ascending offset in each partition.
+    """
+
+    answers: list[ProduceAnswer]
+    delayed: list[DelayedProduce]
+    batches: list[Batch]
+
+    @property
+    def appended(self) -> set[TopicIdPartition]:
+        """The partitions to which batches are appended."""
+        return {batch.topic_id_partition for batch in self.batches}
+
+
+class Appends:
+    """The produce requests of one broker root, from the inbox to the answer."""
+
+    def __init__(
+        self,
+        root: BrokerRoot,
+        producer_state: ProducerState,
+        rules: Rules,
+        settings: Settings,
+        polled_at_ms: int,
+    ) -> None:
+        self._root = root
+        self._rules = rules
+        self._settings = settings
+        self.inbox = Inbox(root, polled_at_ms)
+        self._sequences = Sequences(root.log, producer_state, rules, settings)
+        window_s = settings.quota_window_num * settings.quota_window_size_seconds
+        self._byte_rates = ByteRates(window_s * 1000)
+
+    def load(self, now_ms: int, standing: Standing) -> AppendPlan:
+        """Decide on the pending requests.
+
+        Each is refused, appended, answered as a duplicate, or left in the inbox for up to
+        `_UPLOAD_MS` while its file may arrive.
+
+        The caller commits the outcome together with the position of `inbox`, and then calls `note`.
+        """
+        pending = self.inbox.load(now_ms)
+        if not pending:
+            return AppendPlan([], [], [])
+        first = [one for one in pending if one.repeats is None]
+        remembered = self._sequences.remembered(first, now_ms)
+        duplicates = self._sequences.duplicates(first, remembered)
+        candidates = self._candidates(pending, duplicates, now_ms, standing)
+        faults = self._file_faults(candidates)
+        checked = self._rules.run("request_errors", requests=_checked_rows(candidates, faults))
+        late = {
+            candidate.pending.position
+            for candidate, fault in zip(candidates, faults, strict=True)
+            if _is_late(candidate.pending, fault)
+        }
+        if late:
+            # Requests for the same batches are left, too.
+            self.inbox.leave(one for one in pending if one.origin in late)
+            pending = [one for one in pending if one.origin not in late]
+            first = [one for one in first if one.position not in late]
+        errors: dict[int, str | None] = {row["position"]: row["error"] for row in checked}
+        errors |= self._sequences.refused(first, errors, duplicates, remembered)
+        fresh = [
+            one for one in first if errors[one.position] is None and one.position not in duplicates
+        ]
+        batches = self._numbered(fresh, standing)
+        appended = {
+            one.position: BatchOffsets(batch.base_offset, batch.next_offset - 1)
+            for one, batch in zip(fresh, batches, strict=True)
+        }
+        answers, delayed = self._results(pending, errors, appended | duplicates, now_ms, standing)
+        return AppendPlan(answers, delayed, sorted(batches, key=lambda batch: batch.base_offset))
+
+    def note(self, plan: AppendPlan, now_ms: int) -> None:
+        """Add the batches of a committed plan to the byte rates of their topics."""
+        for batch in plan.batches:
+            self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
+
+    def _candidates(
+        self,
+        pending: Iterable[PendingRequest],
+        duplicates: Container[int],
+        now_ms: int,
+        standing: Standing,
+    ) -> list[_Candidate]:
+        """Return the requests that repeat no other, each with the state that decides about it."""
+        requests_before: dict[str, int] = {}
+        conditions: dict[TopicIdPartition, _AppendConditions] = {}
+        candidates = []
+        for one in pending:
+            request_id = one.request.request_id
+            before = requests_before.setdefault(request_id, len(requests_before))
+            if one.repeats is not None:
+                continue
+            key = one.request.topic_id_partition
+            known = conditions.get(key)
+            if known is None:
+                known = conditions[key] = self._conditions(key, now_ms, standing)
+            candidates.append(_Candidate(one, known, one.position in duplicates, before))
+        return candidates
+
+    def _conditions(
+        self, key: TopicIdPartition, now_ms: int, standing: Standing
+    ) -> _AppendConditions:
+        state = standing.led.get(key)
+        topic = standing.metadata.topics.get(key.topic_id)
+        config = topic.config if topic else None
+        return _AppendConditions(
+            is_topic_known=key in standing.metadata.partitions,
+            is_internal=topic is not None and topic.topic in INTERNAL_TOPICS,
+            is_leader=state is not None,
+            leader_epoch=state.leader_epoch if state else None,
+            isr_size=len(state.isr) if state else None,
+            replica_count=len(state.replicas) if state else None,
+            min_isr=min_isr(standing.metadata, state, self._settings) if state else 1,
+            max_message_bytes=(config and config.max_message_bytes)
+            or self._settings.message_max_bytes,
+            recent_bytes=self._byte_rates.recent_bytes(key.topic_id, now_ms),
+            window_ms=self._byte_rates.window_ms,
+            byte_rate=config.producer_byte_rate if config else None,
+            queued_max_requests=self._settings.queued_max_requests,
+        )
+
+    def _file_faults(self, candidates: Sequence[_Candidate]) -> list[str | None]:
+        """Return the fault of each candidate: of the request, of its file or of a used path (3.7).
+
+        `None` without a fault, and for candidates whose file is not checked.
+        """
+        readable = [number for number, one in enumerate(candidates) if one.is_readable]
+        requests = [candidates[number].pending.request for number in readable]
+        files = [
+            BatchFile(
+                request.path,
+                request.byte_size,
+                request.checksum,
+                request.record_count,
+                request.min_timestamp_ms,
+                request.max_timestamp_ms,
+            )
+            for request in requests
+        ]
+        faults: list[str | None] = [None] * len(candidates)
+        found = files_faults(self._root.log.location, files)
+        for number, request, fault in zip(readable, requests, found, strict=True):
+            is_used = self._root.log.was_committed(request.path)
+            used_fault = "its path was committed before" if is_used else None
+            faults[number] = candidates[number].pending.fault or used_fault or fault
+        return faults
+
+    def _numbered(self, fresh: Sequence[PendingRequest], standing: Standing) -> list[Batch]:
+        """Assign offsets to the batches to append; return the batches, one for each request."""
+        if not fresh:
+            return []
+        rows = [
+            (
+                one.position,
+                one.request.topic_id,
+                one.request.partition,
+                one.request.record_count,
+                standing.log_end_offset(one.request.topic_id_partition),
+            )
+            for one in fresh
+        ]
+        numbered = self._rules.run("assigned_offsets", batches=RowTuples(_OF_BATCH, rows))
+        bases = {row["position"]: row["base_offset"] for row in numbered}
+        return [
+            _batch(one.request, standing.led[one.request.topic_id_partition], bases[one.position])
+            for one in fresh
+        ]
+
+    def _results(
+        self,
+        pending: Iterable[PendingRequest],
+        errors: Mapping[int, str | None],
+        appended: Mapping[int, BatchOffsets],
+        now_ms: int,
+        standing: Standing,
+    ) -> tuple[list[ProduceAnswer], list[DelayedProduce]]:
+        """Return the answers that are due, and the delayed operations of the others."""
+        refused: dict[RequestPartition, str] = {}
+        taken = []
+        topics: dict[RequestPartition, str] = {}
+        for one in pending:
+            request = one.request
+            of = request.request_partition
+            topics[of] = request.topic
+            error = errors[one.origin]
+            if error is None:
+                offsets = appended[one.origin]
+                taken.append((*of, request.acks, *offsets, request.timeout_ms, now_ms))
+            elif request.acks != 0:
+                refused[of] = error
+        answers = [ProduceAnswer(*of, error) for of, error in refused.items()]
+        operations: list[DelayedProduce] = []
+        for row in self._rules.run("delayed_operations", appended=RowTuples(_OF_APPENDED, taken)):
+            of = (row["request_id"], row["topic_id"], row["partition"])
+            if not row["is_delayed"]:
+                last_offset = row["required_offset"] - 1
+                answers.append(ProduceAnswer(*of, "NONE", row["base_offset"], last_offset))
+                continue
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            operations.append(
+                DelayedProduce(
+                    operation_id="/".join(map(str, of)),
+                    request_id=row["request_id"],
+                    topic_id=row["topic_id"],
+                    topic=topics[of],
+                    partition=row["partition"],
+                    leader_epoch=standing.led[key].leader_epoch,
+                    base_offset=row["base_offset"],
+                    required_offset=row["required_offset"],
+                    deadline_ms=row["deadline_ms"],
+                )
+            )
+        return answers, operations
+
+
+class _AppendConditions(NamedTuple):
+    """The state of a partition and the limits of its topic, on which an append depends.
+
+    `leader_epoch` and the sizes are `None` if this root does not lead the partition.
+    """
+
+    is_topic_known: bool
+    is_internal: bool
+    is_leader: bool
+    leader_epoch: int | None
+    isr_size: int | None
+    replica_count: int | None
+    min_isr: int
+    max_message_bytes: int
+    recent_bytes: int
+    window_ms: int
+    byte_rate: int | None
+    queued_max_requests: int
+
+
+class _Candidate(NamedTuple):
+    """A request that repeats no other of its tick, and the state that decides about it.
+
+    `is_duplicate`: the log has its batch already; `requests_before`: the number of requests that
+    came before this one in the tick.
+    """
+
+    pending: PendingRequest
+    conditions: _AppendConditions
+    is_duplicate: bool
+    requests_before: int
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the file of the batch is to be checked, since the batch may be appended."""
+        return (
+            self.conditions.is_leader
+            and not self.is_duplicate
+            and self.requests_before < self.conditions.queued_max_requests
+            and self.pending.request.byte_size <= self.conditions.max_message_bytes
+        )
+
+
+def _checked_rows(candidates: Sequence[_Candidate], faults: Sequence[str | None]) -> RowTuples:
+    """Return the input of the rule `request_errors`."""
+    rows = []
+    for one, fault in zip(candidates, faults, strict=True):
+        request = one.pending.request
+        rows.append(
+            (
+                one.pending.position,
+                *request.request_partition,
+                request.acks,
+                request.named_leader_epoch,
+                one.pending.waited_ms,
+                request.timeout_ms,
+                request.byte_size,
+                one.is_duplicate,
+                one.requests_before,
+                fault,
+                *one.conditions,
+            )
+        )
+    return RowTuples(_OF_CANDIDATE, rows)
+
+
+def _batch(request: ProduceRequest, state: PartitionState, base_offset: int) -> Batch:
+    """Return the batch that a request appends to a partition."""
+    return Batch(
+        path=request.path,
+        size_bytes=request.byte_size,
+        topic_id=request.topic_id,
+        topic=state.topic,
+        partition=request.partition,
+        leader_epoch=state.leader_epoch,
+        base_offset=base_offset,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        base_sequence=request.base_sequence,
+        checksum=request.checksum,
+        record_count=request.record_count,
+        last_offset_delta=request.record_count - 1,
+        min_timestamp_ms=request.min_timestamp_ms,
+        max_timestamp_ms=request.max_timestamp_ms,
+    )
+
+
+_OF_CANDIDATE = (
+    "position",
+    "request_id",
+    "topic_id",
+    "partition",
+    "acks",
+    "named_leader_epoch",
+    "waited_ms",
+    "timeout_ms",
+    "byte_size",
+    "is_duplicate",
+    "requests_before",
+    "file_fault",
+    *_AppendConditions._fields,
+)
+"""The columns of a candidate's row for the rule `request_errors`."""
+
+_OF_BATCH = "position", "topic_id", "partition", "record_count", "log_end_offset"
+"""The columns of a batch's row for the rule `assigned_offsets`."""
+
+_OF_APPENDED = (
+    "request_id",
+    "topic_id",
+    "partition",
+    "acks",
+    *BatchOffsets._fields,
+    "timeout_ms",
+    "now_ms",
+)
+"""The columns of a request's row for the rule `delayed_operations`."""
+
+_UPLOAD_MS = 5_000
+"""Time in ms that a request waits for its file: producers upload it while they append the
+request."""
+
+
+def _is_late(pending: PendingRequest, fault: str | None) -> bool:
+    """Return whether the file may still arrive, or its store be temporarily unavailable."""
+    return isinstance(fault, PassingFault) and pending.waited_ms < _UPLOAD_MS

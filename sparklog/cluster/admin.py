@@ -1,0 +1,473 @@
+"""Administration: creating and describing topics, electing leaders, fencing brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.clock import Clock, SystemClock
+from sparklog.cluster.abandoned_topics import with_known_topics
+from sparklog.cluster.arguments import numbers_list, partition_names, whole_number
+from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
+from sparklog.cluster.connection import Connection, connection_of
+from sparklog.cluster.election import Elections, ElectionType
+from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.cluster.topic_creation import store_topic
+from sparklog.config import Settings, TopicConfig, parse
+from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.model import TopicIdPartition, check_topic_name, new_id
+from sparklog.protocol.placement import place_replicas
+from sparklog.storage.shard_rewrites import RowChanges
+
+
+class TopicDescription(NamedTuple):
+    """A topic as Kafka's topic tool describes it; `str()` returns the tool's text.
+
+    Attributes
+    ----------
+    topic : TopicInfo
+        The topic and its own configuration.
+    partitions : tuple of PartitionState
+        The partitions, by number.
+
+    Examples
+    --------
+    >>> from sparklog import Admin
+    >>> description = Admin("sparklog-data/cluster").describe_topic("clicks")
+    >>> print(description)
+    Topic: clicks TopicId: ... PartitionCount: 2 ReplicationFactor: 3 Configs:...
+        Topic: clicks Partition: 0 Leader: ... Replicas: ... Isr: ... Elr:... LastKnownElr:
+        Topic: clicks Partition: 1 Leader: ... Replicas: ... Isr: ... Elr:... LastKnownElr:
+    """
+
+    topic: TopicInfo
+    partitions: tuple[PartitionState, ...]
+
+    def __str__(self) -> str:
+        configs = self.topic.config.model_dump(by_alias=True, exclude_none=True)
+        listed = ",".join(f"{key}={_text(value)}" for key, value in sorted(configs.items()))
+        lines = [
+            (
+                f"Topic: {self.topic.topic}\tTopicId: {self.topic.topic_id}\t"
+                f"PartitionCount: {self.topic.partitions}\t"
+                f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
+            )
+        ]
+        for state in self.partitions:
+            replicas = [one.broker_id for one in state.replicas]
+            isr = [one.broker_id for one in state.replicas if one.in_isr]
+            elr = [one.broker_id for one in state.replicas if one.in_elr]
+            lines.append(
+                f"\tTopic: {state.topic}\tPartition: {state.partition}\t"
+                f"Leader: {'none' if state.leader is None else state.leader}\t"
+                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}\tElr: {_list(elr)}\t"
+                # Kafka keeps the last leaders here while the ISR is empty. The ISR is never empty
+                # here.
+                "LastKnownElr: "
+            )
+        return "\n".join(lines)
+
+
+class Admin:
+    """Administers a cluster through its tables; no broker has to run.
+
+    Parameters
+    ----------
+    connection : Connection, str or os.PathLike
+        The cluster, or the path or URI of its root.
+    settings : Settings, optional
+        The cluster's configuration. Without it, a new topic takes min.insync.replicas from the
+        controller, and other settings have Kafka's defaults.
+    clock : Clock, optional
+        The source of time; the system's by default.
+
+    Raises
+    ------
+    StorageError
+        There is no cluster at that root.
+
+    Examples
+    --------
+    >>> from sparklog import Admin
+    >>> admin = Admin("sparklog-data/cluster")
+    >>> description = admin.create_topic("payments", partitions=2, replication_factor=3)
+    >>> [state.isr for state in description.partitions]
+    [[0, 1, 2], [0, 1, 2]]
+    >>> admin.list_topics()
+    ['clicks', 'orders', 'payments']
+    """
+
+    def __init__(
+        self,
+        connection: Connection | str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._connection = connection_of(connection)
+        self._settings = settings or Settings()
+        self._knows_settings = settings is not None
+        self._clock = clock or SystemClock()
+        self._elections = Elections(self._connection.rules, self._settings)
+        self._brokers = BrokerAdmin(self._connection, self._elections, self._settings, self._clock)
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        *,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        configs: Mapping[str, Any] | None = None,
+    ) -> TopicDescription:
+        """Create a topic: place its replicas and elect its leaders (rules 7.4, 7.5).
+
+        If several admins create a topic at the same time, one succeeds and the others raise
+        TOPIC_ALREADY_EXISTS. Nothing is created if an error is raised.
+
+        Parameters
+        ----------
+        topic : str
+            The name: letters, digits, `.`, `_` and `-`; 249 characters at most.
+        partitions : int, optional
+            The number of partitions; the cluster's num.partitions by default.
+        replication_factor : int, optional
+            The number of replicas of each partition; default.replication.factor by default.
+        assignment : dict of int to list of int, optional
+            The broker ids of each partition, the preferred leader first, in place of Kafka's
+            placement. Then `partitions` and `replication_factor` may be left out.
+        configs : dict of str to object, optional
+            Kafka's topic keys: min.insync.replicas, max.message.bytes,
+            unclean.leader.election.enable, and producer_byte_rate (bytes per second).
+
+        Returns
+        -------
+        TopicDescription
+            The topic as it was created.
+
+        Raises
+        ------
+        ProtocolError
+            TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS,
+            INVALID_REPLICATION_FACTOR or INVALID_REPLICA_ASSIGNMENT.
+        ConfigError
+            A key in `configs` is unknown or has an unusable value.
+
+        Examples
+        --------
+        >>> created = admin.create_topic(
+        ...     "invoices", assignment={0: [2, 0], 1: [1, 2]}, configs={"min.insync.replicas": 1}
+        ... )
+        >>> [state.leader for state in created.partitions]
+        [2, 1]
+        """
+        check_topic_name(topic)
+        if configs is not None and not isinstance(configs, Mapping):
+            raise ConfigError(
+                f"configs of topic {topic} must be a dict of its keys, not {configs!r}"
+            )
+        if partitions is not None:
+            partitions = whole_number(partitions, "partitions")
+        if replication_factor is not None:
+            replication_factor = whole_number(replication_factor, "replication_factor")
+        config = parse(TopicConfig, configs or {}, f"topic {topic}")
+        metadata = self._connection.metadata()
+        live = {one.broker_id: one.rack for one in metadata.brokers.values() if one.is_alive}
+        if assignment is None:
+            placed = place_replicas(
+                live,
+                self._settings.num_partitions if partitions is None else partitions,
+                self._settings.default_replication_factor
+                if replication_factor is None
+                else replication_factor,
+            )
+        else:
+            placed = _checked_assignment(
+                topic, assignment, partitions, replication_factor, live, metadata
+            )
+        topic_id = new_id()
+        min_isr = config.min_insync_replicas
+        if min_isr is None and self._knows_settings:
+            min_isr = self._settings.min_insync_replicas
+        rows = _partition_rows(topic_id, topic, placed, live, metadata, min_isr)
+        entry = {
+            "topic_id": topic_id,
+            "topic": topic,
+            "partitions": len(placed),
+            "replication_factor": len(placed[0]),
+            "configs": json.dumps(config.model_dump(by_alias=True, exclude_none=True)),
+            "state": "live",
+            "created_at_ms": self._clock.now_ms(),
+        }
+        elected = self._elections.elect_first(rows, metadata)
+        store_topic(self._connection.root, entry, elected, config.min_insync_replicas)
+        return self.describe_topic(topic)
+
+    def elect_leaders(
+        self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], str]:
+        """Elect leaders on request, without waiting for the controller (rules 7.5, 7.6; KIP-460).
+
+        Parameters
+        ----------
+        election_type : {"preferred", "unclean"}
+            "preferred" makes the first assigned replica the leader. "unclean" lets any live replica
+            lead an offline partition, which may lose committed records.
+        partitions : collection of (str, int)
+            The partitions, as pairs (topic, number).
+
+        Returns
+        -------
+        dict of (str, int) to str
+            The name of Kafka's error for each partition: NONE, ELECTION_NOT_NEEDED,
+            PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE.
+
+        Raises
+        ------
+        ProtocolError
+            INVALID_REQUEST for another type of election, UNKNOWN_TOPIC_OR_PARTITION.
+
+        Examples
+        --------
+        >>> admin.elect_leaders("preferred", [("payments", 0)])
+        {TopicPartition(topic='payments', partition=0): 'ELECTION_NOT_NEEDED'}
+        """
+        if election_type not in ("preferred", "unclean"):
+            raise ProtocolError(
+                "INVALID_REQUEST",
+                f"election_type must be 'preferred' or 'unclean', not {election_type!r}",
+            )
+        before = self._connection.metadata()
+        asked: dict[TopicIdPartition, tuple[str, int]] = {
+            before.partition(*name).key: name for name in partition_names(partitions)
+        }
+
+        def decide(rows: pa.Table) -> RowChanges | None:
+            metadata = self._connection.metadata()
+            if election_type == "preferred":
+                elect = partial(self._elections.elect_preferred, partitions=asked)
+            else:
+                elect = partial(self._elections.elect, unclean=asked)
+            return with_known_topics(rows, metadata, elect)
+
+        self._connection.root.partition_state.change_rows(decide, asked)
+        after = self._connection.metadata()
+        return {
+            partition: _election_error(election_type, before.partitions[key], after.partitions[key])
+            for key, partition in asked.items()
+        }
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Describe a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+
+        Returns
+        -------
+        TopicDescription
+            The topic and the state of its partitions; `str()` returns the text of Kafka's topic
+            tool.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist.
+
+        Examples
+        --------
+        >>> admin.describe_topic("payments").topic.replication_factor
+        3
+        """
+        metadata = self._connection.metadata()
+        found = metadata.topic(topic)
+        states = [state for key, state in metadata.partitions.items() if key[0] == found.topic_id]
+        return TopicDescription(found, tuple(sorted(states, key=lambda state: state.partition)))
+
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return sorted(topic.topic for topic in self._connection.metadata().topics.values())
+
+    def list_brokers(self) -> list[BrokerDescription]:
+        """Return the brokers, by id, with their numbers of led, in-sync and assigned partitions.
+
+        Unregistered brokers are included only while replicas are assigned to them.
+
+        Returns
+        -------
+        list of BrokerDescription
+            One description for each broker.
+
+        Examples
+        --------
+        >>> [(one.broker.broker_id, one.broker.state) for one in admin.list_brokers()]
+        [(0, 'alive'), (1, 'alive'), (2, 'alive')]
+        """
+        return self._brokers.list_brokers()
+
+    def fence_broker(self, broker_id: int) -> None:
+        """Fence a broker that does not run: remove it from ISRs and elect other leaders.
+
+        Waits for broker.session.timeout.ms if its row says that it is alive.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED, or INVALID_REQUEST if the broker runs.
+        """
+        self._brokers.fence(broker_id)
+
+    def unregister_broker(self, broker_id: int, *, force: bool = False) -> int:
+        """Unregister a broker that does not run.
+
+        Waits for broker.session.timeout.ms if its row says that it is alive.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+        force : bool, default False
+            Whether the records that only this broker has are given up.
+
+        Returns
+        -------
+        int
+            The number of replicas that stay assigned to the broker.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED; INVALID_REQUEST if the broker runs; INELIGIBLE_REPLICA if the
+            broker has the only in-sync replica of a partition and `force` is false.
+        """
+        return self._brokers.unregister(broker_id, force=force)
+
+
+def _election_error(
+    election_type: ElectionType, before: PartitionState, after: PartitionState
+) -> str:
+    """Return the name of Kafka's error for the outcome of a requested election."""
+    if after.leader_epoch != before.leader_epoch and after.leader is not None:
+        return "NONE"
+    if election_type == "unclean":
+        is_led = after.leader is not None
+        return "ELECTION_NOT_NEEDED" if is_led else "ELIGIBLE_LEADERS_NOT_AVAILABLE"
+    is_preferred = after.leader == after.replicas[0].broker_id
+    return "ELECTION_NOT_NEEDED" if is_preferred else "PREFERRED_LEADER_NOT_AVAILABLE"
+
+
+def _checked_assignment(
+    topic: str,
+    assignment: Mapping[int, Sequence[int]],
+    partitions: int | None,
+    replication_factor: int | None,
+    live: Mapping[int, str | None],
+    metadata: Metadata,
+) -> dict[int, list[int]]:
+
+    def refuse(reason: str) -> ProtocolError:
+        return ProtocolError(
+            "INVALID_REPLICA_ASSIGNMENT", f"the assignment of topic {topic} {reason}"
+        )
+
+    try:
+        placed = {
+            whole_number(partition, "a partition's number"): numbers_list(brokers, "brokers")
+            for partition, brokers in assignment.items()
+        }
+    except (AttributeError, SparklogError):
+        raise refuse(
+            f"must be a dict of brokers by partition, such as {{0: [1, 2, 3]}}, not {assignment!r}"
+        ) from None
+
+    if sorted(placed) != list(range(len(placed))) or not placed:
+        raise refuse(f"must number its partitions from 0 without a gap, not {sorted(placed)}")
+    if partitions is not None and partitions != len(placed):
+        raise refuse(
+            f"has {len(placed)} partitions, but {partitions} were asked for: give one of the two"
+        )
+    sizes = {len(brokers) for brokers in placed.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise refuse(
+            "must give every partition the same number of replicas, at least one, not "
+            f"{sorted(sizes)}"
+        )
+    if replication_factor is not None and sizes != {replication_factor}:
+        raise refuse(
+            f"has {sizes.pop()} replicas, but {replication_factor} were asked for: "
+            "give one of the two"
+        )
+    for partition, brokers in placed.items():
+        if len(set(brokers)) < len(brokers):
+            raise refuse(f"names a broker twice for partition {partition}: {brokers}")
+        known = {one.broker_id for one in metadata.brokers.values() if one.is_registered}
+        unknown = sorted(set(brokers) - known)
+        if unknown:
+            raise refuse(
+                f"names broker {unknown[0]}, which is not registered: choose from {sorted(known)}"
+            )
+        if not set(brokers) & live.keys():
+            raise refuse(
+                f"leaves partition {partition} without a live broker: start one of {brokers}, or "
+                "name others"
+            )
+    return placed
+
+
+def _partition_rows(
+    topic_id: str,
+    topic: str,
+    placed: Mapping[int, Sequence[int]],
+    live: Mapping[int, str | None],
+    metadata: Metadata,
+    min_isr: int | None,
+) -> list[dict[str, Any]]:
+    rows = []
+    loads = dict.fromkeys(metadata.brokers, 0)
+    for state in metadata.partitions.values():
+        for one in state.replicas:
+            loads[one.broker_id] = loads.get(one.broker_id, 0) + 1
+    for partition, brokers in placed.items():
+        for index, broker in enumerate(brokers):
+            # Round robin over the broker's log directories.
+            online = list(metadata.brokers[broker].online_roots)
+            root = online[loads[broker] % len(online)]
+            loads[broker] += 1
+            rows.append(
+                {
+                    "topic_id": topic_id,
+                    "topic": topic,
+                    "partition": partition,
+                    "broker_id": broker,
+                    "root": root,
+                    "replica_index": index,
+                    "in_isr": broker in live,
+                    "in_elr": False,
+                    "adding": False,
+                    "removing": False,
+                    "partition_epoch": 0,
+                    "controller_epoch": 0,
+                    "min_isr": min_isr,
+                }
+            )
+    return rows
+
+
+def _list(broker_ids: Sequence[int]) -> str:
+    return ",".join(map(str, broker_ids))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,199 @@
+"""Elections: ISRs and leaders after brokers came or went, or on request (rules 7.2-7.6).
+
+Used by the controller in its ticks, and by an administrator who creates a topic or elects leaders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from sparklog.cluster.isr import NO_REGISTRATION, configured_min_isr, set_eligible_replicas
+from sparklog.cluster.metadata import Metadata, TopicInfo
+from sparklog.config import Settings
+from sparklog.logger import get_logger
+from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.protocol.rules import Rules
+from sparklog.storage.shard_rewrites import RowChanges
+
+_log = get_logger(__name__)
+
+Rows = list[dict[str, Any]]
+ElectionType = Literal["preferred", "unclean"]
+
+
+class Elections:
+    """Decides on elections; commits nothing."""
+
+    def __init__(self, rules: Rules, settings: Settings) -> None:
+        self._rules = rules
+        self._settings = settings
+
+    def elect(
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+        unclean: Collection[TopicIdPartition] = (),
+    ) -> RowChanges | None:
+        """Remove fenced brokers from ISRs and elect a leader for every partition.
+
+        A controller also publishes changed values of min.insync.replicas. The new partition epoch
+        keeps leaders from changing an ISR by the old value.
+
+        The decision on a partition depends on its own rows only.
+
+        Parameters: `table`, rows of `partition_state`; `controller_epoch`, that of the acting
+        controller; `unclean`, partitions that any live replica may lead, in addition to those that
+        are configured so. Returns the rows of the partitions that change, or `None`.
+        """
+        rows = self._annotated(table, metadata, controller_epoch, unclean)
+        republished = {
+            TopicIdPartition(row["topic_id"], row["partition"])
+            for row in rows
+            if controller_epoch is not None and row["min_isr"] != row["published_min_isr"]
+        }
+        leaving = self._rules.run("isr_fence", replicas=rows)
+        fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
+        changed = {TopicIdPartition(row["topic_id"], row["partition"]) for row in leaving}
+        changed |= republished
+        for row in rows:
+            row["was_in_isr"] = row["in_isr"]
+            if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
+                row["in_isr"] = False
+        changed |= self._set_leaders(rows)
+        changed |= set_eligible_replicas(self._rules, rows)
+        return _written(rows, changed, metadata, controller_epoch)
+
+    def elect_first(self, rows: Sequence[Mapping[str, Any]], metadata: Metadata) -> pa.Table:
+        """Return the rows of a new topic's partitions with their first leaders, in epoch 0.
+
+        Parameters: `rows`, rows of `partition_state` without the leader's columns. The replicas of
+        live brokers are in sync.
+        """
+        unled = {"leader": None, "leader_epoch": -1, "leader_broker_epoch": NO_REGISTRATION}
+        elected = self._annotated(
+            PARTITION_STATE.rows([{**row, **unled} for row in rows]), metadata
+        )
+        self._set_leaders(elected)
+        for row in elected:
+            row["min_isr"] = row["published_min_isr"]
+            row["leader_broker_epoch"] = _broker_epoch(row["leader"], metadata)
+        return PARTITION_STATE.rows(elected)
+
+    def elect_preferred(
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+        partitions: Collection[TopicIdPartition] | None = None,
+    ) -> RowChanges | None:
+        """Elect the preferred replicas of partitions as leaders, if they are in sync.
+
+        Parameters: as for `elect`; `partitions`, the partitions to change. `None` stands for those
+        of brokers above leader.imbalance.per.broker.percentage, which depends on all rows. Returns
+        as `elect` does.
+        """
+        rows = self._annotated(table, metadata, controller_epoch)
+        if partitions is None:
+            found = self._rules.run("leader_imbalance", replicas=rows)
+            partitions = {TopicIdPartition(row["topic_id"], row["partition"]) for row in found}
+        asked = [row for row in rows if (row["topic_id"], row["partition"]) in partitions]
+        leaders = {
+            TopicIdPartition(row["topic_id"], row["partition"]): row["leader"]
+            for row in self._rules.run("preferred_election", replicas=asked)
+        }
+        for row in rows:
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            if key in leaders:
+                row["leader"] = leaders[key]
+                row["leader_epoch"] += 1
+        return _written(rows, set(leaders), metadata, controller_epoch)
+
+    def _set_leaders(self, rows: Rows) -> set[TopicIdPartition]:
+        """Elect leaders in annotated `rows` of whole partitions; return what has changed (7.5)."""
+        decided = {
+            (row["topic_id"], row["partition"], row["broker_id"]): row
+            for row in self._rules.run("leader_election", replicas=rows)
+        }
+        changed = set()
+        for row in rows:
+            new = decided[row["topic_id"], row["partition"], row["broker_id"]]
+            if new["is_changed"]:
+                changed.add(TopicIdPartition(row["topic_id"], row["partition"]))
+            for column in ("in_isr", "leader", "leader_epoch", "is_unclean"):
+                row[column] = new[column]
+        return changed
+
+    def _annotated(
+        self,
+        table: pa.Table,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+        unclean: Collection[TopicIdPartition] = (),
+    ) -> Rows:
+        rows: Rows = table.to_pylist()
+        for row in rows:
+            broker = metadata.brokers.get(row["broker_id"])
+            leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
+            topic = metadata.topics.get(row["topic_id"])
+            is_allowed = self._is_unclean_allowed(topic)
+            is_asked = (row["topic_id"], row["partition"]) in unclean
+            row["is_alive"] = broker is not None and broker.is_alive
+            row["is_stopping"] = broker is not None and broker.is_stopping
+            row["leader_is_valid"] = (
+                leader is not None
+                and leader.is_alive
+                and leader.broker_epoch == row["leader_broker_epoch"]
+            )
+            row["allows"] = "unclean" if is_allowed or is_asked else "clean"
+            published = row["published_min_isr"] = row["min_isr"]
+            if published is None or controller_epoch is not None:
+                row["min_isr"] = configured_min_isr(topic, self._settings)
+            row["max_percentage"] = self._settings.leader_imbalance_per_broker_percentage
+        return rows
+
+    def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+        own = topic.config.unclean_leader_election_enable if topic else None
+        return self._settings.unclean_leader_election_enable if own is None else own
+
+
+def _broker_epoch(leader: int | None, metadata: Metadata) -> int:
+    broker = metadata.brokers.get(leader) if leader is not None else None
+    return broker.broker_epoch if broker else NO_REGISTRATION
+
+
+def _written(
+    rows: Rows,
+    changed: set[TopicIdPartition],
+    metadata: Metadata,
+    controller_epoch: int | None,
+) -> RowChanges | None:
+    """Return the rows of the `changed` partitions with increased partition epochs."""
+    if not changed:
+        return None
+    members: dict[TopicIdPartition, Rows] = {key: [] for key in sorted(changed)}
+    for row in rows:
+        of_partition = members.get(TopicIdPartition(row["topic_id"], row["partition"]))
+        if of_partition is None:
+            continue
+        of_partition.append(row)
+        if controller_epoch is None:
+            row["min_isr"] = row["published_min_isr"]
+        row["leader_broker_epoch"] = _broker_epoch(row["leader"], metadata)
+        row["partition_epoch"] += 1
+        if controller_epoch is not None:
+            row["controller_epoch"] = controller_epoch
+    for key, of_partition in members.items():
+        first = of_partition[0]
+        _log.info(
+            "partition changed",
+            topic=first["topic"],
+            partition=key.partition,
+            leader=first["leader"],
+            leader_epoch=first["leader_epoch"],
+            isr=sorted(row["broker_id"] for row in of_partition if row["in_isr"]),
+        )
+    return RowChanges(PARTITION_STATE.rows([row for of in members.values() for row in of]))

@@ -1,0 +1,303 @@
+"""Cluster roots and broker roots, with their tables.
+
+The cluster root has the tables that all brokers share. A broker root is one log directory of one
+broker. Roots may be in different folders, buckets, regions or accounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+
+from sparklog import model
+from sparklog.cluster.root_format import (
+    RootFormat,
+    add_tables,
+    check_kind,
+    create_root,
+    read_format,
+    read_formats,
+)
+from sparklog.errors import DamagedError, StorageError
+from sparklog.storage.commits import BROKER_EPOCH, first_commit
+from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.control_table_damage import set_aside
+from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.fence import Fence
+from sparklog.storage.journal import CHECKPOINTS, Journal
+from sparklog.storage.location import Location
+from sparklog.storage.parallel import in_parallel
+from sparklog.storage.record_log import RecordLog
+from sparklog.storage.request_tables import RequestTables
+from sparklog.storage.sharded_table import ShardedTable
+
+
+def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[ControlTable]:
+    """Return a property for a table of a cluster root that is opened at its first use.
+
+    Most clients need few of these tables. A root that is older than the table gets it at that time.
+    """
+
+    def open_table(root: ClusterRoot) -> ControlTable:
+        _add_missing(root, schema)
+        return root.open_table(schema)
+
+    return cached_property(open_table)
+
+
+def _sharded_when_asked_for(schema: model.TableSchema) -> cached_property[ShardedTable]:
+    """Return a property for a sharded table; see `_opened_when_asked_for`."""
+
+    def open_table(root: ClusterRoot) -> ShardedTable:
+        _add_missing(root, schema)
+        return root.open_sharded_table(schema)
+
+    return cached_property(open_table)
+
+
+def _add_missing(root: ClusterRoot, schema: model.TableSchema) -> None:
+    if schema.name not in root.format.tables:
+        add_tables(root.format, [schema])
+
+
+class ClusterRoot:
+    """The tables of a cluster root, opened.
+
+    Parameters: `reopens`, whether tables that have lost commits are loaded again (see
+    `ControlTable`); `found`, the current result of `read_format`. Raises `StorageError` if there is
+    no root at `location`, or another kind of root.
+    """
+
+    controller = _opened_when_asked_for(model.CONTROLLER)
+    producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
+    stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
+    consumer_groups = _sharded_when_asked_for(model.CONSUMER_GROUPS)
+    consumer_group_heartbeats = _sharded_when_asked_for(model.CONSUMER_GROUP_HEARTBEATS)
+    consumer_offsets = _sharded_when_asked_for(model.CONSUMER_OFFSETS)
+
+    def __init__(
+        self, location: Location, *, reopens: bool = False, found: RootFormat | None = None
+    ) -> None:
+        self.location = location
+        self._reopens = reopens
+        self.format = check_kind(location, found or read_format(location), is_cluster=True)
+        """The root's format when it was opened."""
+        self.cluster_id = self.format.cluster_id
+        self.brokers: ControlTable
+        self.topics: ControlTable
+        self.partition_state: ShardedTable
+
+        def open_first_commit() -> None:
+            self._first_commit = first_commit(location.child(model.FORMAT.name))
+
+        def open_brokers() -> None:
+            self.brokers = self.open_table(model.BROKERS)
+
+        def open_topics() -> None:
+            self.topics = self.open_table(model.TOPICS)
+
+        def open_partition_state() -> None:
+            self.partition_state = self.open_sharded_table(model.PARTITION_STATE)
+
+        in_parallel(
+            [open_first_commit, open_brokers, open_topics, open_partition_state],
+            is_local=location.is_local,
+        )
+
+    def open_table(self, schema: model.TableSchema) -> ControlTable:
+        """Open one of the root's tables."""
+        return ControlTable(self.location, schema, reopens=self._reopens)
+
+    def open_sharded_table(self, schema: model.TableSchema) -> ShardedTable:
+        """Open one of the root's tables that has a conflict key."""
+        return ShardedTable(self.location, schema, reopens=self._reopens)
+
+    def check_in_place(self) -> None:
+        """Raise `StorageError` if the root is gone, or belongs to another cluster."""
+        if self.is_in_place():
+            return
+        found = read_format(self.location)
+        if found is None:
+            raise StorageError(
+                f"there is no cluster root at {self.location.uri} any more: restore it"
+            )
+        if found.cluster_id != self.cluster_id:
+            raise StorageError(
+                f"{self.location.uri} holds cluster {found.cluster_id} now, and this process "
+                f"was connected to cluster {self.cluster_id}: restore that one, or connect again"
+            )
+
+    def is_in_place(self) -> bool:
+        """Return whether the root exists and is the one that was opened."""
+        try:
+            now = first_commit(self.location.child(model.FORMAT.name))
+        except STORE_ERRORS:
+            return False
+        return now is not None and now == self._first_commit
+
+    @classmethod
+    def create(cls, location: Location, broker_roots: Sequence[Location] = ()) -> ClusterRoot:
+        """Create a cluster root, or open the one at `location`.
+
+        Tables that this release has added are created. Raises `DamagedError` if a table is missing
+        that existed, and `StorageError` if there is no cluster root but one of `broker_roots`
+        belongs to a cluster. Nothing is created in place of lost data.
+        """
+        found = read_format(location)
+        if found is None:
+            for root in filter(None, read_formats(broker_roots)):
+                _check_has_no_cluster(root, location)
+            found = create_root(location, model.CLUSTER_TABLES, model.new_id(), broker_id=None)
+        found = check_kind(location, found, is_cluster=True)
+        add_tables(found, model.CLUSTER_TABLES)
+        return cls(location, found=found)
+
+
+def _check_has_no_cluster(root: RootFormat, cluster_root: Location) -> None:
+    if not root.is_cluster:
+        raise StorageError(
+            f"there is no cluster root at {cluster_root.uri}, but {root.location.uri} belongs to "
+            f"broker {root.broker_id} of cluster {root.cluster_id}: restore the cluster root, or "
+            "correct cluster.root or log.dirs"
+        )
+
+
+class BrokerRoot:
+    """The tables of one log directory of one broker, opened by that broker.
+
+    They are opened once, before the broker is registered: their contents decide whether its
+    replicas are unchanged. `take_fence` makes the tables its own.
+
+    Raises `DamagedError` if the log is damaged. Damage to other tables is in `damage`.
+    """
+
+    request_tables: RequestTables
+    log: Journal
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.damage: dict[str, DamagedError] = {}
+        """Damage to the tables that the broker starts with, by table name.
+
+        The log and `produce_requests` are not included; the latter repairs itself.
+        """
+        self._tables: dict[str, ControlTable] = {}
+        in_parallel([partial(self._open, schema) for schema in _FENCED], is_local=location.is_local)
+        try:
+            self.log = self._open_log()
+        except DamagedError as error:
+            # Raises if the log itself cannot be opened.
+            RecordLog(location)
+            # The log is intact, but the state of the replicas cannot be derived from it.
+            self.damage |= dict.fromkeys((schema.name for schema in CHECKPOINTS), error)
+            self.log = self._open_log()
+
+    def _open(self, schema: model.TableSchema) -> None:
+        """Open a table and read its rows, or record its damage."""
+        try:
+            table = self._tables[schema.name] = ControlTable(self.location, schema)
+            table.rows()
+        except DamagedError as error:
+            self.damage[schema.name] = error
+
+    def _open_log(self) -> Journal:
+        checkpoints = [self._tables.get(schema.name) for schema in CHECKPOINTS]
+        return Journal(self.location, None, checkpoints, self.damage)
+
+    def take_fence(self, broker_epoch: int) -> None:
+        """Write `broker_epoch` to every table except the request tables, and open those.
+
+        Afterwards no older process of the broker can write, and its earlier commits are loaded.
+        Damaged tables are recreated without rows. Raises `FencedError` if a newer process has the
+        root.
+        """
+        self.fence = Fence("broker_epoch", broker_epoch)
+
+        def open_requests() -> None:
+            # Clients write to these tables, so an epoch in them would prove nothing.
+            self.request_tables = RequestTables(self.location)
+
+        in_parallel(
+            [*(partial(self._take, schema) for schema in _FENCED), open_requests],
+            is_local=self.location.is_local,
+        )
+        self.log.take_over(self.fence, self.checkpoints)
+
+    def _take(self, schema: model.TableSchema) -> None:
+        """Take over a table under the fence; a damaged table is recreated without rows."""
+        if schema.name not in self.damage:
+            self._tables[schema.name].take_fence(self.fence)
+            return
+        try:
+            table = ControlTable(self.location, schema)
+        except DamagedError:
+            set_aside(self.location.child(schema.name))
+            create_table(self.location, schema)
+            table = ControlTable(self.location, schema)
+        table.recreate(self.fence)
+        self._tables[schema.name] = table
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether a checkpoint was damaged and is recreated without rows."""
+        return any(schema.name in self.damage for schema in CHECKPOINTS)
+
+    @property
+    def broker_epoch(self) -> int:
+        """The broker epoch that the log carries, 0 before the first one."""
+        return self.log.held_by(BROKER_EPOCH) or 0
+
+    @property
+    def high_watermark_checkpoint(self) -> ControlTable:
+        """The table of this name."""
+        return self._tables[model.HIGH_WATERMARK_CHECKPOINT.name]
+
+    @property
+    def leader_epoch_checkpoint(self) -> ControlTable:
+        """The table of this name."""
+        return self._tables[model.LEADER_EPOCH_CHECKPOINT.name]
+
+    @property
+    def delayed_operations(self) -> ControlTable:
+        """The table of this name."""
+        return self._tables[model.DELAYED_OPERATIONS.name]
+
+    @property
+    def producer_state(self) -> ControlTable:
+        """The table of this name."""
+        return self._tables[model.PRODUCER_STATE.name]
+
+    @property
+    def checkpoints(self) -> tuple[ControlTable, ...]:
+        """The tables of `CHECKPOINTS`, in their order."""
+        return tuple(self._tables[schema.name] for schema in CHECKPOINTS)
+
+    @classmethod
+    def create(cls, location: Location, cluster_id: str, broker_id: int) -> BrokerRoot:
+        """Create a broker root, or open the existing one after checking that it is this broker's.
+
+        Tables that this release has added are created. Raises `StorageError` if the folder has
+        other contents, or belongs to another cluster or broker. Raises `DamagedError` if a table is
+        missing that existed; it is not recreated.
+        """
+        found = read_format(location)
+        if found is None:
+            found = create_root(location, model.BROKER_TABLES, cluster_id, broker_id)
+        found = check_kind(location, found, is_cluster=False)
+        if (found.cluster_id, found.broker_id) != (cluster_id, broker_id):
+            raise StorageError(
+                f"{location.uri} belongs to broker {found.broker_id} of cluster "
+                f"{found.cluster_id}, not to broker {broker_id} of cluster {cluster_id}: "
+                "give every broker a log directory of its own"
+            )
+        add_tables(found, model.BROKER_TABLES)
+        return cls(location)
+
+    def commits(self) -> int:
+        """Return the number of commits that this process has made to the root's tables."""
+        of_tables = sum(table.commits for table in self._tables.values())
+        return of_tables + self.request_tables.commits + self.log.commits
+
+
+_FENCED = (*CHECKPOINTS, model.PRODUCER_STATE)
+"""The tables that carry the broker's epoch, except the log."""

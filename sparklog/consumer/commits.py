@@ -1,0 +1,125 @@
+"""Commits of a consumer, on request and automatic, and seeks to its group's committed offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from sparklog.clock import Clock
+from sparklog.config import ConsumerConfig
+from sparklog.consumer.assigned_partition import AssignedPartition
+from sparklog.errors import ProtocolError
+from sparklog.groups.committed_offsets import (
+    CommittedOffsets,
+    OffsetAndMetadata,
+    commit_as_no_member,
+)
+from sparklog.groups.group import ConsumerGroups
+from sparklog.logger import get_logger
+from sparklog.model import TopicIdPartition
+from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.location import one_line
+
+if TYPE_CHECKING:
+    from sparklog.groups.coordinator import ConsumerCoordinator
+
+_log = get_logger(__name__)
+
+GroupOffsets = Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]
+"""The offsets to commit, with the name of each topic."""
+
+
+class ConsumerCommits:
+    """The commits of one consumer.
+
+    Without a group, INVALID_GROUP_ID is raised. `coordinator` is set while the consumer is a member
+    of its group.
+    """
+
+    def __init__(
+        self,
+        group_id: str | None,
+        committed: CommittedOffsets,
+        groups: ConsumerGroups,
+        config: ConsumerConfig,
+        clock: Clock,
+    ) -> None:
+        self.coordinator: ConsumerCoordinator | None = None
+        self._group_id = group_id
+        self._committed = committed
+        self._groups = groups
+        self._config = config
+        self._clock = clock
+        self._committed_ms = clock.monotonic_ms()
+
+    @property
+    def group_id(self) -> str:
+        """The id of the group; raises INVALID_GROUP_ID without a group."""
+        if self._group_id is None:
+            raise ProtocolError("INVALID_GROUP_ID", "offsets are a group's: give a group_id")
+        return self._group_id
+
+    def find(self, key: TopicIdPartition) -> OffsetAndMetadata | None:
+        """Return the group's committed offset of a partition, or `None`."""
+        return self._committed.fetch(self.group_id).get(key)
+
+    def commit(self, offsets: GroupOffsets) -> None:
+        """Commit offsets, all or none; raises as `GroupMember.check` and `CommittedOffsets`."""
+        if self.coordinator is not None:
+            self.coordinator.commit(offsets)
+            return
+        commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+
+    def commit_positions(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Commit the positions of these partitions; raises as `commit`."""
+        self.commit(_positions(partitions))
+
+    def commit_if_due(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Commit positions automatically, auto.commit.interval.ms after the last attempt."""
+        idle_ms = self._clock.monotonic_ms() - self._committed_ms
+        if idle_ms >= self._config.auto_commit_interval_ms:
+            self.commit_by_itself(partitions)
+
+    def commit_by_itself(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Commit the positions that have moved, if enable.auto.commit is set; log a failure."""
+        self._committed_ms = self._clock.monotonic_ms()
+        if self._group_id is None or not self._config.enable_auto_commit:
+            return
+        moved = [one for one in partitions if one.position not in (None, one.auto_committed)]
+        if not moved:
+            return
+        try:
+            self.commit_positions(moved)
+        except (ProtocolError, *UNREADABLE) as error:
+            _log.warning("auto-commit failed", group=self._group_id, error=one_line(error))
+        else:
+            for one in moved:
+                one.auto_committed = one.position
+
+    def use(self, partitions: Collection[AssignedPartition]) -> None:
+        """Seek to the group's committed offsets in the partitions with `wants_committed`.
+
+        If the committed offsets cannot be read, the next call tries again.
+        """
+        new = [one for one in partitions if one.wants_committed]
+        if not new:
+            return
+        try:
+            committed = self._committed.fetch(self.group_id)
+        except UNREADABLE as error:
+            _log.warning("committed offsets not readable", error=one_line(error))
+            return
+        for one in new:
+            one.wants_committed = False
+            if one.key in committed:
+                found = committed[one.key]
+                one.seek(found.offset, found.leader_epoch)
+                one.auto_committed = found.offset
+
+
+def _positions(partitions: Iterable[AssignedPartition]) -> GroupOffsets:
+    return {
+        one.key: (one.name.topic, OffsetAndMetadata(one.position, "", one.offset_epoch))
+        for one in partitions
+        if one.position is not None
+    }

@@ -1,0 +1,286 @@
+"""Consumer groups: their members, generations and assignments (rule 8.1).
+
+No process coordinates a group. A group is rows of the cluster's `consumer_groups`, and every step
+of Kafka's eager rebalance is one compare-and-set by a member. The group prepares (its members give
+up their partitions and join), completes (its leader assigns the partitions), and is stable. Each
+rebalance has a number, the generation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.errors import ProtocolError
+from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
+from sparklog.states import GroupState, group_state_after
+from sparklog.storage.shard_rewrites import RowChanges
+from sparklog.storage.sharded_table import ShardedTable
+from sparklog.storage.shards import keys_of
+
+
+class Member(NamedTuple):
+    """A member of a group: its subscription and its last assignment.
+
+    `joined_generation` is the newest generation that it has joined, or waits for.
+    `rebalance_timeout_ms` is the time that it has to give up its partitions and join.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    joined_generation: int
+    topics: tuple[str, ...]
+    protocols: tuple[str, ...]
+    assignment: tuple[TopicIdPartition, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+
+
+class GroupFence(NamedTuple):
+    """The state of a group under which offsets are committed.
+
+    `group_epoch` rises with every step of the group. Kafka's generation stays the same when a
+    static member replaces its predecessor.
+    """
+
+    generation: int
+    group_epoch: int
+
+
+class Group(NamedTuple):
+    """A group at one version of the table; one that never existed is empty, in generation 0."""
+
+    group_id: str
+    state: GroupState = "Empty"
+    generation: int = 0
+    protocol: str | None = None
+    leader: str | None = None
+    group_epoch: int = 0
+    members: tuple[Member, ...] = ()
+
+    @property
+    def fence(self) -> GroupFence:
+        """The fence of members that were checked against this state of the group."""
+        return GroupFence(self.generation, self.group_epoch)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the group has had members, and was not deleted since."""
+        return self.generation > 0 and self.state != "Dead"
+
+    def member(self, member_id: str) -> Member | None:
+        """Return the member with this id, or `None`."""
+        return next((one for one in self.members if one.member_id == member_id), None)
+
+    @property
+    def missing(self) -> list[Member]:
+        """The members that have yet to join the generation that the group prepares."""
+        if self.state != "PreparingRebalance":
+            return []
+        return [one for one in self.members if one.joined_generation <= self.generation]
+
+
+def joined(group: Group, member: Member) -> Group:
+    """Return the group after a member has joined, or joined again.
+
+    A member with the group.instance.id of another member replaces it. If the group is stable and
+    the subscription is the same, there is no rebalance, and the member takes over the assignment.
+    Raises INCONSISTENT_GROUP_PROTOCOL if the members would have no assignor in common.
+    """
+    before = next((one for one in group.members if _is_same(one, member)), None)
+    others = [one for one in group.members if one is not before]
+    if before is not None:
+        member = member._replace(assignment=before.assignment)
+    if not _common_protocols([*others, member]):
+        raise ProtocolError(
+            "INCONSISTENT_GROUP_PROTOCOL",
+            f"group {group.group_id} has members that do not know any of "
+            f"{', '.join(member.protocols)}: give all the same partition.assignment.strategy",
+        )
+    if before is not None and before.member_id != member.member_id and group.state == "Stable":
+        wants = member.topics, member.protocols
+        if wants == (before.topics, before.protocols):
+            same = member._replace(joined_generation=group.generation)
+            members = tuple(same if one is before else one for one in group.members)
+            leader = same.member_id if group.leader == before.member_id else group.leader
+            state = group_state_after("replace_member", group.state)
+            return group._replace(state=state, members=members, leader=leader)
+    joining = member._replace(joined_generation=group.generation + 1)
+    return _settled(
+        group._replace(
+            state=group_state_after("join", group.state),
+            members=(*others, joining)
+            if before is None
+            else tuple(joining if one is before else one for one in group.members),
+        )
+    )
+
+
+def without(group: Group, member_ids: Collection[str]) -> Group:
+    """Return the group after members have left, or were removed; the others join again."""
+    left = tuple(one for one in group.members if one.member_id not in member_ids)
+    if len(left) == len(group.members):
+        return group
+    if not left:
+        state = group_state_after("empty", group.state)
+        return Group(group.group_id, state, group.generation + 1)
+    return _settled(group._replace(state=group_state_after("leave", group.state), members=left))
+
+
+def expired(group: Group, seen: Group, silent: Collection[str]) -> Group:
+    """Return the group without its `silent` members; `seen` is its state when they were found.
+
+    A member that has joined again since then is alive, and stays.
+    """
+    still = [
+        member_id
+        for member_id in silent
+        if (before := seen.member(member_id)) is not None
+        and (now := group.member(member_id)) is not None
+        and now.joined_generation == before.joined_generation
+    ]
+    return without(group, still)
+
+
+def deleted(group: Group) -> Group:
+    """Return the group after it was deleted; raises NON_EMPTY_GROUP if it has members."""
+    require_empty(group)
+    if not group.exists:
+        return group
+    return Group(group.group_id, group_state_after("delete", group.state), group.generation + 1)
+
+
+def require_empty(group: Group) -> None:
+    """Raise NON_EMPTY_GROUP if a group has members."""
+    if group.members:
+        names = ", ".join(sorted(one.member_id for one in group.members))
+        raise ProtocolError(
+            "NON_EMPTY_GROUP", f"group {group.group_id} has members, stop them first: {names}"
+        )
+
+
+def assigned(group: Group, assignment: Mapping[str, Collection[TopicIdPartition]]) -> Group:
+    """Return the group, stable, with the assignment that its leader has decided."""
+    return group._replace(
+        state=group_state_after("assign", group.state),
+        members=tuple(
+            one._replace(assignment=tuple(sorted(assignment.get(one.member_id, ()))))
+            for one in group.members
+        ),
+    )
+
+
+def _settled(group: Group) -> Group:
+    """Return the group with a leader, and in the next generation if all members have joined it."""
+    if group.leader is None or group.member(group.leader) is None:
+        group = group._replace(leader=group.members[0].member_id)
+    if group.missing:
+        return group
+    return group._replace(
+        state=group_state_after("all_joined", group.state),
+        generation=group.generation + 1,
+        protocol=_elected_protocol(group.members),
+    )
+
+
+def _is_same(one: Member, other: Member) -> bool:
+    has_its_place = one.group_instance_id is not None
+    return one.member_id == other.member_id or (
+        has_its_place and one.group_instance_id == other.group_instance_id
+    )
+
+
+def _common_protocols(members: Collection[Member]) -> set[str]:
+    return set.intersection(*(set(one.protocols) for one in members))
+
+
+def _elected_protocol(members: Collection[Member]) -> str:
+    """Return the assignor that most members prefer, of those that all members have."""
+    common = _common_protocols(members)
+    votes = [next(name for name in one.protocols if name in common) for one in members]
+    return max(sorted(common), key=votes.count)
+
+
+class ConsumerGroups:
+    """The groups of a cluster, in its table `consumer_groups`; threads may share an instance."""
+
+    def __init__(self, table: ShardedTable) -> None:
+        self._table = table
+        self._found: tuple[tuple[int, int], Group] | None = None
+
+    def find(self, group_id: str) -> Group:
+        """Return the newest state of a group."""
+        self._table.refresh()
+        state, found = self._table.state, self._found
+        # Every member polls its group ten times a second, and it seldom changes.
+        if found is None or found[0] != state or found[1].group_id != group_id:
+            rows = self._table.rows_of([(group_id,)])
+            found = self._found = state, _of_rows(group_id, rows.to_pylist())
+        return found[1]
+
+    def all(self) -> list[Group]:
+        """Return all groups that exist, in their newest state, by name."""
+        self._table.refresh()
+        rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in self._table.rows().to_pylist():
+            rows[row["group_id"]].append(row)
+        found = (_of_rows(name, rows[name]) for name in sorted(rows))
+        return [group for group in found if group.exists]
+
+    def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
+        """Apply `step` to a group, by compare-and-set, and return the group after that.
+
+        `step` is called again if another member was faster; it may raise an error.
+        """
+        after = Group(group_id)
+
+        def decide(rows: pa.Table) -> RowChanges | None:
+            nonlocal after
+            before = _of_rows(group_id, rows.to_pylist())
+            after = step(before)
+            if after == before:
+                return None
+            after = after._replace(group_epoch=before.group_epoch + 1)
+            # Rows that are removed before they are written are stored in the order of the members.
+            return RowChanges(
+                CONSUMER_GROUPS.rows(_rows(after)), frozenset(keys_of(rows, CONSUMER_GROUPS))
+            )
+
+        self._table.change_rows(decide, [(group_id,)])
+        return after
+
+
+def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:
+    """Return the group that these rows describe."""
+    if not rows:
+        return Group(group_id)
+    of_group = {name: rows[0][name] for name in Group._fields[:-1]}
+    # Older versions wrote no epoch.
+    of_group["group_epoch"] = of_group["group_epoch"] or 0
+    members = tuple(_member(row) for row in rows if row["member_id"] is not None)
+    return Group(**of_group, members=members)
+
+
+def _member(row: Mapping[str, Any]) -> Member:
+    values = {name: row[name] for name in Member._fields}
+    values["topics"] = tuple(json.loads(row["topics"]))
+    values["protocols"] = tuple(json.loads(row["protocols"]))
+    values["assignment"] = tuple(TopicIdPartition(*one) for one in json.loads(row["assignment"]))
+    return Member(**values)
+
+
+def _rows(group: Group) -> list[dict[str, Any]]:
+    """Return one row per member; an empty group keeps one, as its generation must not decrease."""
+    of_group = {name: getattr(group, name) for name in Group._fields[:-1]}
+    nobody: dict[str, Any] = dict.fromkeys(Member._fields)
+    of_members = [
+        one._asdict()
+        | {name: json.dumps(getattr(one, name)) for name in ("topics", "protocols", "assignment")}
+        for one in group.members
+    ]
+    return [of_group | row for row in of_members or [nobody]]

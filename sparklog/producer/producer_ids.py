@@ -1,0 +1,104 @@
+"""Ids of idempotent producers, and epochs that fence older producers of the same id (3.8)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.clock import Clock, SystemClock
+from sparklog.cluster.connection import Connection
+from sparklog.errors import ProtocolError
+from sparklog.model import PRODUCER_IDS
+
+BLOCK_SIZE = 1000
+"""The number of ids that a client takes at once, as Kafka's brokers do."""
+
+RENEWAL_MS = 3_600_000
+"""The interval in ms at which a producer renews its transactional id: half of the shortest
+expiration."""
+
+
+class ProducerId(NamedTuple):
+    """A producer id and its epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class ProducerIds:
+    """Allots producer ids to the producers of this process; takes them in blocks."""
+
+    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
+        self._table = connection.root.producer_ids
+        self._clock = clock or SystemClock()
+        self._free: list[int] = []
+
+    def allot(self, transactional_id: str | None = None) -> ProducerId:
+        """Return a producer id.
+
+        A `transactional_id` keeps its producer id until it expires, and gets a higher epoch at each
+        call. Older producers under it are refused from then on (INVALID_PRODUCER_EPOCH).
+        """
+        if transactional_id is not None:
+            now_ms = self._clock.now_ms()
+            return self._table.update(lambda rows: _fencing(rows, transactional_id, now_ms))
+        if not self._free:
+            first = self._table.update(lambda rows: _block(rows, BLOCK_SIZE))
+            self._free = list(range(first, first + BLOCK_SIZE))
+        return ProducerId(self._free.pop(0), 0)
+
+    def renew(self, transactional_id: str, held: ProducerId) -> None:
+        """Keep a transactional id from expiring; the producer that holds it calls this.
+
+        If it has expired and no other producer has begun under it since, it is registered again.
+        Raises INVALID_PRODUCER_EPOCH if another producer has begun under it.
+        """
+        now_ms = self._clock.now_ms()
+        self._table.update(lambda rows: (_renewed(rows, transactional_id, held, now_ms), None))
+
+
+def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
+    """Take `size` ids. The row without a transactional id has the next free id."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    counter = next((row for row in rows if row["transactional_id"] is None), None)
+    if counter is None:
+        counter = dict.fromkeys(PRODUCER_IDS.columns.names) | {"next_producer_id": 0}
+        rows.append(counter)
+    first = int(counter["next_producer_id"])
+    counter["next_producer_id"] = first + size
+    return PRODUCER_IDS.rows(rows), first
+
+
+def _renewed(table: pa.Table, transactional_id: str, held: ProducerId, now_ms: int) -> pa.Table:
+    rows: list[dict[str, Any]] = table.to_pylist()
+    mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
+    if mine is None:
+        mine = {"transactional_id": transactional_id, **held._asdict()}
+        rows.append(mine)
+    if (mine["producer_id"], mine["producer_epoch"]) != held:
+        raise ProtocolError(
+            "INVALID_PRODUCER_EPOCH",
+            f"another producer has begun under transactional.id {transactional_id!r}: this one "
+            "is fenced, so close it",
+        )
+    mine["used_at_ms"] = now_ms
+    return PRODUCER_IDS.rows(rows)
+
+
+def _fencing(table: pa.Table, transactional_id: str, now_ms: int) -> tuple[pa.Table, ProducerId]:
+    rows: list[dict[str, Any]] = table.to_pylist()
+    mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
+    if mine is None:
+        table, first = _block(table, 1)
+        rows = table.to_pylist()
+        mine = {
+            "next_producer_id": None,
+            "transactional_id": transactional_id,
+            "producer_id": first,
+            "producer_epoch": -1,
+        }
+        rows.append(mine)
+    mine["producer_epoch"] += 1
+    mine["used_at_ms"] = now_ms
+    return PRODUCER_IDS.rows(rows), ProducerId(mine["producer_id"], mine["producer_epoch"])

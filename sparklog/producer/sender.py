@@ -1,0 +1,358 @@
+"""The background thread of a producer without Spark: batches, requests, answers, retries."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+
+from sparklog.clock import SystemClock
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.metadata import PartitionState, TopicInfo
+from sparklog.config import ProducerConfig
+from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
+from sparklog.logger import get_logger
+from sparklog.model import TopicIdPartition, new_batch_path
+from sparklog.producer.accumulator import Accumulator, GatheredBatch, ProducerRecord, RecordMetadata
+from sparklog.producer.in_flight import InFlightRequests, partition_error
+from sparklog.producer.partitioner import Partitioner
+from sparklog.producer.produce_requests import (
+    METADATA_MS,
+    PendingProduce,
+    ProduceClient,
+    RequestedBatch,
+    acks_number,
+)
+from sparklog.producer.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
+from sparklog.storage.batch_files import BatchFileWriter
+from sparklog.storage.parallel import map_in_parallel
+
+_log = get_logger(__name__)
+
+_WAKE_SECONDS = 0.003
+"""The maximum wait of the thread, in s, while requests are in flight or a flush is pending."""
+
+
+class Sender:
+    """A thread that gathers records, writes batch files, sends requests and takes the answers."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        config: ProducerConfig,
+        partitioner: Callable[[int], Partitioner],
+    ) -> None:
+        self._config = config
+        # The thread has its own connection: the tables of a connection are for one reader.
+        self._connection = Connection(
+            connection.cluster, storage_options=connection.storage_options
+        )
+        self._client = ProduceClient(self._connection, client_id=config.client_id)
+        self._ids = ProducerIds(self._connection)
+        self._identity: ProducerId | None = None
+        self._renew_at_ms = 0
+        self._is_fenced = False
+        self._sequences: dict[TopicIdPartition, int] = defaultdict(int)
+        self._make_partitioner = partitioner
+        self._partitioners: dict[str, Partitioner] = {}
+        self._clock = SystemClock()
+        self._accumulator = Accumulator(config.batch_size, config.linger_ms)
+        self._in_flight = InFlightRequests(self._connection)
+        self._changed = threading.Condition()
+        self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
+        self._outstanding: set[Future[RecordMetadata]] = set()
+        self._buffered_bytes = 0
+        self._flushing = 0
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    # --- called by the producer -----------------------------------------------------------------
+
+    def append(self, topic: TopicInfo, record: ProducerRecord) -> None:
+        """Queue a record; wait up to max.block.ms until buffer.memory has room for it."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
+                self._thread.start()
+            has_room = self._changed.wait_for(
+                lambda: self._is_closing or not self._is_full(record),
+                self._config.max_block_ms / 1000,
+            )
+            if self._is_closing:
+                raise SparklogError("the producer is closed: make another one")
+            if not has_room:
+                raise ProtocolError(
+                    "REQUEST_TIMED_OUT",
+                    f"buffer.memory={self._config.buffer_memory} was full for max.block.ms="
+                    f"{self._config.max_block_ms}: send more slowly, or raise it",
+                )
+            self._buffered_bytes += record.size_bytes
+            self._outstanding.add(record.future)
+            self._arrived.append((topic, record))
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float | None) -> int:
+        """Wait for the outcomes of all queued records; return the number still outstanding."""
+        with self._changed:
+            waiting = set(self._outstanding)
+            self._flushing += 1
+            self._changed.notify_all()
+        try:
+            return len(wait(waiting, timeout_s).not_done)
+        finally:
+            with self._changed:
+                self._flushing -= 1
+
+    def close(self, timeout_s: float | None) -> None:
+        """Flush, and end the thread."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _is_full(self, record: ProducerRecord) -> bool:
+        # An empty buffer has room for a record of any size: it could never be sent otherwise.
+        after = self._buffered_bytes + record.size_bytes
+        return self._buffered_bytes > 0 and after > self._config.buffer_memory
+
+    # --- run by the thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        steps = (
+            self._gather,
+            self._send_due,
+            self._take_outcomes,
+            self._in_flight.check_leaders,
+            self._expire,
+        )
+        while self._wait_for_work():
+            # A failed step does not stop the others: if sending fails, answers are still taken and
+            # batches still expire.
+            if [step for step in steps if not self._attempt(step)]:
+                time.sleep(self._config.retry_backoff_ms / 1000)
+        self._gather()
+        for batch in (*self._accumulator.in_flight.values(), *self._accumulator.waiting()):
+            self._fail(batch, "REQUEST_TIMED_OUT", "the producer was closed before its answer came")
+
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the failure may be temporary
+            _log.error("producer failed", error=str(error), exc_info=error)
+            return False
+        return True
+
+    def _wait_for_work(self) -> bool:
+        """Wait for a record, an answer or a deadline; return False if the producer is closing."""
+        with self._changed:
+            if not self._arrived and not self._is_closing:
+                self._changed.wait(self._seconds_to_wait())
+            return not self._is_closing
+
+    def _seconds_to_wait(self) -> float | None:
+        if self._in_flight:
+            return _WAKE_SECONDS
+        due_ms = self._accumulator.next_due_ms()
+        if due_ms is None:
+            return None
+        if self._flushing:
+            return _WAKE_SECONDS
+        return max(due_ms - self._clock.monotonic_ms(), 0) / 1000
+
+    def _gather(self) -> None:
+        """Put new records into batches; those of a topic fail if its partitioner fails."""
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+        by_topic: dict[str, list[ProducerRecord]] = defaultdict(list)
+        partitions: dict[str, int] = {}
+        for topic, record in arrived:
+            partitions[topic.topic_id] = topic.partitions
+            by_topic[topic.topic_id].append(record)
+        for topic_id, records in by_topic.items():
+            try:
+                if topic_id not in self._partitioners:
+                    self._partitioners[topic_id] = self._make_partitioner(partitions[topic_id])
+                self._accumulator.add(topic_id, records, self._partitioners[topic_id])
+            except Exception as error:  # noqa: BLE001 - a partitioner may be the user's
+                refusal = SparklogError(f"the partitioner failed: {error}")
+                for record in records:
+                    self._tell(record, refusal, None)
+                self._release(records)
+
+    def _send_due(self) -> None:
+        """Write the batches that are due, and send them in one request per leader."""
+        batches = self._accumulator.due(self._clock.monotonic_ms(), self._flushing > 0)
+        if not batches:
+            return
+        due: list[tuple[GatheredBatch, PartitionState]] = []
+        refused: list[tuple[GatheredBatch, str]] = []
+        try:
+            self._renew_transactional_id()
+            if self._is_fenced:
+                for batch in batches:
+                    self._fail(batch, "INVALID_PRODUCER_EPOCH")
+                return
+            metadata = self._connection.metadata(METADATA_MS)
+            for batch in batches:
+                state = metadata.partitions.get(batch.key)
+                if state is None or state.leader is None:
+                    is_known = state is not None
+                    error = "LEADER_NOT_AVAILABLE" if is_known else "UNKNOWN_TOPIC_OR_PARTITION"
+                    refused.append((batch, error))
+                else:
+                    self._stamp(batch)
+                    due.append((batch, state))
+            pending = self._send(due)
+        except Exception:
+            # The request may have been written: leaders recognise its batches by their ids.
+            for batch in batches:
+                self._failed_attempt(batch, "KAFKA_STORAGE_ERROR")
+            raise
+        for batch, error in refused:
+            self._failed_attempt(batch, error)
+        if not due:
+            return
+        if acks_number(self._config.acks) == 0:
+            for batch, _ in due:
+                self._delivered(batch, -1)
+            return
+        self._in_flight.add(pending, self._config.request_timeout_ms)
+
+    def _send(self, due: Sequence[tuple[GatheredBatch, PartitionState]]) -> PendingProduce:
+        """Write batches, and send the request for them; a failure leaves no partial file."""
+        with ExitStack() as unstored:
+            # Encoding is bound by the processor, also for files on an object store.
+            written = map_in_parallel(
+                lambda one: self._written(*one, unstored),
+                due,
+                sum(record.size_bytes for batch, _ in due for record in batch.records),
+                is_local=True,
+            )
+            return self._client.send(
+                [requested for requested, _ in written],
+                self._config.acks,
+                self._config.request_timeout_ms,
+                [upload for _, upload in written],
+            )
+
+    def _written(
+        self, batch: GatheredBatch, state: PartitionState, unstored: ExitStack
+    ) -> tuple[RequestedBatch, Callable[[], None]]:
+        """Encode a batch; return it with the function that stores its file in the inbox."""
+        log = self._connection.leader_location(state).child("log")
+        writer = BatchFileWriter(log, new_batch_path(batch.batch_id))
+        unstored.callback(writer.discard_unless_stored)
+        writer.write(batch.table())
+        file = writer.finish()
+        stamp = batch.producer_id, batch.producer_epoch, batch.base_sequence
+        return RequestedBatch(state, file, *stamp), writer.upload
+
+    def _stamp(self, batch: GatheredBatch) -> None:
+        """Assign a producer id, epoch and base sequence to a batch, once, if idempotence is on."""
+        if self._config.is_idempotent and batch.base_sequence < 0:
+            if self._identity is None:
+                self._identity = self._ids.allot(self._config.transactional_id)
+                self._renew_at_ms = self._clock.now_ms() + RENEWAL_MS
+            batch.producer_id, batch.producer_epoch = self._identity
+            batch.base_sequence = self._sequences[batch.key]
+            self._sequences[batch.key] = (batch.base_sequence + len(batch.records)) % (1 << 31)
+
+    def _renew_transactional_id(self) -> None:
+        """Renew the transactional id if that is due; note whether another producer has taken it.
+
+        Called before each request: after an expiry the other producer has another producer id, and
+        no broker would refuse the batches of this one.
+        """
+        transactional_id, held = self._config.transactional_id, self._identity
+        now_ms = self._clock.now_ms()
+        if transactional_id is None or held is None or now_ms < self._renew_at_ms:
+            return
+        try:
+            self._ids.renew(transactional_id, held)
+        except ProtocolError as error:
+            _log.warning("producer fenced", error=str(error))
+            self._is_fenced = True
+        self._renew_at_ms = now_ms + RENEWAL_MS
+
+    def _take_outcomes(self) -> None:
+        for key, outcome in self._in_flight.poll().items():
+            batch = self._accumulator.in_flight[key]
+            if outcome.is_stored:
+                self._delivered(batch, outcome.response.base_offset)
+            else:
+                # Retried also if the topic was deleted: a restored cluster root lacks topics until
+                # its newest state is back.
+                self._failed_attempt(batch, outcome.response.error)
+
+    def _failed_attempt(self, batch: GatheredBatch, error: str) -> None:
+        """Schedule a batch to be sent again, or fail it if the error is not retriable."""
+        self._is_fenced |= error == "INVALID_PRODUCER_EPOCH"
+        if not ERROR_CODES[error].retriable:
+            self._fail(batch, error)
+            return
+        now_ms = self._clock.monotonic_ms()
+        self._accumulator.again(batch, now_ms + self._backoff_ms(batch.attempts))
+        _log.info("batch is sent again", partition=batch.key.partition, error=error)
+
+    def _backoff_ms(self, attempts: int) -> int:
+        """Return a random pause before the next attempt; its maximum doubles with each attempt."""
+        most_ms = self._config.retry_backoff_ms * 2 ** min(attempts - 1, 30)
+        return random.randint(1, max(1, min(most_ms, self._config.retry_backoff_max_ms)))
+
+    def _expire(self) -> None:
+        """Fail waiting batches older than delivery.timeout.ms, or all of a fenced producer."""
+        now_ms = self._clock.monotonic_ms()
+        for batch in self._accumulator.waiting():
+            if self._is_fenced:
+                self._fail(batch, "INVALID_PRODUCER_EPOCH")
+            elif now_ms - batch.created_ms > self._config.delivery_timeout_ms:
+                self._fail(batch, "REQUEST_TIMED_OUT", "delivery.timeout.ms has passed")
+
+    def _delivered(self, batch: GatheredBatch, base_offset: int) -> None:
+        self._accumulator.done(batch)
+        for index, record in enumerate(batch.records):
+            offset = base_offset + index if base_offset >= 0 else -1
+            partition = batch.key.partition
+            where = RecordMetadata(record.topic, partition, offset, record.timestamp_ms)
+            self._tell(record, None, where)
+        self._release(batch.records)
+
+    def _fail(self, batch: GatheredBatch, error: str, detail: str | None = None) -> None:
+        self._accumulator.done(batch)
+        if batch.base_sequence >= 0 and not self._is_fenced:
+            # Later batches would leave a gap in the sequence: they get a new producer id or epoch.
+            self._identity = None
+            self._sequences.clear()
+        for record in batch.records:
+            self._tell(record, _error(batch, error, detail), None)
+        self._release(batch.records)
+
+    def _tell(
+        self, record: ProducerRecord, error: SparklogError | None, where: RecordMetadata | None
+    ) -> None:
+        if error is not None:
+            record.future.set_exception(error)
+        elif where is not None:
+            record.future.set_result(where)
+        if record.on_delivery is not None:
+            try:
+                record.on_delivery(error, where)
+            except Exception as failure:  # noqa: BLE001 - a callback's fault is not the producer's
+                _log.error("on_delivery failed", error=str(failure), exc_info=failure)
+
+    def _release(self, records: Iterable[ProducerRecord]) -> None:
+        with self._changed:
+            for record in records:
+                self._buffered_bytes -= record.size_bytes
+                self._outstanding.discard(record.future)
+            self._changed.notify_all()
+
+
+def _error(batch: GatheredBatch, name: str, detail: str | None) -> ProtocolError:
+    return partition_error(name, batch.records[0].topic, batch.key.partition, detail)

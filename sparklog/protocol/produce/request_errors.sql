@@ -1,0 +1,69 @@
+-- The error of each requested batch; the first condition that applies decides (rules 3.1, 3.3, 3.5,
+-- 3.6). INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION (internal topic), UNKNOWN_TOPIC_OR_PARTITION
+-- and NOT_LEADER_OR_FOLLOWER apply to every batch; the others not to a batch that the log already
+-- has. FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH: the request names a lower or higher leader
+-- epoch. REQUEST_TIMED_OUT: it may have been unread for longer than its timeout.
+-- THROTTLING_QUOTA_EXCEEDED: queued.max.requests requests came before it in the tick, or the topic
+-- exceeded producer_byte_rate (bytes per second) over the last `window_ms`. NOT_ENOUGH_REPLICAS:
+-- acks=all under min ISR. MESSAGE_TOO_LARGE. CORRUPT_MESSAGE: the file does not match the request.
+-- An error applies to all batches of the same partition in the same request, and to no others.
+-- `error` is null for a batch to append.
+-- takes requests:
+--   position int,
+--   request_id string,
+--   topic_id string,
+--   partition int,
+--   acks int,
+--   is_topic_known boolean,
+--   is_internal boolean,
+--   is_leader boolean,
+--   named_leader_epoch int,
+--   leader_epoch int?,
+--   waited_ms bigint,
+--   timeout_ms bigint,
+--   is_duplicate boolean,
+--   requests_before int,
+--   queued_max_requests int,
+--   recent_bytes bigint,
+--   window_ms bigint,
+--   byte_rate bigint?,
+--   isr_size int?,
+--   min_isr int,
+--   replica_count int?,
+--   byte_size bigint,
+--   max_message_bytes bigint,
+--   file_fault string?
+-- gives: position int, error string?
+with judged as (
+    select
+        position,
+        request_id,
+        topic_id,
+        partition,
+        case
+            when acks not in (-1, 0, 1) then 'INVALID_REQUIRED_ACKS'
+            when is_internal then 'INVALID_TOPIC_EXCEPTION'
+            when not is_topic_known then 'UNKNOWN_TOPIC_OR_PARTITION'
+            when not is_leader then 'NOT_LEADER_OR_FOLLOWER'
+            when is_duplicate then null
+            when named_leader_epoch < leader_epoch then 'FENCED_LEADER_EPOCH'
+            when named_leader_epoch > leader_epoch then 'UNKNOWN_LEADER_EPOCH'
+            when waited_ms > timeout_ms then 'REQUEST_TIMED_OUT'
+            when requests_before >= queued_max_requests
+                or cast(recent_bytes as double) * 1000 / window_ms > byte_rate
+                then 'THROTTLING_QUOTA_EXCEEDED'
+            when acks = -1 and isr_size < least(min_isr, replica_count) then 'NOT_ENOUGH_REPLICAS'
+            when byte_size > max_message_bytes then 'MESSAGE_TOO_LARGE'
+            when file_fault is not null then 'CORRUPT_MESSAGE'
+        end as error
+    from requests
+)
+select
+    j.position,
+    w.error
+from judged j
+join (
+    select request_id, topic_id, partition, min(error) as error
+    from judged
+    group by request_id, topic_id, partition
+) w on w.request_id = j.request_id and w.topic_id = j.topic_id and w.partition = j.partition

@@ -1,0 +1,24 @@
+"""Necessary condition of a change by time in `isr_shrink` and `high_watermark` (rules 2.1, 5.1)."""
+
+from __future__ import annotations
+
+
+def may_have_fallen_behind(
+    log_end_offset: int | None,
+    leader_log_end_offset: int,
+    last_caught_up_ms: int | None,
+    polled_at_ms: int,
+    now_ms: int,
+    lag_time_max_ms: int,
+) -> bool:
+    """Return False only if time alone does not change the results of the rules for this follower.
+
+    Precondition: the rules have run for its partition at `polled_at_ms`, and only time has changed
+    up to `now_ms`. If False, `isr_shrink` gives the same result as then, and `high_watermark` waits
+    for the follower as before. Therefore an idle leader runs no rule. The expiry of
+    `lag_time_max_ms` is reported once.
+    """
+    if log_end_offset == leader_log_end_offset or last_caught_up_ms is None:
+        return False
+    ran_out_after_ms = last_caught_up_ms + lag_time_max_ms
+    return polled_at_ms <= ran_out_after_ms < now_ms

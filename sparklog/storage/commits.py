@@ -1,0 +1,351 @@
+"""The commits of Delta tables: their actions, their text, and reading them.
+
+Each commit carries an id, the field `txnId` of its first line `commitInfo`. A commit that was
+refused, or whose response was lost, is read back and recognised by this id. In local folders the
+first line carries a checksum of the other lines, so that reading detects an empty, cut or changed
+commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, unquote
+
+import xxhash
+from deltalake import CommitProperties
+from deltalake.transaction import Transaction
+
+import sparklog
+from sparklog.errors import DamagedError
+from sparklog.storage.content_cache import ContentCache
+from sparklog.storage.damaged_commits import (
+    CHECKSUM,
+    COMMIT_REMEDY,
+    MALFORMED,
+    METADATA_CHECKSUM,
+    USER_METADATA,
+    check_metadata,
+    check_written,
+    damaged_commit,
+    matches_checksum,
+)
+from sparklog.storage.delta_log_files import commit_path, log_names, newest_checkpoint
+from sparklog.storage.json_text import json_bytes, json_value
+from sparklog.storage.location import Location
+from sparklog.storage.parallel import reading_threads
+
+BROKER_EPOCH = "broker_epoch"
+"""The app transaction that fences the tables of a broker root."""
+
+CONTROLLER_EPOCH = "controller_epoch"
+"""The app transaction that fences the tables that the controller writes."""
+
+LOG_VERSION = "log_version"
+"""The app transaction of a checkpoint table with the version of the log that it describes."""
+
+COMMIT_ID = "txnId"
+"""The field of `commitInfo` with the id of the attempt that made the commit."""
+
+
+_sound_commits: ContentCache[Commit] = ContentCache(4 << 20)
+"""Parsed commits, shared by the readers of a journal: each broker reads it as leader and follower.
+At most 4 MiB: the commits of three brokers in a round that appends to 1,000 partitions.
+"""
+
+_Derived = TypeVar("_Derived")
+
+
+class Protocol(NamedTuple):
+    """The versions of Delta's protocol that a table requires of its readers and writers."""
+
+    reader_version: int
+    writer_version: int
+
+
+class AddedFile(NamedTuple):
+    """A file that a commit adds: its path in the table, size, partition values and statistics.
+
+    `modified_at_ms` is the file's time as its writer sets it, in ms since 1970.
+    """
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int
+    partition_values: Mapping[str, str | None]
+    statistics: Mapping[str, Any]
+
+
+class RemovedFile(NamedTuple):
+    """A file that a commit removes; `removed_at_ms` is in ms since 1970 on the system's clock."""
+
+    path: str
+    removed_at_ms: int
+    size_bytes: int | None = None
+    partition_values: Mapping[str, str | None] = {}
+
+
+@dataclass
+class Commit:
+    """The actions of one commit, and the id of the attempt that wrote it, if it has one.
+
+    `user_metadata` is the text that the writer stores with it; Delta shows it in the table's
+    history. Invariant: a commit is not changed after it was read, since its readers in this process
+    share it.
+    """
+
+    version: int
+    added: list[AddedFile] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    transactions: dict[str, int] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    commit_id: str | None = None
+    user_metadata: str | None = None
+    _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def derived(self, function: Callable[[Commit], _Derived]) -> _Derived:
+        """Return `function(commit)`, which is computed once for all readers."""
+        if function not in self._derived:
+            self._derived[function] = function(self)
+        found: _Derived = self._derived[function]
+        return found
+
+
+def read_commit(
+    table: Location, version: int, explains: Callable[[Commit], bool] | None = None
+) -> Commit | None:
+    """Return commit `version` of the table at `table`, or `None` if it does not exist.
+
+    Raises `DamagedError` if it is empty, cut or changed. If every line can be parsed and `explains`
+    returns True for the parsed commit, it is returned in spite of a wrong checksum: the caller
+    detects the change in its actions. An empty commit is never returned.
+    """
+    text = commit_content(table, version)
+    return None if text is None else parse_commit(table, version, text, explains)
+
+
+def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
+    """Yield the commits `first` to `last` in order; an object store is read in parallel.
+
+    Raises `DamagedError` as `read_commit` does, and for a missing commit.
+    """
+
+    def read(version: int) -> Commit:
+        # Accepted here: a changed header is detected when the batches are loaded.
+        commit = read_commit(table, version, lambda _: True)
+        if commit is None:
+            raise DamagedError(
+                f"{table.uri}/{commit_path(version)}", "it is missing", COMMIT_REMEDY
+            )
+        return commit
+
+    versions = range(first, last + 1)
+    if table.is_local or len(versions) < 2:
+        yield from map(read, versions)
+        return
+    yield from reading_threads().map(read, versions)
+
+
+def request_commits(table: Location, first: int, count: int) -> dict[int, Future[bytes | None]]:
+    """Request `count` commits from version `first` on from an object store, in parallel.
+
+    Returns futures by version; each has the commit's bytes, or `None` if it does not exist.
+    """
+    readers = reading_threads()
+    return {
+        version: readers.submit(commit_content, table, version)
+        for version in range(first, first + count)
+    }
+
+
+def commit_contents(table: Location, first: int, last: int) -> list[bytes | None]:
+    """Return the bytes of the commits `first` to `last`, with `None` for those that do not exist.
+
+    An object store is read in parallel. Must not run in `reading_threads`.
+    """
+    versions = range(first, last + 1)
+    if table.is_local or len(versions) < 2:
+        return [commit_content(table, version) for version in versions]
+    return [each.result() for each in request_commits(table, first, len(versions)).values()]
+
+
+def commit_content(table: Location, version: int) -> bytes | None:
+    """Return the bytes of a commit, or `None` if it does not exist."""
+    try:
+        return table.read_bytes(commit_path(version))
+    except FileNotFoundError:
+        return None
+
+
+def first_commit(table: Location) -> bytes | None:
+    """Return a table's first commit, which contains its id, or `None` if it does not exist."""
+    return commit_content(table, 0)
+
+
+def parse_commit(
+    table: Location, version: int, text: bytes, explains: Callable[[Commit], bool] | None = None
+) -> Commit:
+    """Return a commit from its bytes; raises as `read_commit` does.
+
+    An undamaged commit is shared by all readers in this process.
+    """
+    shared = _sound_commits.get(version, text)
+    if shared is not None:
+        return shared
+    commit = Commit(version)
+    try:
+        first, _, lines = text.partition(b"\n")
+        actions = [json_value(line) for line in (first, *lines.splitlines())] if text else []
+        for action in actions:
+            _read_action(commit, action)
+        try:
+            check_written(text, actions[0] if actions else {})
+        except MALFORMED:
+            if not text or explains is None or not explains(commit):
+                raise
+            return commit
+    except MALFORMED as error:
+        raise damaged_commit(table, commit_path(version), error) from error
+    _sound_commits.put(version, text, commit)
+    return commit
+
+
+def check_commits(
+    table: Location,
+    version: int | None = None,
+    explains: Callable[[Commit], bool] | None = None,
+) -> None:
+    """Raise `DamagedError` for a damaged commit among those that opening at `version` reads.
+
+    Without a version, the newest is used. Checks only local folders: object stores store an object
+    completely or not at all. `explains`: see `read_commit`.
+    """
+    if not table.is_local:
+        return
+    names = [name for name in log_names(table) if name[:20].isdigit()]
+    commits = {int(name[:20]) for name in names if name[20:] == ".json"}
+    last = max(commits, default=-1) if version is None else version
+    number = 1 + newest_checkpoint(names, last)
+    while number <= last:
+        path = commit_path(number)
+        try:
+            if not matches_checksum(table.read_bytes(path)):
+                # Raises, unless `explains` accepts the change.
+                read_commit(table, number, explains)
+        except (*MALFORMED, OSError) as error:
+            checkpoint = newest_checkpoint(log_names(table), last)
+            if not isinstance(error, FileNotFoundError) or checkpoint < number:
+                raise damaged_commit(table, path, error) from error
+            # A checkpoint was written meanwhile, and clean-up removed the commits before it.
+            number = checkpoint
+        number += 1
+
+
+def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
+    if add := action.get("add"):
+        statistics = _statistics(add.get("stats"))
+        values = add["partitionValues"]
+        path, size, modified_at_ms = unquote(add["path"]), add["size"], add["modificationTime"]
+        commit.added.append(AddedFile(path, size, modified_at_ms, values, statistics))
+    elif remove := action.get("remove"):
+        commit.removed.append(unquote(remove["path"]))
+    elif transaction := action.get("txn"):
+        commit.transactions[transaction["appId"]] = transaction["version"]
+    elif protocol := action.get("protocol"):
+        commit.protocol = Protocol(protocol["minReaderVersion"], protocol["minWriterVersion"])
+    elif info := action.get("commitInfo"):
+        commit.commit_id = info.get(COMMIT_ID)
+        commit.user_metadata = info.get(USER_METADATA)
+        check_metadata(info)
+
+
+def _statistics(text: str | None) -> dict[str, Any]:
+    """Return a file's statistics, `{}` if malformed: any client may append any text to a table."""
+    try:
+        statistics = json_value(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return statistics if isinstance(statistics, dict) else {}
+
+
+def commit_text(
+    operation: str,
+    added: Sequence[AddedFile],
+    removed: Sequence[RemovedFile],
+    transactions: Mapping[str, int],
+    commit_id: str,
+    user_metadata: str | None,
+    now_ms: int,
+) -> bytes:
+    """Return the text of a commit; `operation` is Delta's name of the operation.
+
+    `transactions` are the new versions of app transactions by name, `commit_id` is the id of this
+    attempt, `user_metadata` the writer's own text, and `now_ms` the commit's time in ms since 1970.
+    """
+    actions: list[dict[str, Any]] = [
+        *(
+            {"txn": {"appId": name, "version": epoch, "lastUpdated": now_ms}}
+            for name, epoch in transactions.items()
+        ),
+        *({"remove": _remove(file)} for file in removed),
+        *({"add": _add(file)} for file in added),
+    ]
+    lines = b"\n".join(map(json_bytes, actions))
+    info = {
+        "timestamp": now_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "engineInfo": f"sparklog {sparklog.__version__}",
+        COMMIT_ID: commit_id,
+        CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
+        **_own_text(user_metadata),
+    }
+    return json_bytes({"commitInfo": info}) + b"\n" + lines
+
+
+def commit_properties(
+    transactions: Mapping[str, int], commit_id: str, user_metadata: str | None
+) -> CommitProperties:
+    """Return delta-rs's form of these parts of `commit_text`, for a single attempt to commit."""
+    epochs = [Transaction(name, epoch) for name, epoch in transactions.items()]
+    return CommitProperties(
+        max_commit_retries=0,
+        custom_metadata={COMMIT_ID: commit_id, **_own_text(user_metadata)},
+        app_transactions=epochs or None,
+    )
+
+
+def _own_text(user_metadata: str | None) -> dict[str, str]:
+    """Return the fields of `commitInfo` with the writer's own text and its checksum."""
+    if user_metadata is None:
+        return {}
+    checksum = xxhash.xxh3_64_hexdigest(user_metadata.encode())
+    return {USER_METADATA: user_metadata, METADATA_CHECKSUM: checksum}
+
+
+def _add(file: AddedFile) -> dict[str, Any]:
+    return {
+        "path": quote(file.path),
+        "partitionValues": file.partition_values,
+        "size": file.size_bytes,
+        "modificationTime": file.modified_at_ms,
+        "dataChange": True,
+        "stats": json_bytes(file.statistics).decode(),
+    }
+
+
+def _remove(file: RemovedFile) -> dict[str, Any]:
+    action: dict[str, Any] = {
+        "path": quote(file.path),
+        "deletionTimestamp": file.removed_at_ms,
+        "dataChange": True,
+    }
+    if file.size_bytes is None:
+        return action
+    return action | {
+        "extendedFileMetadata": True,
+        "partitionValues": file.partition_values,
+        "size": file.size_bytes,
+    }

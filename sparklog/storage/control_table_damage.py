@@ -1,0 +1,162 @@
+"""Damage to control tables: the damaged file, and its remedy.
+
+A control table is damaged if a file that its log names is missing or differs from what was written.
+It is also damaged if a commit or checkpoint of its log cannot be parsed, or if the whole table is
+missing from a root that is in place. Damage is reported only if reading the bytes has shown it: an
+unreachable store is not damage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from sparklog.errors import DamagedError
+from sparklog.model import (
+    CONSUMER_GROUP_HEARTBEATS,
+    DELAYED_OPERATIONS,
+    FORMAT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    LOG,
+    PRODUCER_STATE,
+    REQUEST_TABLES,
+    TOPICS,
+)
+from sparklog.storage.damaged_commits import MALFORMED, check_commit_text
+from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.parquet import ParquetContent
+
+_RESTART = "restart the broker of this root, which recreates the table (docs/damaged-tables.md)"
+_RESTORE = "restore it from a backup or an earlier version of the file (docs/damaged-tables.md)"
+
+_REMEDIES = {
+    **{
+        table.name: _RESTART
+        for table in (
+            HIGH_WATERMARK_CHECKPOINT,
+            LEADER_EPOCH_CHECKPOINT,
+            PRODUCER_STATE,
+            *REQUEST_TABLES,
+            DELAYED_OPERATIONS,
+        )
+    },
+    FORMAT.name: (
+        f"{_RESTORE}; a broker can also start with an empty root, which its leaders refill"
+    ),
+    CONSUMER_GROUP_HEARTBEATS.name: (
+        "delete the table's folder: the groups' members recreate it (docs/damaged-tables.md)"
+    ),
+}
+
+REBUILT_FROM_LOG = (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, PRODUCER_STATE)
+"""Tables of a broker root that are rebuilt from its log, which has only part of their content."""
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+
+
+def remedy(table: str) -> str:
+    """Return the remedy for damage to the control table of this name, as a clause."""
+    return _REMEDIES.get(table, _RESTORE)
+
+
+def damaged_file(table: Location, path: str, fault: str) -> DamagedError:
+    """Return the error for the file at `path` of a control table."""
+    return DamagedError(f"{table.uri}/{path}", fault, remedy(table.uri.rsplit("/", 1)[-1]))
+
+
+def content_fault(content: bytes, error: Exception) -> str:
+    """Return the reason why `content` cannot be read as Parquet."""
+    return f"it cannot be read as Parquet ({one_line(error)})" if content else "it is empty"
+
+
+def find_damage(root: Location, name: str) -> DamagedError | None:
+    """Return the damage that prevents opening the table `name` of `root`.
+
+    Returns `None` if no damage is found: the table is readable, the store is not, or the root does
+    not exist.
+    """
+    table = root.child(name)
+    try:
+        found = table.names("_delta_log")
+        if not found:
+            missing = DamagedError(table.uri, "the table is missing", remedy(name))
+            return missing if is_in_place(root, name) else None
+        return _log_damage(table, found)
+    except OSError:
+        return None
+
+
+def is_in_place(root: Location, without: str) -> bool:
+    """Return whether a root has control tables other than `without`.
+
+    If it has no others, the root is lost or its file system is not mounted.
+    """
+    others = {FORMAT.name, LOG.name, TOPICS.name} - {without}
+    return any(root.child(other).names("_delta_log") for other in others)
+
+
+def set_aside(table: Location) -> None:
+    """Rename a table's local folder; on an object store, which cannot rename, delete its log."""
+    if not table.is_local:
+        # The hint first: alone, it would name a version that does not exist.
+        names = table.names("_delta_log")
+        for name in sorted(names, key=lambda name: name != "_last_checkpoint"):
+            table.remove(f"_delta_log/{name}")
+    elif os.path.lexists(table.uri):
+        Path(table.uri).rename(f"{table.uri}.damaged-{time.time_ns()}")
+
+
+def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
+    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    commits = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+    if "_last_checkpoint" in names and (fault := _hint_fault(table, checkpoints)):
+        return damaged_file(table, "_delta_log/_last_checkpoint", fault)
+    newest = max(checkpoints, default=-1)
+    if newest >= 0:
+        path = f"_delta_log/{newest:020}.checkpoint.parquet"
+        content = table.read_bytes(path)
+        try:
+            ParquetContent(content).read()
+        except (OSError, pa.ArrowException) as error:
+            return damaged_file(table, path, content_fault(content, error))
+    expected = newest + 1
+    for version in sorted(one for one in commits if one > newest):
+        path = commit_path(version)
+        if version != expected:
+            missing = commit_path(expected)
+            return damaged_file(table, missing, f"it is missing, and version {version} is there")
+        expected += 1
+        if fault := _commit_fault(table.read_bytes(path)):
+            return damaged_file(table, path, fault)
+    return None
+
+
+def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
+    try:
+        version = json.loads(table.read_bytes("_delta_log/_last_checkpoint"))["version"]
+    except (ValueError, LookupError, TypeError):
+        # Delta reads a log without the hint if the hint is malformed.
+        return None
+    return None if version in checkpoints else f"it names checkpoint {version}, which is missing"
+
+
+def _commit_fault(content: bytes) -> str | None:
+    try:
+        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        return f"it is cut or not a commit ({one_line(error)})"
+    if not all(isinstance(action, dict) for action in actions):
+        return "it has lines that are not actions"
+    try:
+        check_commit_text(content)
+    except MALFORMED as error:
+        return one_line(error)
+    return None

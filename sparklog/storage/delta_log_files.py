@@ -1,0 +1,220 @@
+"""The files in the log of a Delta table: commits and checkpoints by their names.
+
+The newest version of a table is found by these names, without opening the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from sparklog.errors import StorageError
+from sparklog.storage.json_text import json_value
+from sparklog.storage.location import Location
+from sparklog.storage.object_store import PAGE_NAMES
+from sparklog.storage.parallel import reading_threads
+
+LOG_FOLDER = "_delta_log"
+"""The folder of a table's log, relative to the table."""
+
+CHECKPOINT_HINT = "_last_checkpoint"
+"""The file of the log that names the newest checkpoint."""
+
+_DIGITS = 20
+"""The digits of the version with which a file's name begins."""
+
+_COMMIT = re.compile(r"\d{20}\.json")
+_CHECKPOINT = re.compile(
+    r"(?P<version>\d{20})\.checkpoint(?:\.\d{10}\.(?P<count>\d{10}))?\.parquet"
+)
+
+_PROBES = 8
+"""The number of versions checked in parallel, and the factor by which their distance grows."""
+
+
+def commit_path(version: int) -> str:
+    """Return the path of a commit, relative to its table."""
+    return f"{LOG_FOLDER}/{version:0{_DIGITS}}.json"
+
+
+def has_commit(table: Location, version: int) -> bool:
+    """Return whether commit `version` exists; clean-up removes old ones, a lost root all."""
+    return table.exists(commit_path(version))
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether a file in `_delta_log` is a checkpoint or a part of one."""
+    return name[:_DIGITS].isdigit() and name[_DIGITS:].startswith(".checkpoint")
+
+
+def newest_checkpoint(names: Iterable[str], last: int | None = None) -> int:
+    """Return the version of the newest checkpoint up to version `last`, or -1 without one.
+
+    Parameters: `names`, the names of the files in `_delta_log`.
+    """
+    found = (int(name[:_DIGITS]) for name in names if is_checkpoint(name))
+    return max((one for one in found if last is None or one <= last), default=-1)
+
+
+def last_checkpoint(table: Location) -> int:
+    """Return the version in the log's checkpoint hint, or -1 if there is no usable hint."""
+    try:
+        return int(json_value(table.read_bytes(f"{LOG_FOLDER}/{CHECKPOINT_HINT}"))["version"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return -1
+
+
+def names_from(table: Location, version: int) -> list[str]:
+    """Return the names of the log's files of `version` and later versions, on an object store."""
+    pages = table.pages(LOG_FOLDER, f"{max(version, 0):0{_DIGITS}}")
+    return [name for page in pages for name in page]
+
+
+def log_names(table: Location) -> list[str]:
+    """Return the names of the files in the log of a table in a local folder."""
+    try:
+        return [entry.name for entry in Path(table.uri, LOG_FOLDER).iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def newest_version(table: Location) -> int:
+    """Return the newest version of a table, without opening it.
+
+    Raises `StorageError` if the table does not exist, `OSError` if it cannot be read.
+    """
+    if table.is_local:
+        known = _newest_in(log_names(table))
+    else:
+        last = last_checkpoint(table)
+        known = _newest_in(names_from(table, last))
+        if known < 0 <= last:
+            # The hint names a checkpoint that does not exist.
+            known = _newest_in(table.names(LOG_FOLDER))
+    if known < 0:
+        raise StorageError(
+            f"there is no table at {table.uri}: check the root, or create the cluster first"
+        )
+    return known
+
+
+def _newest_in(names: Sequence[str]) -> int:
+    """Return the newest version that the names of a log's files show, -1 without one."""
+    commits = (int(name[:_DIGITS]) for name in names if _COMMIT.fullmatch(name))
+    return max([newest_checkpoint(names), *commits])
+
+
+def newest_after(table: Location, version: int, likely: int = 0) -> int:
+    """Return the newest version of a table, from an existing or just cleaned up `version` on.
+
+    Invariant: versions have no gaps. A local folder is checked version by version. An object store
+    is checked for `_PROBES` versions in parallel, around the version that is `likely` commits
+    ahead. While all of them exist, the distance between the probes grows by the factor `_PROBES`;
+    after that it shrinks until the last existing version is found.
+    """
+    if table.is_local:
+        while has_commit(table, version + 1):
+            version += 1
+        return version
+    readers = reading_threads()
+
+    def count_from(first: int, step: int) -> int:
+        """Return how many of `_PROBES` versions from `first` on exist before the first gap."""
+        asked = [first + step * number for number in range(_PROBES)]
+        found = [*readers.map(partial(has_commit, table), asked), False]
+        return found.index(False)
+
+    if likely > _PROBES // 2:
+        guess = version + likely - _PROBES // 2
+        count = count_from(guess, 1)
+        if 0 < count < _PROBES:
+            return guess + count - 1
+        version = guess + count - 1 if count else version
+    step = 1
+    while True:
+        count = count_from(version + step, step)
+        version += step * count
+        if count == _PROBES:
+            step *= _PROBES
+        elif step == 1:
+            return version
+        else:
+            step //= _PROBES
+
+
+def fetch_log(table: Location, version: int | None = None) -> dict[str, bytes]:
+    """Read the part of a table's log that opening it needs; return the files by their names.
+
+    This part is the newest complete checkpoint (up to `version`, if given) and the commits from its
+    version on, or all commits. Raises `FileNotFoundError` if a commit is missing, or was removed
+    meanwhile, and `OSError` if the store cannot be read.
+    """
+    listed = _listed(table, version)
+    try:
+        names = _needed(listed, version)
+    except FileNotFoundError:
+        # The hint may name a checkpoint that is gone.
+        names = _needed(table.names(LOG_FOLDER), version)
+    found = table.read_files([f"{LOG_FOLDER}/{name}" for name in names])
+    return dict(zip(names, found, strict=True))
+
+
+def write_log(folder: Path, contents: Mapping[str, bytes]) -> list[str]:
+    """Write the files of a log below `folder`; return their names."""
+    log = folder / LOG_FOLDER
+    log.mkdir()
+    for name, content in contents.items():
+        (log / name).write_bytes(content)
+    return list(contents)
+
+
+def _listed(table: Location, version: int | None) -> list[str]:
+    """Return the names of the files in the log: all, or those from the last checkpoint on.
+
+    If one request lists all names, the checkpoint hint is not read.
+    """
+    names = next(table.pages(LOG_FOLDER), [])
+    if len(names) < PAGE_NAMES:
+        return names
+    last = last_checkpoint(table)
+    if last < 0 or (version is not None and version < last):
+        return table.names(LOG_FOLDER)
+    return names_from(table, last)
+
+
+def _needed(names: list[str], version: int | None) -> list[str]:
+    """Return the files of the newest complete checkpoint, and the commits from its version on.
+
+    Raises `FileNotFoundError` if a commit after it is missing.
+    """
+    newest, files = _complete_checkpoint(names, version)
+    commits = [name for name in names if _COMMIT.fullmatch(name)]
+    commits = [
+        name
+        for name in commits
+        if newest <= int(name[:_DIGITS]) and (version is None or int(name[:_DIGITS]) <= version)
+    ]
+    after = [int(name[:_DIGITS]) for name in commits if int(name[:_DIGITS]) > newest]
+    if after != list(range(newest + 1, newest + 1 + len(after))) or not (files or commits):
+        raise FileNotFoundError(f"commit {newest + 1} of the log or one after it is missing")
+    return [*files, *commits]
+
+
+def _complete_checkpoint(names: Iterable[str], last: int | None) -> tuple[int, list[str]]:
+    """Return the version and the files of the newest checkpoint of which no part is missing.
+
+    The version is -1, and the list empty, if no checkpoint is complete.
+    """
+    parts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name in names:
+        match = _CHECKPOINT.fullmatch(name)
+        if match is not None and (last is None or int(match["version"]) <= last):
+            parts[int(match["version"]), int(match["count"] or 1)].append(name)
+    complete = [of for of, files in parts.items() if len(files) == of[1]]
+    if not complete:
+        return -1, []
+    newest = max(complete)
+    return newest[0], sorted(parts[newest])

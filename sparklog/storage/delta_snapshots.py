@@ -1,0 +1,151 @@
+"""Opening Delta tables with delta-rs.
+
+delta-rs opens a table on an object store by four requests in sequence, in which it reads each
+commit twice. It reads all commits again for each app transaction that is requested. Here the log is
+listed, the necessary objects are read once each and in parallel into a local folder, and delta-rs
+opens that folder. Starting a broker opens a dozen tables, and each scheduled run starts a broker.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from sparklog.errors import StorageError, UnreachableError
+from sparklog.storage.commits import check_commits
+from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
+from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.json_text import json_value
+from sparklog.storage.location import Location, one_line
+
+_TRANSACTION = b'"txn"'
+
+
+class OpenedTable(NamedTuple):
+    """A table when it was opened: its snapshot, and its app transactions if they were read.
+
+    The snapshot of a table on an object store describes the table but cannot read further data: it
+    belongs to a temporary copy of the log.
+    """
+
+    snapshot: DeltaTable
+    transactions: Mapping[str, int] | None = None
+
+    def transaction(self, name: str) -> int | None:
+        """Return the version of an app transaction, or `None` if the table does not have it."""
+        if self.transactions is None:
+            return self.snapshot.transaction_version(name)
+        return self.transactions.get(name)
+
+
+_Opened = TypeVar("_Opened", OpenedTable, DeltaTable)
+
+
+def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:
+    """Return the Delta table at `table` for writing by delta-rs; raises as `open_table` does."""
+    return _opened(open_in_place, table, version)
+
+
+def open_table(table: Location, version: int | None = None) -> OpenedTable:
+    """Open the Delta table at `table`, at its newest version or at `version`.
+
+    Raises `StorageError` if the table or the version does not exist or cannot be read, and
+    `DamagedError` if a commit is damaged.
+    """
+    return _opened(open_snapshot, table, version)
+
+
+def table_identity(table: Location) -> tuple[str, int]:
+    """Return the id that Delta gave a table when it was created, and its newest version."""
+    opened = open_table(table).snapshot
+    return str(opened.metadata().id), opened.version()
+
+
+def _opened(
+    open_at: Callable[[Location, int | None], _Opened], table: Location, version: int | None
+) -> _Opened:
+    try:
+        return open_at(table, version)
+    except STORE_ERRORS as error:
+        if version is not None:
+            raise StorageError(
+                f"the table at {table.uri} has no version {version} that can be read: it was "
+                f"cleaned up, or the root was lost or restored ({one_line(error)})"
+            ) from error
+        if isinstance(error, TableNotFoundError):
+            raise StorageError(
+                f"there is no table at {table.uri}: check the root, or create the cluster first"
+            ) from None
+        check_commits(table)
+        raise StorageError(
+            f"the table at {table.uri} cannot be opened: {one_line(error)}"
+        ) from error
+
+
+def open_snapshot(table: Location, version: int | None = None) -> OpenedTable:
+    """Open a table at its newest version, or at `version`.
+
+    Raises the errors of delta-rs, `DeltaError` or `OSError`, and `UnreachableError` if the object
+    store cannot be read.
+    """
+    copied = None if table.is_local else _open_copy(table, version)
+    return copied or OpenedTable(open_in_place(table, version))
+
+
+def open_in_place(table: Location, version: int | None = None) -> DeltaTable:
+    """Open a table with delta-rs, without a copy of its log; raises as `open_snapshot` does."""
+    return DeltaTable(table.uri, version=version, storage_options=table.store_options)
+
+
+def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
+    """Open a table on an object store from a local copy of its log.
+
+    Returns `None` if that is not possible: clean-up has removed a listed file, the local disk is
+    full, or the log has content that this module does not read. delta-rs decides then.
+    """
+    try:
+        contents = fetch_log(table, version)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreachableError(
+            f"the table at {table.uri} cannot be opened: {one_line(error)}"
+        ) from error
+    # Clients commit to request tables: their content may be anything.
+    with suppress(Exception), TemporaryDirectory(prefix="sparklog-") as folder:
+        write_log(Path(folder), contents)
+        return OpenedTable(DeltaTable(folder, version=version), _transactions(contents))
+    return None
+
+
+def _transactions(contents: Mapping[str, bytes]) -> dict[str, int]:
+    """Return the app transactions in the files of a log: a checkpoint and the commits after it."""
+    found: dict[Any, Any] = {}
+    newest = newest_checkpoint(contents)
+    for name in sorted(contents, key=lambda name: (not is_checkpoint(name), name)):
+        if is_checkpoint(name):
+            found |= _of_checkpoint(contents[name])
+        elif int(name[:20]) > newest and _TRANSACTION in contents[name]:
+            for line in contents[name].splitlines():
+                transaction = json_value(line).get("txn")
+                if transaction is not None:
+                    found[transaction["appId"]] = transaction["version"]
+    if not all(isinstance(name, str) and type(version) is int for name, version in found.items()):
+        raise ValueError("an app transaction is malformed")
+    return found
+
+
+def _of_checkpoint(content: bytes) -> dict[str, int]:
+    file = pq.ParquetFile(io.BytesIO(content))
+    if "txn" not in file.schema_arrow.names:
+        return {}
+    rows = file.read(["txn"])["txn"].drop_null().to_pylist()
+    return {row["appId"]: row["version"] for row in rows}

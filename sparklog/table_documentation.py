@@ -1,0 +1,567 @@
+"""The documentation of every table and column; the schemas themselves are in `sparklog.model`.
+
+It is kept beside the schemas, not in the metadata of their fields: Delta would store it as part of
+a table's schema, and roots of different releases would have different schemas.
+docs/tables.md is generated from it by tests/test_tables_document.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparklog import model
+
+
+class TableDocumentation(NamedTuple):
+    """The documentation of one table.
+
+    `rows` describes a row, `writers` names the processes that write to the table and their
+    conditions. `columns` maps each column to its description, in the order of the schema.
+    """
+
+    rows: str
+    writers: str
+    columns: Mapping[str, str]
+
+
+_TOPIC_ID = "Id of the topic: 16 bytes in URL-safe base64, 22 characters."
+_TOPIC = "Name of the topic; the id identifies the topic, the name is for readers."
+_PARTITION = "Number of the partition, from 0."
+_OF_PARTITION = {"topic_id": _TOPIC_ID, "topic": _TOPIC, "partition": _PARTITION}
+
+_PRODUCER = {
+    "producer_id": "Id of the idempotent producer that wrote the batch; -1 for other producers.",
+    "producer_epoch": "Epoch of the producer id; -1 where producer_id is -1.",
+    "base_sequence": (
+        "Sequence number of the batch's first record, 0 to 2^31 - 1, after which it continues at "
+        "0; -1 where producer_id is -1."
+    ),
+}
+
+_CHECKSUM = "XXH3 (64 bits) of the bytes of the batch's file, as 16 hexadecimal digits."
+
+_RECORD = {
+    "offset_delta": "Offset of the record less the base offset of its batch: 0, 1, 2, …",
+    "timestamp": (
+        "Time that the producer gave the record, in µs since 1970 (UTC), between the years 1 and "
+        "9999; never null."
+    ),
+    "key": "Key of the record; null for a record without a key.",
+    "value": "Value of the record; null for a tombstone.",
+    "headers": "Headers of the record, in order; null or empty for a record without headers.",
+}
+
+BROKER_ROOT: Mapping[str, TableDocumentation] = {
+    "log": TableDocumentation(
+        rows=(
+            "A record of a replica. A Parquet file is a record batch: its partition values are the "
+            "header of the batch, its rows are the records. The `userMetadata` of the commits is "
+            "the broker's journal."
+        ),
+        writers=(
+            "The broker that owns the root, at most one process of it: each commit is checked "
+            "against the broker epoch in the table. The import of checkpoints commits under a new "
+            "broker epoch. Clients and Spark never commit to it."
+        ),
+        columns={
+            **_OF_PARTITION,
+            "leader_epoch": "Epoch of the leader that appended the batch.",
+            "base_offset": (
+                "Offset of the first record of the batch; a record's offset is base_offset + "
+                "offset_delta."
+            ),
+            "producer_id": (
+                "Id of the idempotent producer that wrote the batch; -1 for other producers, and "
+                "for a merged batch."
+            ),
+            "producer_epoch": _PRODUCER["producer_epoch"],
+            "base_sequence": _PRODUCER["base_sequence"],
+            "checksum": _CHECKSUM,
+            "header_checksum": (
+                "XXH3 (64 bits) of the batch id, the other values of the header, the file's size "
+                "and its statistics, as 16 hexadecimal digits."
+            ),
+            **_RECORD,
+        },
+    ),
+    "high_watermark_checkpoint": TableDocumentation(
+        rows=(
+            "A replica of the root, as of one version of `log`. It lags behind the journal, which "
+            "has the newest row of each replica."
+        ),
+        writers=(
+            "The broker that owns the root, overwriting all rows: after "
+            "`replica.high.watermark.checkpoint.interval.ms` in which a replica has changed, after "
+            "100 commits of `log`, at a clean stop, and after damage."
+        ),
+        columns={
+            **_OF_PARTITION,
+            "leader_epoch": (
+                "Leader epoch of the report: a leader's own epoch, or that of the leader with "
+                "whose log a follower's was last found to agree; -1 before that and while the "
+                "report is withdrawn."
+            ),
+            "broker_epoch": "Broker epoch of the process that wrote the row.",
+            "role": "Role of the replica: `leader` or `follower`.",
+            "log_start_offset": "Offset of the first record of the replica's log.",
+            "log_end_offset": "Offset that the next record of the replica's log gets.",
+            "high_watermark": (
+                "Offset after the last record that the replica knows to be committed; at most "
+                "log_end_offset."
+            ),
+            "log_version": (
+                "Version of `log` that the rows describe, the same in all rows; also the app "
+                "transaction `log_version` of the table."
+            ),
+            "epochs_version": (
+                "Version of `leader_epoch_checkpoint` when the row was written, the same in all "
+                "rows; null in the Spark view and in `sparklog query`, which read the journal."
+            ),
+            "reported_at_ms": (
+                "Time of a follower's last report, or at which a leader's role or high watermark "
+                "last changed, in ms since 1970 on the broker's clock; 0 before the first."
+            ),
+            "damaged_offset": (
+                "Offset from which on the replica is damaged; null where it is sound."
+            ),
+            "damage": "Error message of the damage; null where the replica is sound.",
+            "leader_damaged_offset": (
+                "Base offset of a batch that a follower could not copy because it is damaged at "
+                "the leader, or the offset of a fault in the leader's log; null where there is "
+                "none."
+            ),
+            "parked_lags": (
+                "For how long in-sync followers of a leader were not caught up when it was parked: "
+                'a JSON object `{"leader_epoch": …, "lag_ms": {broker_id: ms}}`; null where none '
+                "was behind, and from the first tick as the leader after that."
+            ),
+        },
+    ),
+    "leader_epoch_checkpoint": TableDocumentation(
+        rows="An entry of the leader-epoch history of a replica of the root.",
+        writers=(
+            "The broker that owns the root, overwriting all rows with `high_watermark_checkpoint`, "
+            "if a history has changed."
+        ),
+        columns={
+            **_OF_PARTITION,
+            "epoch": "Leader epoch.",
+            "start_offset": (
+                "Offset of the epoch's first record: the log end offset of its leader when it "
+                "began."
+            ),
+        },
+    ),
+    "producer_state": TableDocumentation(
+        rows=(
+            "A batch of an idempotent producer that `log` no longer has, since it was merged with "
+            "others or precedes the log start offset; the last five of each producer and "
+            "partition. A row counts only if `log` has a record of its leader_epoch at its "
+            "last_offset, or starts after that."
+        ),
+        writers=(
+            "The broker that owns the root, overwriting all rows: before the commit of `log` that "
+            "removes batches, after a truncation, and when producers expire."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "partition": _PARTITION,
+            "producer_id": "Id of the idempotent producer.",
+            "producer_epoch": "Epoch of the producer id.",
+            "base_sequence": "Sequence number of the batch's first record, 0 to 2^31 - 1.",
+            "last_sequence": (
+                "Sequence number of the batch's last record; below base_sequence where the "
+                "sequence has continued at 0 within the batch."
+            ),
+            "base_offset": "Offset of the batch's first record.",
+            "last_offset": "Offset of the batch's last record.",
+            "leader_epoch": "Epoch of the leader that appended the batch.",
+            "timestamp_ms": (
+                "Time at which the batch was committed to this root's log, or at which the row was "
+                "copied from a leader, in ms since 1970 on the broker's clock."
+            ),
+            "snapshot_offset": "Offset after the last record of the batch that it was merged into.",
+        },
+    ),
+    "produce_requests": TableDocumentation(
+        rows=(
+            "A record that a producer has sent to the leaders of this root. A Parquet file, which "
+            "is in the inbox of `log` (`../log/_inbox/`), is one batch of a produce request for "
+            "one partition; its partition values are the header of the request. Files stay in the "
+            "table for a while after the leader has taken them. The Spark view and `sparklog "
+            "query` show one row a file, with its path, record count, size in bytes and time range "
+            "in ms. On an object store where producers compete, the root has seven more tables of "
+            "this schema, `produce_requests_1` to `produce_requests_7`."
+        ),
+        writers=(
+            "Producers, which append; the broker that owns the root, which removes the files of "
+            "requests that were taken. No commit has a broker epoch. A value that a producer "
+            "leaves out is null, and the request is refused where the value matters."
+        ),
+        columns={
+            "request_id": "Id of the produce request, which the responses repeat.",
+            "topic_id": _TOPIC_ID,
+            "topic": "Name of the topic as the producer knows it; the leader goes by topic_id.",
+            "partition": _PARTITION,
+            "leader_epoch": (
+                "Leader epoch that the producer addresses; a leader of another epoch refuses the "
+                "request."
+            ),
+            "checksum": _CHECKSUM,
+            **_PRODUCER,
+            "acks": ("Required acknowledgements: 0 none, 1 the leader, -1 every in-sync replica."),
+            "timeout_ms": (
+                "Time in ms after which the leader refuses a request that it has not taken, or "
+                "answers REQUEST_TIMED_OUT where in-sync replicas have not acknowledged it."
+            ),
+            "client_id": "`client.id` of the producer; null where it is empty.",
+            "created_at_ms": (
+                "Time at which the producer sent the request, in ms since 1970 on its own clock; "
+                "the leader does not use it."
+            ),
+            **_RECORD,
+        },
+    ),
+    "delayed_operations": TableDocumentation(
+        rows=(
+            "One partition of a delayed produce request or of a delayed fetch, as of the version "
+            "of `log` that the app transaction `log_version` names."
+        ),
+        writers=(
+            "The broker that owns the root, overwriting all rows with `high_watermark_checkpoint`, "
+            "if they have changed; on an object store only when a process begins, every 100 "
+            "commits of `log`, and at a clean stop."
+        ),
+        columns={
+            "operation_id": (
+                "`<request_id>/<topic_id>/<partition>`, for a fetch followed by `/<leader_epoch>`."
+            ),
+            "kind": "`DelayedProduce` or `DelayedFetch`.",
+            "request_id": (
+                "Id of the produce request; of a fetch "
+                "`fetch/<leader's broker id>/<its root>/<its broker epoch>`."
+            ),
+            **_OF_PARTITION,
+            "leader_epoch": (
+                "Leader epoch in which the records were appended, or which the fetch names."
+            ),
+            "base_offset": (
+                "Offset of the first record of the request; for a fetch, the follower's log end "
+                "offset."
+            ),
+            "required_offset": (
+                "High watermark at which the operation is complete; null for a fetch."
+            ),
+            "min_bytes": (
+                "Bytes (`replica.fetch.min.bytes`) that a fetch waits for in all of its "
+                "partitions together; null for a produce request."
+            ),
+            "deadline_ms": (
+                "Time at which the operation expires, in ms since 1970 on the broker's clock."
+            ),
+            "state": "Always `pending`.",
+        },
+    ),
+}
+"""The tables of each broker root but `format`."""
+
+CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
+    "brokers": TableDocumentation(
+        rows="A broker that has registered; an unregistered one keeps its row, with its epoch.",
+        writers=(
+            "Brokers, each its own row: registration, parking, stopping, the end of fencing. The "
+            "controller: fencing, and the versions of the logs once a minute. An administrator: "
+            "`sparklog brokers fence` and `unregister`, the import of checkpoints."
+        ),
+        columns={
+            "broker_id": "Id of the broker (`broker.id`).",
+            "broker_epoch": (
+                "Registration of the broker; a new one gets the highest epoch of all brokers + 1, "
+                "a parked broker that resumes keeps its own."
+            ),
+            "roots": (
+                "URIs of the log directories by number, as a JSON list; null in the place of one "
+                "that log.dirs does not have now."
+            ),
+            "rack": "`broker.rack`; null where it is not set.",
+            "log_table_id": (
+                "Delta table ids of the `log` tables, which are the ids of the log directories, by "
+                "number, as a JSON list."
+            ),
+            "log_version": (
+                "Versions of the `log` tables by number, as a JSON list: as of the broker's last "
+                "change of the row, or one less than the version that the controller has seen "
+                "since, if that is higher."
+            ),
+            "log_digest": (
+                "Digests of the live batches of the `log` tables by number at a clean stop, as a "
+                "JSON list; null as long as the broker runs, and after it ended otherwise."
+            ),
+            "boot_id": (
+                "Boot id of the broker's machine at registration "
+                "(`/proc/sys/kernel/random/boot_id`); null if the system does not provide one."
+            ),
+            "state": (
+                "`alive`, `fenced`, `parked` (between two scheduled runs), `stopping` (handing "
+                "over leadership), `stopped` or `unregistered`."
+            ),
+            "registered_at_ms": (
+                "Time of the registration, in ms since 1970 on the broker's clock."
+            ),
+            "heartbeat": (
+                "Counter that rises with each change that the broker makes to the row; heartbeats "
+                "themselves are commits of `log`."
+            ),
+            "parked_at_ms": (
+                "Time at which the broker was parked, in ms since 1970 on its clock; null where it "
+                "was not parked since it registered."
+            ),
+        },
+    ),
+    "controller": TableDocumentation(
+        rows="The controller's lease: one row, none before the first controller.",
+        writers=(
+            "A broker that takes over the lease, or gives it back when it stops. Renewals are "
+            "commits of the holder's `log`."
+        ),
+        columns={
+            "broker_id": "Id of the broker that holds the lease; -1 after it was given back.",
+            "controller_epoch": "Epoch of the controller; it rises with each takeover.",
+            "lease_sequence": "0 after a takeover; raised by 1 when the lease is given back.",
+        },
+    ),
+    "topics": TableDocumentation(
+        rows="A topic, or an administrator's claim on the name of one that is being created.",
+        writers=(
+            "The administrator that creates the topic: the claim, and after its partitions the "
+            "state `live`. The controller: removes a claim that is older than 60 s."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": "Name of the topic; unique.",
+            "partitions": "Number of partitions.",
+            "replication_factor": "Number of replicas of each partition.",
+            "configs": "Kafka's topic keys that the topic sets for itself, as a JSON object.",
+            "state": "`creating` (a claim on the name) or `live`.",
+            "created_at_ms": (
+                "Time of the creation, in ms since 1970 on the administrator's clock."
+            ),
+        },
+    ),
+    "partition_state": TableDocumentation(
+        rows=(
+            "An assigned replica of a partition. The columns from leader on are those of the "
+            "partition, the same in all of its rows."
+        ),
+        writers=(
+            "The controller: elections, fenced brokers. Leaders: in-sync sets. Any broker: leaves "
+            "the ISR and ELR with a replica that is damaged, was lost, or is to be truncated below "
+            "its high watermark. An administrator: new topics, elections by hand, the end of a "
+            "broker."
+        ),
+        columns={
+            **_OF_PARTITION,
+            "broker_id": "Id of the broker that has the replica.",
+            "root": "Number of the broker's log directory that has the replica, from 0.",
+            "replica_index": "Place in the list of assigned replicas; 0 is the preferred leader.",
+            "in_isr": "Whether the replica is in sync.",
+            "in_elr": "Whether the replica is eligible to lead although it is not in sync.",
+            "adding": "Always false: reserved for reassignment.",
+            "removing": "Always false: reserved for reassignment.",
+            "leader": "Id of the broker that leads; null while the partition is offline.",
+            "leader_broker_epoch": (
+                "Broker epoch of the leader that was elected; -1 where no process of it may lead."
+            ),
+            "leader_epoch": (
+                "Leader epoch, from 0; it rises with each election and each loss of the leader."
+            ),
+            "partition_epoch": "Version of the partition's state; it rises with each change.",
+            "controller_epoch": (
+                "Epoch of the last controller that has changed the partition; 0 before the first."
+            ),
+            "min_isr": (
+                "Published `min.insync.replicas` of the partition; null until one is published."
+            ),
+        },
+    ),
+    "producer_ids": TableDocumentation(
+        rows=(
+            "A transactional id; the row without one (transactional_id is null) is the counter of "
+            "producer ids."
+        ),
+        writers=(
+            "Producers: blocks of 1,000 producer ids, and new epochs and renewals of transactional "
+            "ids. The controller: removes transactional ids that have expired."
+        ),
+        columns={
+            "next_producer_id": "Next free producer id; null in the rows of transactional ids.",
+            "transactional_id": "`transactional.id`; null in the row of the counter.",
+            "producer_id": "Producer id of the transactional id; null in the row of the counter.",
+            "producer_epoch": (
+                "Newest epoch of the producer id, of which older ones are refused; null in the row "
+                "of the counter."
+            ),
+            "used_at_ms": (
+                "Time at which a producer last began under the transactional id or renewed it, in "
+                "ms since 1970 on the producer's clock; null in the row of the counter."
+            ),
+        },
+    ),
+    "stream_writes": TableDocumentation(
+        rows="The newest micro-batch of a streaming query, for one topic that it writes to.",
+        writers=(
+            "The driver of the streaming query: before its first request, when files that were "
+            "lost are replaced, and when all are stored. The rows of a query's last micro-batch "
+            "stay."
+        ),
+        columns={
+            "query_id": "Id of the streaming query.",
+            "topic_id": _TOPIC_ID,
+            "batch_id": "Number of the micro-batch in the query, from 0.",
+            "files": (
+                "Noted batch files as a JSON list of `[partition, log URI, path, size in bytes, "
+                "checksum, record count, first and last timestamp in ms since 1970]`; `[]` when "
+                "is_done."
+            ),
+            "is_done": "Whether all files are stored.",
+        },
+    ),
+    "consumer_groups": TableDocumentation(
+        rows=(
+            "A member of a consumer group. A group without members keeps one row, in which the "
+            "columns from member_id on are null but for group_epoch."
+        ),
+        writers=(
+            "The members: each step of a rebalance is one compare-and-set of the group's rows. An "
+            "administrator: deletes a group."
+        ),
+        columns={
+            "group_id": "Name of the group (`group.id`).",
+            "state": (
+                "`Empty`, `PreparingRebalance`, `CompletingRebalance`, `Stable`, or `Dead` after "
+                "the group was deleted."
+            ),
+            "generation": "Generation of the group; it never goes back.",
+            "protocol": (
+                "Assignor of the generation; null before the first one, and in a group without "
+                "members."
+            ),
+            "leader": (
+                "Member id of the leader, which assigns the partitions; null in a group without "
+                "members."
+            ),
+            "member_id": "Id of the member: `<client.id>-<UUID>`.",
+            "group_instance_id": (
+                "`group.instance.id` of a static member; null for a dynamic member."
+            ),
+            "client_id": "`client.id` of the member; empty where it is not set.",
+            "joined_generation": (
+                "Newest generation that the member has joined, or is waiting to join."
+            ),
+            "topics": "Names of the topics that the member subscribes to, as a JSON list.",
+            "protocols": (
+                "Names of the assignors that the member supports, the preferred one first, as a "
+                "JSON list."
+            ),
+            "assignment": (
+                "Partitions that the member was last assigned, as a JSON list of `[topic_id, "
+                "partition]`."
+            ),
+            "session_timeout_ms": (
+                "`session.timeout.ms` of the member: silence in ms after which others remove it."
+            ),
+            "rebalance_timeout_ms": (
+                "`max.poll.interval.ms` of the member: time in ms that it has to join a new "
+                "generation."
+            ),
+            "group_epoch": (
+                "Version of the group, which rises with each step of it; null in rows of a release "
+                "without this column, where it counts as 0."
+            ),
+        },
+    ),
+    "consumer_group_heartbeats": TableDocumentation(
+        rows="The heartbeat of a member of a consumer group.",
+        writers=(
+            "Consumers: one commit every `heartbeat.interval.ms` for all members of a group in one "
+            "process, which also removes the rows of former members. An administrator: deletes a "
+            "group."
+        ),
+        columns={
+            "group_id": "Name of the group (`group.id`).",
+            "member_id": "Id of the member, as in `consumer_groups`.",
+            "heartbeat": (
+                "Counter of the member's heartbeats; other members measure on their own clocks for "
+                "how long it has not changed."
+            ),
+        },
+    ),
+    "consumer_offsets": TableDocumentation(
+        rows=(
+            "The committed offset of a consumer group in a partition, or only the group's fence "
+            "(generation and group_epoch): commits under an older fence are refused."
+        ),
+        writers=(
+            "Consumers and streaming queries: commits of offsets. The leader of a generation and a "
+            "static member that replaces its predecessor: the fence. An administrator: resets "
+            "offsets, deletes a group."
+        ),
+        columns={
+            "group_id": "Name of the group (`group.id`).",
+            "topic_id": (
+                "Id of the topic; null in a row that keeps the fence of a group without partitions."
+            ),
+            "topic": "Name of the topic; null where topic_id is.",
+            "partition": "Number of the partition, from 0; null where topic_id is.",
+            "committed_offset": (
+                "Offset of the next record to read; null where nothing was committed."
+            ),
+            "leader_epoch": (
+                "Leader epoch of the record before committed_offset, -1 where it is not known; "
+                "null where nothing was committed."
+            ),
+            "metadata": (
+                "Text that the consumer has committed with the offset, 4,096 bytes at most; null "
+                "where nothing was committed."
+            ),
+            "generation": "Generation of the group under which the row was last written.",
+            "committed_at_ms": (
+                "Time of the commit, in ms since 1970 on the consumer's clock; null where nothing "
+                "was committed."
+            ),
+            "group_epoch": (
+                "Version of the group under which the row was last written; null in rows of a "
+                "release without this column, where it counts as 0."
+            ),
+        },
+    ),
+}
+"""The tables of the cluster root but `format`."""
+
+EVERY_ROOT: Mapping[str, TableDocumentation] = {
+    "format": TableDocumentation(
+        rows="The root: one row, which is written last when the root is created.",
+        writers=(
+            "The process that creates the root; a later release that adds a table to it lists it "
+            "here."
+        ),
+        columns={
+            "schema_version": (
+                f"Version of the table layout: {model.SCHEMA_VERSION} in this release, which opens "
+                "no other."
+            ),
+            "cluster_id": "Id of the cluster that the root belongs to.",
+            "created_by": "Release that created the root: `sparklog <version>`.",
+            "broker_id": "Id of the broker that owns the root; null in a cluster root.",
+            "tables": (
+                "Names of the tables that the root has, as a JSON list; null where only releases "
+                "without this column have written the row."
+            ),
+        },
+    ),
+}
+"""The table of both kinds of roots."""
+
+TABLES: Mapping[str, TableDocumentation] = {**CLUSTER_ROOT, **BROKER_ROOT, **EVERY_ROOT}
+"""The documentation of every table, by name."""

@@ -1,0 +1,67 @@
+"""The answers in a leader's journal, as a producer reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.model import TopicIdPartition
+from sparklog.producer.produce_requests import ProduceResponse, Responses
+from sparklog.storage.journal import Journal, ProduceAnswer, Step
+from sparklog.storage.location import Location
+from sparklog.testing import LocalCluster
+
+KEY = TopicIdPartition("t", 0)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    made = LocalCluster(tmp_path, brokers=[0])
+    yield made
+    made.close()
+
+
+def answer(journal: Journal, *answers: ProduceAnswer) -> None:
+    journal.commit_step((), (), Step(answers=answers), 1)
+
+
+def test_an_invalid_answer_is_skipped(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged; the other answers of its commit, and those of later commits, are read."""
+    responses = Responses(Location.of(str(cluster.root / "broker-0")))
+    responses.expect("r")
+    responses.expect("beside")
+    journal = cluster.brokers[0]._leaders[0]._root.log
+    answer(
+        journal,
+        ProduceAnswer("r", "t", 0, "NONE", 7, 3),
+        ProduceAnswer("beside", "t", 0, "NONE", 4, 4),
+    )
+    answer(
+        journal,
+        ProduceAnswer("other", "t", 0, "NONE", 0, 0),
+        ProduceAnswer("r", "t", 0, "NONE", 7, 8),
+    )
+    responses.poll()
+    assert responses.pop("r", KEY) == ProduceResponse("NONE", 7, 8)
+    assert responses.pop("r", KEY) is None
+    assert responses.pop("beside", KEY) == ProduceResponse("NONE", 4, 4)
+    assert responses.pop("other", KEY) is None
+    assert [one.levelname for one in caplog.records if "answers lost" in one.message] == ["WARNING"]
+
+
+def test_the_first_of_two_answers_counts(cluster: LocalCluster) -> None:
+    """A request that was sent twice may be answered twice."""
+    responses = Responses(Location.of(str(cluster.root / "broker-0")))
+    responses.expect("r")
+    journal = cluster.brokers[0]._leaders[0]._root.log
+    answer(
+        journal,
+        ProduceAnswer("r", "t", 0, "NOT_ENOUGH_REPLICAS"),
+        ProduceAnswer("r", "t", 0, "NONE", 7, 8),
+    )
+    responses.poll()
+    assert responses.pop("r", KEY) == ProduceResponse("NOT_ENOUGH_REPLICAS", -1, -1)
