@@ -63,7 +63,8 @@ class SparkConsumer:
     --------
     >>> from sparklog import SparkConsumer
     >>> consumer = SparkConsumer("sparklog-data/cluster", spark)
-    >>> consumer.read("clicks").selectExpr("offset", "cast(value as string) as value").show()
+    >>> clicks = consumer.read("clicks").orderBy("partition", "offset")
+    >>> clicks.selectExpr("offset", "cast(value as string) as value").show()
     +------+------+
     |offset| value|
     +------+------+
