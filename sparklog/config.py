@@ -230,6 +230,22 @@ class Settings(_Keys):
         description="ms between empty commits of a broker that makes no others; twice as long on "
         "object stores.",
     )
+    controlled_shutdown_timeout_ms: int = Field(
+        25_000,
+        gt=0,
+        description="ms within which a stop is completed; after that the process ends as it is.",
+    )
+    tick_failure_timeout_ms: int | None = Field(
+        60_000,
+        gt=0,
+        description="ms for which ticks of all brokers of an application fail until it ends; null "
+        "to go on.",
+    )
+    auto_create_cluster_enable: bool = Field(
+        True,
+        description="Whether brokers create the cluster root if it is missing and their own log "
+        "directories are new.",
+    )
     tick_interval_ms: int = Field(
         50,
         ge=0,

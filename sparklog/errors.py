@@ -161,7 +161,10 @@ class StorageError(SparklogError):
 
 
 class UnreachableError(StorageError):
-    """An object store does not answer, or refuses to: what it holds is unknown."""
+    """A root cannot be read or written now, as when its store does not answer.
+
+    Its contents are unknown. A later attempt may succeed.
+    """
 
 
 class DamagedError(StorageError):
@@ -208,6 +211,17 @@ class FencedError(SparklogError):
     --------
     >>> from sparklog.errors import FencedError, SparklogError
     >>> issubclass(FencedError, SparklogError)
+    True
+    """
+
+
+class ApplicationFailedError(SparklogError):
+    """An application of brokers cannot go on: a part of it has failed. A restart may help.
+
+    Examples
+    --------
+    >>> from sparklog.errors import ApplicationFailedError, SparklogError
+    >>> issubclass(ApplicationFailedError, SparklogError)
     True
     """
 

@@ -74,6 +74,10 @@ NOT_KAFKAS = {
     "replica.lag.max.messages": "gone from Kafka since 0.9; kept, and off",
     "tick.interval.ms": "Kafka's brokers do not tick",
     "parked.session.timeout.ms": "Kafka's brokers are not parked",
+    "controlled.shutdown.timeout.ms": "Kafka's controlled.shutdown.* are numbers of retries; its "
+    "BrokerServer waits for a constant of 5 minutes",
+    "tick.failure.timeout.ms": "Kafka's brokers do not tick; as log.dir.failure.timeout.ms",
+    "auto.create.cluster.enable": "Kafka's clusters are created by kafka-storage format",
     "log.scrub.bytes.per.second": "Kafka does not verify batches that nobody reads",
     "log.merger.enable": "Kafka's batches are no files, and are never merged",
     "log.merger.backoff.ms": "as log.cleaner.backoff.ms",

@@ -52,6 +52,7 @@ _FURTHER = {
         "TopicConfig",
     ),
     "sparklog.errors": (
+        "ApplicationFailedError",
         "ConfigError",
         "DamagedError",
         "ErrorCode",

@@ -30,11 +30,18 @@ from sparklog.cluster.root_format import (
     check_distinct,
     check_empty,
     check_kind,
+    check_new,
     read_formats,
+    unusable,
 )
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
-from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.errors import (
+    ApplicationFailedError,
+    FencedError,
+    SparklogError,
+    StorageError,
+)
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules, SparkRules
@@ -75,17 +82,30 @@ _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
 doubles with each further failure."""
 
 
+_NECESSARY = _REPLICA_TICKS | {Broker.heartbeat.__name__}
+"""The actions without which a broker is of no use. The controller's ticks are not among them: if
+they fail, the broker gives the lease back, and leads and follows as before."""
+
+
 class _Trouble(NamedTuple):
     """The consecutive failures of one action of a broker; times are ms of the monotonic clock.
 
-    `error` is the newest failure, `since_ms` the time of the first one. The next attempt is made at
-    `again_ms`.
+    `error` is the newest failure, at `failed_ms`; `since_ms` is the time of the first one. The next
+    attempt is made at `again_ms`.
     """
 
     error: Exception
     since_ms: int
     failures: int
+    failed_ms: int
     again_ms: int
+
+
+class _Step(NamedTuple):
+    """An action that a thread of the application has begun, at a time in s of `time.monotonic`."""
+
+    what: str
+    since: float
 
 
 class Application:
@@ -143,6 +163,9 @@ class Application:
         self._merge_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
+        self._steps: dict[int, _Step] = {}
+        """The actions under way, by thread."""
+        self._ended_brokers: set[int] = set()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
         self._traffic_at = 0.0
@@ -173,26 +196,30 @@ class Application:
             DUPLICATE_BROKER_REGISTRATION if a broker is alive elsewhere.
         """
         try:
-            check_roots(self.config)
-            _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
-            roots = [root for entry in self.config.brokers for root in entry.log_dirs]
-            cluster = ClusterRoot.create(
-                self._location(self.config.cluster_root), [*map(self._location, roots)]
-            )
-            # In parallel: after a crash every broker of the application has a session to wait for.
-            list(self._pool.map(partial(self._await_session, cluster), self.config.brokers))
-            if self._stopping.is_set():
-                return
-            self._heartbeats.start()
-            if self.config.log_merger_enable:
-                self._merging.start()
-            self._start_brokers()
+            with self._step("the start"):
+                self._start()
         except BaseException as error:
             self._end(self._farewell)
             if isinstance(error, STORE_ERRORS):
                 message = f"the roots cannot be created or opened: {error}"
-                raise StorageError(message) from error
+                raise unusable(message, error) from error
             raise
+
+    def _start(self) -> None:
+        check_roots(self.config)
+        _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
+        roots = [root for entry in self.config.brokers for root in entry.log_dirs]
+        cluster = ClusterRoot.create(
+            self._location(self.config.cluster_root), [*map(self._location, roots)]
+        )
+        # In parallel: after a crash every broker of the application has a session to wait for.
+        list(self._pool.map(partial(self._await_session, cluster), self.config.brokers))
+        if self._stopping.is_set():
+            return
+        self._heartbeats.start()
+        if self.config.log_merger_enable:
+            self._merging.start()
+        self._start_brokers()
 
     def _start_brokers(self) -> None:
         """Start all brokers; in parallel on object stores, where a start takes many requests."""
@@ -321,7 +348,7 @@ class Application:
         ------
         FencedError
             A newer process has taken a broker over.
-        SparklogError
+        ApplicationFailedError
             A tick of the last round has failed: the work is not done then.
         """
         try:
@@ -334,19 +361,21 @@ class Application:
             self._end(Broker.park)
         if self._fatal or self._fenced:
             raise self._fatal or self._fenced[-1]
-        for (broker_id, action), trouble in self._troubles.items():
-            what = f"{action} of broker {broker_id} failed"
-            raise SparklogError(f"{what}: {trouble.error}") from trouble.error
+        self._raise_failures()
 
     def run(self) -> None:
         """Tick until `stop` is called; then park a cluster, or stop a single broker.
+
+        A single broker first hands its leadership over, for broker.session.timeout.ms or half of
+        controlled.shutdown.timeout.ms at most.
 
         Raises
         ------
         FencedError
             Newer processes have taken all brokers over.
-        SparklogError
-            Spark or the heartbeats have ended.
+        ApplicationFailedError
+            Spark or the heartbeats have ended, the ticks of all brokers have failed for longer than
+            tick.failure.timeout.ms, or a broker cannot be stopped.
 
         Examples
         --------
@@ -374,6 +403,14 @@ class Application:
             self._end(self._farewell)
         if self._fatal:
             raise self._fatal
+        self._raise_failures(self._farewell.__name__)
+
+    def _raise_failures(self, *actions: str) -> None:
+        """Raise the newest failure of one of these actions, by default of any, if one failed."""
+        for (broker_id, action), trouble in self._troubles.items():
+            if not actions or action in actions:
+                what = f"{action} of broker {broker_id} failed"
+                raise ApplicationFailedError(f"{what}: {trouble.error}") from trouble.error
 
     def _next_step(self, pace: Pace, report: TickReport) -> TickStep:
         """Wait for the next step of a tick, and return that step."""
@@ -412,6 +449,45 @@ class Application:
         """Ask the application to end after the current round; any thread may call it."""
         self._stopping.set()
 
+    def await_end(self) -> None:
+        """Wait until the application begins to end: stopped, failed, or idle. Any thread may."""
+        self._stopping.wait()
+
+    @property
+    def failure(self) -> SparklogError | None:
+        """The failure that ends the application, or `None` without one so far."""
+        return self._fatal
+
+    def unfinished(self) -> list[str]:
+        """Return the work that keeps the application from ending. Any thread may call it.
+
+        Returns
+        -------
+        list of str
+            A clause for each action under way, with its duration, and for the brokers that have not
+            ended; empty if the application has ended.
+        """
+        now = time.monotonic()
+        steps = [
+            f"{step.what} has run for {now - step.since:.1f} s"
+            for step in list(self._steps.values())
+        ]
+        brokers = [str(one) for one in list(self._brokers) if one not in self._ended_brokers]
+        done = "parked" if self._farewell is Broker.park else "stopped"
+        return [*steps, *([f"not {done}: broker {', '.join(brokers)}"] if brokers else [])]
+
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        thread = threading.get_ident()
+        outer = self._steps.get(thread)
+        self._steps[thread] = _Step(what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._steps.pop(thread)
+            if outer is not None:
+                self._steps[thread] = outer
+
     @contextmanager
     def between_rounds(self) -> Iterator[dict[int, Broker]]:
         """Hold the rounds, so that the caller can act on a broker.
@@ -425,17 +501,26 @@ class Application:
             yield self._brokers
 
     def _hand_over(self) -> None:
-        """Continue until other brokers lead what they can, at most a session (rule 7.2)."""
+        """Continue until other brokers lead what they can (rule 7.2).
+
+        At most for a session, and for half of controlled.shutdown.timeout.ms: the other half is for
+        the checkpoints and the broker's row.
+        """
         brokers = list(self._brokers.values())
         for broker in brokers:
             self._attempt(Broker.prepare_to_stop, broker)
-        deadline_ms = self._clock.monotonic_ms() + self.config.broker_session_timeout_ms
+        timeout_ms = min(
+            self.config.broker_session_timeout_ms, self.config.controlled_shutdown_timeout_ms // 2
+        )
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while self._fatal is None and any(broker.can_hand_over for broker in brokers):
-            if self._clock.monotonic_ms() > deadline_ms:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms < 0:
                 _log.warning("leadership not handed over", brokers=[*self._brokers])
                 return
             if not self.round().changed:
-                self._ended.wait(self.config.tick_interval_ms / 1000)
+                wait_ms = min(self.config.tick_interval_ms, _LONGEST_WAIT_MS, left_ms)
+                self._ended.wait(wait_ms / 1000)
 
     def _is_going_on(self) -> bool:
         if self._stopping.is_set():
@@ -443,10 +528,46 @@ class Application:
         if self._fenced and not self._brokers:
             self._fatal = self._fenced[-1]
         elif not self._heartbeats.is_alive():
-            self._fatal = SparklogError("the heartbeats have ended: see the log, and restart")
+            message = "the heartbeats have ended: see the log, and restart"
+            self._fatal = ApplicationFailedError(message)
         elif self._spark is not None and _has_ended(self._spark):
-            self._fatal = SparklogError("Spark has ended, so nothing can be copied: restart")
+            message = "Spark has ended, so nothing can be copied: restart"
+            self._fatal = ApplicationFailedError(message)
+        else:
+            self._fatal = self._lasting_failure()
         return self._fatal is None
+
+    def _lasting_failure(self) -> ApplicationFailedError | None:
+        """Return an error if every broker has failed for longer than tick.failure.timeout.ms.
+
+        A broker fails as long as one of its necessary actions does. As long as one broker works,
+        the others are retried, and the application goes on.
+        """
+        timeout_ms = self.config.tick_failure_timeout_ms
+        brokers = set(self._brokers)
+        if timeout_ms is None or not brokers:
+            return None
+        lasting = {
+            broker_id: (action, trouble)
+            for (broker_id, action), trouble in list(self._troubles.items())
+            if action in _NECESSARY
+            # Up to the newest failure: the time since then proves nothing.
+            and is_silent(trouble.failed_ms, since_ms=trouble.since_ms, timeout_ms=timeout_ms)
+        }
+        if not brokers <= lasting.keys():
+            return None
+        broker_id = min(brokers)
+        action, trouble = lasting[broker_id]
+        others = (
+            f", and so have brokers {sorted(brokers - {broker_id})}"
+            if brokers != {broker_id}
+            else ""
+        )
+        return ApplicationFailedError(
+            f"{action} of broker {broker_id} has failed {trouble.failures} times for longer than "
+            f"tick.failure.timeout.ms={timeout_ms}{others}; restart it once the cause is removed: "
+            f"{trouble.error}"
+        )
 
     def _attempt(self, action: Callable[[Broker], TickReport | None], broker: Broker) -> TickReport:
         """Run an action of a broker; drop a fenced broker, and retry a failed action next time.
@@ -458,7 +579,8 @@ class Application:
         if self._is_waiting(of):
             return TickReport()
         try:
-            report = action(broker)
+            with self._step(f"{action.__name__} of broker {broker.broker_id}"):
+                report = action(broker)
         except FencedError as error:
             self._release(broker, error)
             return TickReport()
@@ -468,7 +590,13 @@ class Application:
         trouble = self._troubles.pop(of, None)
         if trouble is not None:
             self._failures.over((*of, _kind(trouble.error)))
-            _log.info("action succeeds again", broker=broker.broker_id, action=action.__name__)
+            _log.info(
+                "action succeeds again",
+                broker=broker.broker_id,
+                action=action.__name__,
+                failures=trouble.failures,
+                failed_for_ms=self._clock.monotonic_ms() - trouble.since_ms,
+            )
         return report or TickReport()
 
     def _note(self, of: tuple[int, str], error: Exception) -> None:
@@ -477,7 +605,7 @@ class Application:
         failures = known.failures + 1 if known else 1
         wait_ms = min(_FIRST_WAIT_MS << min(failures - 2, 10), _LONGEST_WAIT_MS) if known else 0
         since_ms = known.since_ms if known else now_ms
-        self._troubles[of] = _Trouble(error, since_ms, failures, now_ms + wait_ms)
+        self._troubles[of] = _Trouble(error, since_ms, failures, now_ms, now_ms + wait_ms)
         is_foreseen = isinstance(error, (SparklogError, DeltaError, OSError))
         trace = None if is_foreseen else error
         broker_id, action = of
@@ -487,6 +615,8 @@ class Application:
             broker=broker_id,
             action=action,
             error=str(error),
+            failures=failures,
+            failed_for_ms=now_ms - since_ms,
             exc_info=trace,
         )
 
@@ -562,15 +692,19 @@ class Application:
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
+        self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
         for thread in (self._heartbeats, self._merging):
             if thread.is_alive():
-                thread.join()
+                with self._step(f"the thread {thread.name!r}"):
+                    thread.join()
 
         def end(broker: Broker) -> None:
             self._attempt(how, broker)
-            _log.info("broker ended", broker=broker.broker_id, by=how.__name__)
+            if (broker.broker_id, how.__name__) not in self._troubles:
+                self._ended_brokers.add(broker.broker_id)
+                _log.info("broker ended", broker=broker.broker_id, by=how.__name__)
 
         brokers = list(self._brokers.values())
         is_on_store = any(broker.is_on_store for broker in brokers)
@@ -595,8 +729,8 @@ def _kind(error: Exception) -> object:
 def check_roots(config: ClusterConfig | BrokerConfig) -> None:
     """Raise `StorageError` for roots that cannot be those of this cluster and these brokers.
 
-    Nothing is created. The cluster root of a single broker must exist; that of a whole cluster need
-    not exist.
+    Nothing is created. The cluster root need not exist if the brokers may create it: with
+    auto.create.cluster.enable, and if their own roots do not exist either.
     """
     owned = [(one.broker_id, uri) for one in config.brokers for uri in one.log_dirs]
     uris = [config.cluster_root, *(uri for _, uri in owned)]
@@ -607,35 +741,43 @@ def check_roots(config: ClusterConfig | BrokerConfig) -> None:
         if found is None:
             check_empty(location)
     [cluster, *roots] = formats
-    cluster_id = None
-    if isinstance(config, BrokerConfig) or cluster is not None:
-        cluster_id = check_kind(locations[0], cluster, is_cluster=True).cluster_id
+    for found in filter(None, roots):
+        if found.is_cluster:
+            uri = found.location.uri
+            raise StorageError(f"{uri} is a cluster root: name another folder in log.dirs")
+    if cluster is None:
+        check_new(locations[0], locations[1:], roots)
+        if not config.auto_create_cluster_enable:
+            raise StorageError(
+                f"there is no cluster root at {config.cluster_root}, and "
+                "auto.create.cluster.enable is false: correct cluster.root, or create the cluster "
+                "with `sparklog format`"
+            )
+        return
+    cluster_id = check_kind(locations[0], cluster, is_cluster=True).cluster_id
     for (broker_id, _), root in zip(owned, roots, strict=True):
         if root is not None:
             _check_owner(root, cluster_id, broker_id)
 
 
-def _check_owner(found: RootFormat, cluster_id: str | None, broker_id: int) -> None:
-    if (found.cluster_id, found.broker_id) == (cluster_id, broker_id):
-        return
-    uri = found.location.uri
-    if found.is_cluster:
-        raise StorageError(f"{uri} is a cluster root: name another folder in log.dirs")
-    wanted = (
-        "a new cluster: restore the cluster root, or"
-        if cluster_id is None
-        else f"cluster {cluster_id}:"
-    )
-    raise StorageError(
-        f"{uri} belongs to broker {found.broker_id} of cluster {found.cluster_id}, "
-        f"not to broker {broker_id} of {wanted} correct broker.id, log.dirs or cluster.root"
-    )
+def _check_owner(found: RootFormat, cluster_id: str, broker_id: int) -> None:
+    if (found.cluster_id, found.broker_id) != (cluster_id, broker_id):
+        raise StorageError(
+            f"{found.location.uri} belongs to broker {found.broker_id} of cluster "
+            f"{found.cluster_id}, not to broker {broker_id} of cluster {cluster_id}: correct "
+            "broker.id, log.dirs or cluster.root"
+        )
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether Spark was stopped, or its JVM is gone (as when spark-submit was killed)."""
+    """Whether Spark was stopped, or its JVM is gone (as when spark-submit was killed).
+
+    A session of Spark Connect has no JVM here; it ends when it is closed.
+    """
     from py4j.protocol import Py4JError
 
+    if hasattr(spark, "is_stopped"):
+        return bool(spark.is_stopped)
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except (AttributeError, Py4JError, OSError):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -15,13 +18,11 @@ import structlog
 import typer
 
 from sparklog.broker.application import Application, check_roots
+from sparklog.cli.exit_codes import OF_SIGNALS, ExitCode, exit_code
 from sparklog.config import BrokerConfig, ClusterConfig, load
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT, event_of
 from sparklog.session import spark_session
-
-USAGE_ERROR = 2
-"""The exit code for invalid input, the same for all commands."""
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -33,12 +34,16 @@ _LEVELS = {
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print an expected error, a `SparklogError`, as one line and exit with code 2."""
+    """Print an expected error, a `SparklogError`, as one line and exit with its `ExitCode`."""
     try:
         yield
     except SparklogError as error:
-        print(f"sparklog: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+        _print_line(str(error))
+        sys.exit(exit_code(error))
+
+
+def _print_line(message: str) -> None:
+    print(f"sparklog: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def configure_logging(level: str) -> None:
@@ -105,9 +110,9 @@ def run_application(
 ) -> None:
     """Run brokers until they are idle, or until SIGTERM or SIGINT stops them cleanly.
 
-    The first signal stops them after their current round; a second one stops the process at once.
-    If a signal has ended a run until idle, work may be left, and the exit code is 128 plus its
-    number.
+    The first signal stops them after their current round, within controlled.shutdown.timeout.ms; a
+    second one ends the process at once. If a signal has ended a run until idle, work may be left,
+    and the exit code is 128 plus its number. Must be called in the main thread.
     """
     check_roots(config)
     spark = spark_session(app_name="sparklog") if with_spark else None
@@ -115,25 +120,72 @@ def run_application(
     # Installed after Spark has started: it sets its own handler, and there is nothing to stop
     # before.
     received = _stop_on_signals(application)
-    application.start()
-    if not until_idle:
-        application.run()
-        return
-    application.run_until_idle()
-    if received:
-        sys.exit(128 + received[0])
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            application.start()
+            application.run_until_idle() if until_idle else application.run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    # In a thread of its own: Python handles signals in the main thread, between two instructions,
+    # so a request that hangs there would delay them.
+    Thread(target=run, name="application", daemon=True).start()
+    Thread(target=_end_in_time, args=(application, outcome), name="bound", daemon=True).start()
+    outcome.result()
+    if until_idle and received:
+        sys.exit(OF_SIGNALS + received[0])
 
 
 def _stop_on_signals(application: Application) -> list[int]:
     """Stop `application` on signals; the returned list contains the numbers of those received."""
     received: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        # In a thread, since the interrupted code may hold the lock that stopping needs.
-        Thread(target=application.stop, name="stop").start()
+        for one in numbers:
+            signal.signal(one, signal.SIG_DFL)
+        application.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         signal.signal(number, stop)
     return received
+
+
+def _end_in_time(application: Application, outcome: Future[None]) -> None:
+    """End the process controlled.shutdown.timeout.ms after the application has begun to end.
+
+    Each step of a broker is one commit, so a process can end at any time without a loss.
+    """
+    application.await_end()
+    timeout_ms = application.config.controlled_shutdown_timeout_ms
+    since = time.monotonic()
+    wait([outcome], timeout_ms / 1000)
+    bound = f"not ended within controlled.shutdown.timeout.ms={timeout_ms}"
+    if not outcome.done():
+        failure = application.failure
+        reason = f"{failure}; " if failure is not None else ""
+        _print_line(
+            f"{reason}{bound}: {'; '.join(application.unfinished())}; acknowledged records are "
+            "safe, and the next start waits for broker.session.timeout.ms"
+        )
+        os._exit(ExitCode.NOT_STOPPED if failure is None else exit_code(failure))
+    time.sleep(max(0.0, since + timeout_ms / 1000 - time.monotonic()))
+    if _is_exiting():
+        # The interpreter waits for the threads of pools.
+        _print_line(f"{bound}: the brokers have ended, but requests of this process hang")
+        os._exit(ExitCode.NOT_STOPPED)
+
+
+def _is_exiting() -> bool:
+    """Return whether the interpreter is about to exit: it starts no further work of pools."""
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+    except RuntimeError:
+        return True
+    return False

@@ -19,7 +19,7 @@ from sparklog.errors import SparklogError, StorageError
 
 
 class Commands(TyperGroup):
-    """Commands whose expected errors are printed as one line, with exit code 2."""
+    """Commands whose expected errors are printed as one line, with their exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""

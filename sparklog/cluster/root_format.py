@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import sparklog
 from sparklog import model
-from sparklog.errors import CommitConflictError, DamagedError, StorageError
+from sparklog.errors import CommitConflictError, DamagedError, StorageError, UnreachableError
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.errors import STORE_ERRORS
@@ -101,6 +101,34 @@ def check_kind(location: Location, found: RootFormat | None, *, is_cluster: bool
     return found
 
 
+def check_new(
+    cluster_root: Location, broker_roots: Sequence[Location], found: Sequence[RootFormat | None]
+) -> None:
+    """Raise `StorageError` if the brokers of a missing cluster root have been part of a cluster.
+
+    Their cluster root was lost, or another one was meant; a new one would not know their records.
+    Parameters: `found`, the results of `read_format` for `broker_roots`.
+    """
+    try:
+        for location, root in zip(broker_roots, found, strict=True):
+            _check_unused(location, root, cluster_root)
+    except StorageError:
+        # A broker root is created after its cluster root, possibly since the latter was read.
+        if read_format(cluster_root) is None:
+            raise
+
+
+def _check_unused(location: Location, root: RootFormat | None, cluster_root: Location) -> None:
+    if root is None:
+        check_unwritten(location, model.BROKER_TABLES)
+    elif not root.is_cluster:
+        raise StorageError(
+            f"there is no cluster root at {cluster_root.uri}, but {location.uri} belongs to "
+            f"broker {root.broker_id} of cluster {root.cluster_id}: restore the cluster root, or "
+            "correct cluster.root or log.dirs"
+        )
+
+
 def check_distinct(locations: Sequence[Location]) -> None:
     """Raise `StorageError` if two roots are the same folder, under whatever names.
 
@@ -149,10 +177,21 @@ def check_empty(
 
 
 def _unreachable(location: Location, error: Exception) -> StorageError:
-    return StorageError(
+    return unusable(
         f"{location.uri} cannot be reached: check its name, the store's options and that this "
-        f"process may use it ({one_line(error)})"
+        f"process may use it ({one_line(error)})",
+        error,
     )
+
+
+def unusable(message: str, error: Exception) -> StorageError:
+    """Return the error for roots that `error` makes unusable.
+
+    It is an `UnreachableError` if they may be usable later, and a `StorageError` if a path or a
+    permission has to be corrected.
+    """
+    is_to_be_corrected = isinstance(error, (NotADirectoryError, PermissionError))
+    return StorageError(message) if is_to_be_corrected else UnreachableError(message)
 
 
 # --- creating -----------------------------------------------------------------------------------
@@ -167,19 +206,14 @@ def create_root(
     row of either process may remain. Raises `DamagedError` if `format` is missing from a root.
     """
     check_empty(location, tables)
-    places = [location.child(schema.name) for schema in tables]
-    written = map_in_parallel(_has_been_written, places, 0, is_local=location.is_local)
-    for schema, is_written in zip(tables, written, strict=True):
-        if is_written:
-            created = read_format(location)
-            if created is not None:
-                # Another process has created the root meanwhile.
-                return created
-            raise DamagedError(
-                location.child(model.FORMAT.name).uri,
-                f"it is missing, and {schema.name} beside it has been written to",
-                "restore the root from a copy, or name an empty folder",
-            )
+    try:
+        check_unwritten(location, tables)
+    except DamagedError:
+        created = read_format(location)
+        if created is None:
+            raise
+        # Another process has created the root meanwhile.
+        return created
 
     def create(schema: model.TableSchema) -> None:
         create_table(location, schema)
@@ -200,6 +234,22 @@ def create_root(
         if not table.rows().num_rows:
             table.compare_and_set(model.FORMAT.rows([row]))
     return read_format(location)
+
+
+def check_unwritten(location: Location, tables: Sequence[model.TableSchema]) -> None:
+    """Raise `DamagedError` if a root without a row in `format` has tables with rows.
+
+    The creation of a root leaves its tables empty until it has written that row.
+    """
+    places = [location.child(schema.name) for schema in tables]
+    written = map_in_parallel(_has_been_written, places, 0, is_local=location.is_local)
+    for schema, is_written in zip(tables, written, strict=True):
+        if is_written:
+            raise DamagedError(
+                location.child(model.FORMAT.name).uri,
+                f"it is missing, and {schema.name} beside it has been written to",
+                "restore the root from a copy, or name an empty folder",
+            )
 
 
 def _has_been_written(table: Location) -> bool:

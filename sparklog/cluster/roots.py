@@ -14,11 +14,13 @@ from sparklog.cluster.root_format import (
     RootFormat,
     add_tables,
     check_kind,
+    check_new,
     create_root,
     read_format,
     read_formats,
 )
 from sparklog.errors import DamagedError, StorageError
+from sparklog.logger import get_logger
 from sparklog.storage.commits import BROKER_EPOCH, first_commit
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import set_aside
@@ -30,6 +32,8 @@ from sparklog.storage.parallel import in_parallel
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_tables import RequestTables
 from sparklog.storage.sharded_table import ShardedTable
+
+_log = get_logger(__name__)
 
 
 def _opened_when_asked_for(schema: model.TableSchema) -> cached_property[ControlTable]:
@@ -139,27 +143,22 @@ class ClusterRoot:
     def create(cls, location: Location, broker_roots: Sequence[Location] = ()) -> ClusterRoot:
         """Create a cluster root, or open the one at `location`.
 
-        Tables that this release has added are created. Raises `DamagedError` if a table is missing
-        that existed, and `StorageError` if there is no cluster root but one of `broker_roots`
-        belongs to a cluster. Nothing is created in place of lost data.
+        Of several processes that create it at the same time, each opens the same root: the one
+        whose cluster id was written first. Tables that this release has added are created. Raises
+        `DamagedError` if a table is missing that existed, and `StorageError` if there is no cluster
+        root but one of `broker_roots` belongs to a cluster. Nothing is created in place of lost
+        data.
         """
         found = read_format(location)
         if found is None:
-            for root in filter(None, read_formats(broker_roots)):
-                _check_has_no_cluster(root, location)
-            found = create_root(location, model.CLUSTER_TABLES, model.new_id(), broker_id=None)
+            check_new(location, broker_roots, read_formats(broker_roots))
+            cluster_id = model.new_id()
+            found = create_root(location, model.CLUSTER_TABLES, cluster_id, broker_id=None)
+            if found is not None and found.cluster_id == cluster_id:
+                _log.info("cluster created", cluster_id=cluster_id, root=location.uri)
         found = check_kind(location, found, is_cluster=True)
         add_tables(found, model.CLUSTER_TABLES)
         return cls(location, found=found)
-
-
-def _check_has_no_cluster(root: RootFormat, cluster_root: Location) -> None:
-    if not root.is_cluster:
-        raise StorageError(
-            f"there is no cluster root at {cluster_root.uri}, but {root.location.uri} belongs to "
-            f"broker {root.broker_id} of cluster {root.cluster_id}: restore the cluster root, or "
-            "correct cluster.root or log.dirs"
-        )
 
 
 class BrokerRoot:
