@@ -397,7 +397,7 @@ class Application:
                     step = self._next_step(self._pace, report)
                 elif not report.changed:
                     self._wait()
-            if self._farewell is Broker.stop:
+            if self._farewell is Broker.stop and self._fatal is None:
                 self._hand_over()
         finally:
             self._end(self._farewell)
@@ -547,26 +547,24 @@ class Application:
         brokers = set(self._brokers)
         if timeout_ms is None or not brokers:
             return None
-        lasting = {
-            broker_id: (action, trouble)
-            for (broker_id, action), trouble in list(self._troubles.items())
-            if action in _NECESSARY
+        lasting: dict[int, tuple[_Trouble, str]] = {}
+        for (broker_id, action), trouble in sorted(
+            self._troubles.items(), key=lambda one: -one[1].failures
+        ):
             # Up to the newest failure: the time since then proves nothing.
-            and is_silent(trouble.failed_ms, since_ms=trouble.since_ms, timeout_ms=timeout_ms)
-        }
+            is_lasting = is_silent(
+                trouble.failed_ms, since_ms=trouble.since_ms, timeout_ms=timeout_ms
+            )
+            if action in _NECESSARY and is_lasting:
+                lasting.setdefault(broker_id, (trouble, action))
         if not brokers <= lasting.keys():
             return None
-        broker_id = min(brokers)
-        action, trouble = lasting[broker_id]
-        others = (
-            f", and so have brokers {sorted(brokers - {broker_id})}"
-            if brokers != {broker_id}
-            else ""
-        )
+        first, *others = sorted(brokers)
+        trouble, action = lasting[first]
+        also = f" and of brokers {', '.join(map(str, others))}" if others else ""
         return ApplicationFailedError(
-            f"{action} of broker {broker_id} has failed {trouble.failures} times for longer than "
-            f"tick.failure.timeout.ms={timeout_ms}{others}; restart it once the cause is removed: "
-            f"{trouble.error}"
+            f"{action} of broker {first}{also} has failed for longer than "
+            f"tick.failure.timeout.ms={timeout_ms} ({trouble.failures} times): {trouble.error}"
         )
 
     def _attempt(self, action: Callable[[Broker], TickReport | None], broker: Broker) -> TickReport:

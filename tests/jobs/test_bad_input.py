@@ -69,12 +69,32 @@ def test_a_bad_log_level_is_answered_with_those_that_there_are(cluster: Cluster)
     assert tree(cluster.folder) == set()
 
 
-def test_a_broker_whose_cluster_is_not_there_creates_nothing(cluster: Cluster) -> None:
-    """A broker whose cluster root is missing creates nothing."""
+@pytest.mark.parametrize("broker_id", [None, 0])
+def test_a_cluster_that_is_not_to_be_created_is_not(
+    cluster: Cluster, broker_id: int | None
+) -> None:
+    """With auto.create.cluster.enable=false brokers without a cluster root create nothing."""
+    cluster.settings["auto.create.cluster.enable"] = False
     # With Spark, because the refusal must come before Spark starts.
-    line = refusal(cluster.run(broker_id=0, with_spark=True))
-    assert f"there is no cluster root at {cluster.folder}/cluster" in line
+    line = refusal(cluster.run(broker_id=broker_id, with_spark=True))
+    assert f"there is no cluster root at {cluster.folder}/cluster, and auto.create.cluster" in line
     assert tree(cluster.folder) == set()
+
+
+def test_a_broker_of_another_cluster_creates_none_by_a_typo(cluster: Cluster) -> None:
+    """A broker whose log directory belongs to a cluster never creates another cluster root."""
+    made = cluster.run("--until-idle", broker_id=0)
+    assert made.exit_code() == 0, made.stderr
+    before = tree(cluster.folder)
+    cluster.settings["cluster.root"] = "clutser"
+    line = refusal(cluster.run(broker_id=0))
+    belongs = f"{cluster.folder}/broker-0 belongs to broker 0"
+    assert f"there is no cluster root at {cluster.folder}/clutser, but {belongs}" in line
+    # A directory whose `format` was lost is not a new one, either.
+    (cluster.folder / "broker-0" / "format").rename(cluster.folder / "format")
+    assert "broker-0/format is damaged: it is missing" in refusal(cluster.run(broker_id=0))
+    (cluster.folder / "format").rename(cluster.folder / "broker-0" / "format")
+    assert tree(cluster.folder) == before
 
 
 def _foreign_file(folder: Path) -> str:

@@ -6,9 +6,8 @@ import signal
 
 import pytest
 
-from sparklog.cluster.roots import ClusterRoot
+from sparklog.cli.exit_codes import ExitCode
 from sparklog.model import BROKERS
-from sparklog.storage.location import Location
 from tests.jobs.processes import Client, Cluster, Process, wait_for
 
 IDS = (0, 1, 2)
@@ -16,8 +15,7 @@ IDS = (0, 1, 2)
 
 @pytest.fixture
 def brokers(cluster: Cluster) -> dict[int, Process]:
-    """Three processes that start at once, on the root of an existing cluster."""
-    ClusterRoot.create(Location.of(str(cluster.folder / "cluster")))
+    """Three processes that start at once in an empty folder, and create the cluster."""
     return {one: cluster.run(broker_id=one) for one in IDS}
 
 
@@ -99,7 +97,7 @@ def test_of_two_processes_for_one_broker_the_live_one_stays_and_the_silent_one_g
     first.wait_for_event("broker started")
     epoch_of_first = epoch(cluster, 2)
     refused = cluster.run(broker_id=2)
-    assert refused.exit_code() == 2
+    assert refused.exit_code() == ExitCode.TAKEN_OVER
     told = (
         "sparklog: DUPLICATE_BROKER_REGISTRATION: broker 2 is registered and alive: stop that "
         "process first, or give this one another broker.id"
@@ -115,7 +113,7 @@ def test_of_two_processes_for_one_broker_the_live_one_stays_and_the_silent_one_g
     epoch_of_newer = epoch(cluster, 2)
     assert epoch_of_newer > epoch_of_first
     first.send(signal.SIGCONT)
-    assert first.exit_code() == 2
+    assert first.exit_code() == ExitCode.TAKEN_OVER
     assert first.stderr.splitlines()[-1].startswith("sparklog: ")
     assert "Traceback" not in first.stderr
     assert epoch(cluster, 2) == epoch_of_newer

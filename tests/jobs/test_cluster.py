@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.cli.exit_codes import ExitCode
 from sparklog.model import BROKER_TABLES, BROKERS, CLUSTER_TABLES, CONTROLLER, LOG
 from tests.jobs.processes import SESSION_MS, Client, Cluster, wait_for
 
@@ -144,7 +145,7 @@ def test_a_second_process_is_refused_while_the_first_goes_on(cluster: Cluster) -
     epochs = states(cluster)
 
     second = cluster.run()
-    assert second.exit_code() == 2
+    assert second.exit_code() == ExitCode.TAKEN_OVER
     [line] = second.stderr.splitlines()
     assert line.startswith("sparklog: DUPLICATE_BROKER_REGISTRATION: broker ")
     assert "stop that process first" in line
@@ -158,7 +159,7 @@ def test_two_processes_that_create_a_cluster_at_once_leave_a_whole_one(cluster: 
     """The second process is refused, replaces the first, or waits; no table is damaged."""
     rivals = [cluster.run("--until-idle") for _ in range(2)]
     for rival in rivals:
-        assert rival.exit_code() in (0, 2), rival.stderr
+        assert rival.exit_code() in (ExitCode.DONE, ExitCode.TAKEN_OVER), rival.stderr
         assert "Traceback" not in rival.stderr
     later = cluster.run("--until-idle")
     assert later.exit_code() == 0, later.stderr

@@ -1,0 +1,201 @@
+"""The ends of applications as processes: their bound, their exit codes and their one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.cli.exit_codes import ExitCode
+from sparklog.model import BROKERS, CONTROLLER, TOPICS
+from sparklog.storage.delta_log_files import commit_path, newest_version
+from sparklog.storage.location import Location
+from tests.jobs.processes import Client, Cluster, Process, wait_for
+
+LONG_MS = 600_000
+"""A bound in ms that no test reaches."""
+
+
+def line_of(process: Process) -> str:
+    """Return the line with which a process has ended; nothing follows it."""
+    line = process.stderr.splitlines()[-1]
+    assert line.startswith("sparklog: "), process.stderr
+    assert "Traceback" not in process.stderr
+    return line
+
+
+def states(cluster: Cluster) -> dict[int, str]:
+    return {row["broker_id"]: row["state"] for row in cluster.rows(BROKERS)}
+
+
+def hang_reads_of(cluster: Cluster, table: str) -> None:
+    """Let the next read of a control table of the cluster root hang: its next commit is a pipe."""
+    location = Location.of(str(cluster.folder / "cluster" / table))
+    os.mkfifo(f"{location.uri}/{commit_path(newest_version(location) + 1)}")
+
+
+def running(cluster: Cluster, **settings: Any) -> Process:
+    """Start a single broker that creates its cluster, and wait until it is alive."""
+    cluster.settings |= {key.replace("_", "."): value for key, value in settings.items()}
+    process = cluster.run(broker_id=0)
+    process.wait_for_event("became controller")
+    return process
+
+
+class TestTheBound:
+    def test_ends_a_stop_whose_tick_hangs_and_names_the_tick(self, cluster: Cluster) -> None:
+        """The signal is handled though a read of a file hangs; the next start succeeds."""
+        process = running(cluster, controlled_shutdown_timeout_ms=1_500)
+        hang_reads_of(cluster, TOPICS.name)
+        since = time.monotonic()
+        assert process.end() == ExitCode.NOT_STOPPED, process.stderr
+        assert time.monotonic() - since >= 1.5
+        line = line_of(process)
+        assert re.search(r"controlled\.shutdown\.timeout\.ms=1500: \w+_tick of broker 0 has", line)
+        assert "not stopped: broker 0; acknowledged records are safe" in line
+
+        for pipe in (cluster.folder / "cluster").rglob("*.json"):
+            if pipe.is_fifo():
+                pipe.unlink()
+        again = cluster.run(broker_id=0)
+        again.wait_for_event("broker started")
+        assert again.end() == ExitCode.DONE, again.stderr
+        assert states(cluster) == {0: "stopped"}
+
+    @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+    def test_is_not_awaited_after_a_second_signal(
+        self, cluster: Cluster, second: signal.Signals
+    ) -> None:
+        """A second signal, also another one, ends a process whose tick hangs at once."""
+        process = running(cluster, controlled_shutdown_timeout_ms=LONG_MS)
+        hang_reads_of(cluster, TOPICS.name)
+        process.send(signal.SIGTERM)
+        # The handler of the first signal replaces itself before the second one is sent.
+        wait_for(lambda: not handles(process, signal.SIGTERM), "end of the handler", process)
+        assert process.end(second) == -second
+
+    def test_holds_for_requests_that_hang_after_the_brokers_have_ended(
+        self, cluster: Cluster
+    ) -> None:
+        """The interpreter waits for the threads of pools, such as reads of a dead peer's store."""
+        cluster.settings["controlled.shutdown.timeout.ms"] = 1_000
+        code = (
+            "import threading, jobs.broker\n"
+            "from sparklog.storage.parallel import reading_threads\n"
+            "reading_threads().submit(threading.Event().wait)\n"
+            "jobs.broker.app()\n"
+        )
+        config = str(cluster.configuration(0))
+        options = ["--config", config, "--without-spark", "--until-idle"]
+        process = cluster.start([sys.executable, "-c", code, *options])
+        assert process.exit_code() == ExitCode.NOT_STOPPED
+        assert "the brokers have ended, but requests of this process hang" in line_of(process)
+        assert states(cluster) == {0: "parked"}
+
+    def test_leaves_time_for_checkpoints_if_nobody_takes_the_leadership(
+        self, cluster: Cluster
+    ) -> None:
+        """The hand-over ends after half of the bound, though a session is longer."""
+        cluster.settings |= {
+            "broker.session.timeout.ms": LONG_MS,
+            "controlled.shutdown.timeout.ms": 4_000,
+        }
+        brokers = [cluster.run(broker_id=one) for one in range(3)]
+        for process in brokers:
+            process.wait_for_event("broker started")
+        [lease] = wait_for(lambda: cluster.rows(CONTROLLER), "controller")
+        leader = (lease["broker_id"] + 1) % 3
+        client = Client(cluster)
+        client.create_topic(leader=leader)
+        client.produce(b"a")
+        brokers[lease["broker_id"]].send(signal.SIGSTOP)
+        assert brokers[leader].end() == ExitCode.DONE, brokers[leader].stderr
+        assert '"event": "leadership not handed over"' in brokers[leader].stderr
+        assert states(cluster)[leader] == "stopped"
+        assert client.leader() == leader
+
+
+def handles(process: Process, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    status = Path(f"/proc/{process.popen.pid}/status")
+    if not status.exists():
+        pytest.skip("this system does not list a process's signal handlers")
+    [caught] = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+class TestExitCodes:
+    """A scheduler restarts a process by its exit code; the line is for people."""
+
+    def test_a_root_that_cannot_be_reached_is_tried_again(self, cluster: Cluster) -> None:
+        """A store that does not answer may answer later: FAILED."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        options = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "an-id",
+            "AWS_SECRET_ACCESS_KEY": "a-secret",
+            "max_retries": "0",
+        }
+        cluster.settings["cluster.root"] = "s3://bucket/cluster"
+        cluster.settings["storage.options"] = {"s3://bucket": options}
+        process = cluster.run(broker_id=0)
+        assert process.exit_code() == ExitCode.FAILED
+        assert "s3://bucket/cluster cannot be reached" in line_of(process)
+
+    def test_ticks_that_fail_end_the_process_after_their_bound(self, cluster: Cluster) -> None:
+        """The failure is logged at once, with its count; the process ends later."""
+        process = running(cluster, tick_failure_timeout_ms=1_000)
+        shutil.move(cluster.folder / "cluster", cluster.folder / "away")
+        assert process.exit_code() == ExitCode.FAILED
+        line = line_of(process)
+        assert re.search(r"\w+ of broker 0 has failed for longer than .*=1000 \(\d+ times", line)
+        assert "there is no cluster root at" in line
+        first = next(one for one in process.stderr.splitlines() if '"event": "failed"' in one)
+        assert '"failures": 1' in first
+        shutil.move(cluster.folder / "away", cluster.folder / "cluster")
+        again = cluster.run(broker_id=0)
+        again.wait_for_event("broker started")
+        assert again.end() == ExitCode.DONE, again.stderr
+
+    def test_a_failure_whose_stop_hangs_keeps_its_line_and_code(self, cluster: Cluster) -> None:
+        """The bound of a stop also holds for a process that ends because of a failure."""
+        process = running(
+            cluster, tick_failure_timeout_ms=2_000, controlled_shutdown_timeout_ms=1_000
+        )
+        root = cluster.folder / "cluster"
+        # Each tick checks the format before it reads another table.
+        (root / "format").rename(cluster.folder / "format")
+        process.wait_for_event("failed")
+        hang_reads_of(cluster, BROKERS.name)
+        assert process.exit_code() == ExitCode.FAILED, process.stderr
+        line = line_of(process)
+        assert "tick.failure.timeout.ms=2000" in line
+        assert re.search(r"controlled\.shutdown\.timeout\.ms=1000: stop of broker 0 has run", line)
+
+    def test_a_process_whose_spark_was_killed_is_restarted(self, cluster: Cluster) -> None:
+        """Without Spark nothing can be copied by its tasks: FAILED."""
+        cluster.configuration(0)
+        process = cluster.run(broker_id=0, with_spark=True)
+        process.wait_for_event("became controller")
+        children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children")
+        if not children.exists():
+            pytest.skip("this system does not list a process's children")
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        assert process.exit_code() == ExitCode.FAILED
+        # py4j logs the lost connection with a traceback before that.
+        [*_, line] = process.stderr.splitlines()
+        assert line == "sparklog: Spark has ended, so nothing can be copied: restart"
+        assert states(cluster) == {0: "stopped"}
