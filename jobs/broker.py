@@ -1,6 +1,6 @@
 """One broker of a cluster as a separate Spark application.
 
-The cluster must exist: start it once with jobs/cluster.py, or create it with `sparklog format`.
+Brokers that start on an empty store create the cluster, also at the same time.
 
     python -m jobs.broker --config conf/broker.yaml
     spark-submit jobs/broker.py --config conf/broker.yaml --until-idle

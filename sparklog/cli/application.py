@@ -19,10 +19,14 @@ import typer
 
 from sparklog.broker.application import Application, check_roots
 from sparklog.cli.exit_codes import OF_SIGNALS, ExitCode, exit_code
+from sparklog.cli.jvm_shutdown import stop_before_jvm
 from sparklog.config import BrokerConfig, ClusterConfig, load
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT, event_of
 from sparklog.session import spark_session
+
+_LATER_MS = 2_000
+"""ms for which Spark's JVM waits beyond the bound of a stop."""
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -120,6 +124,10 @@ def run_application(
     # Installed after Spark has started: it sets its own handler, and there is nothing to stop
     # before.
     received = _stop_on_signals(application)
+    if spark is not None:
+        # Python is given its whole bound, and ends itself at that.
+        bound_ms = config.controlled_shutdown_timeout_ms
+        stop_before_jvm(spark, application.stop, bound_ms + _LATER_MS)
     outcome: Future[None] = Future()
 
     def run() -> None:

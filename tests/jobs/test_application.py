@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import BrokerConfig, ClusterConfig, parse
-from sparklog.errors import FencedError, SparklogError, StorageError
+from sparklog.errors import ApplicationFailedError, FencedError, SparklogError, StorageError
 from sparklog.logger import ROOT, event_of
 from sparklog.model import BROKERS, CONTROLLER
 from sparklog.producer.plain import Producer
@@ -255,6 +255,185 @@ def test_an_unforeseen_error_in_one_broker_ends_neither_the_others_nor_the_appli
     [told] = [one for one in logs if one["event"] == "failed"]
     assert (told["broker"], told["action"]) == (0, "leader_tick")
     assert isinstance(told["exc_info"], ZeroDivisionError)
+
+
+class Failing:
+    """Actions of `Broker` that fail for some brokers, until these are removed from `brokers`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, brokers: set[int], *actions: str) -> None:
+        self.brokers = brokers
+        for action in actions:
+            patch.setattr(Broker, action, self._failing(action, getattr(Broker, action)))
+
+    def _failing(self, name: str, action: Callable[..., Any]) -> Callable[..., Any]:
+        def call(broker: Broker, *arguments: Any, **named: Any) -> Any:
+            if broker.broker_id in self.brokers:
+                raise OSError("the disk is away")
+            return action(broker, *arguments, **named)
+
+        call.__name__ = name
+        return call
+
+
+class TestLastingFailures:
+    """Time passes by a manual clock; the rounds are the test's."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def started(self, tmp_path: Path, clock: ManualClock) -> Iterator[Callable[..., Application]]:
+        """Start applications that are parked after the test."""
+        made: list[Application] = []
+
+        def start(**changes: Any) -> Application:
+            settings = {"broker_session_timeout_ms": 90_000, "tick_failure_timeout_ms": 5_000}
+            made.append(Application(config(tmp_path, **settings | changes), clock=clock))
+            made[-1].start()
+            made[-1].round()
+            return made[-1]
+
+        yield start
+        for application in made:
+            with suppress(SparklogError):
+                application.stop()
+                application.run()
+
+    @pytest.mark.parametrize("action", ["leader_tick", "follower_tick", "heartbeat"])
+    def test_of_all_brokers_end_the_application_at_the_first_failure_after_their_bound(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+        action: str,
+    ) -> None:
+        """Neither the time alone nor a failure at the bound ends it."""
+        application = started()
+        Failing(monkeypatch, {0, 1, 2}, action)
+
+        def fail() -> bool:
+            for broker in application._brokers.values():
+                application._attempt(getattr(Broker, action), broker)
+            return application._is_going_on()
+
+        assert fail()
+        clock.advance(5_000)
+        assert fail()
+        clock.advance(60_000)
+        assert application._is_going_on()
+        assert not fail()
+        assert str(application.failure) == (
+            f"{action} of broker 0 and of brokers 1, 2 has failed for longer than "
+            "tick.failure.timeout.ms=5000 (3 times): the disk is away"
+        )
+        with pytest.raises(ApplicationFailedError, match="the disk is away"):
+            application.run()
+
+    def test_of_one_broker_end_neither_the_others_nor_the_application(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        logs: list[dict[str, Any]],
+    ) -> None:
+        """The broker is retried, and goes on when the cause is gone."""
+        application = started()
+        failing = Failing(monkeypatch, {1}, "leader_tick", "follower_tick")
+        for _ in range(20):
+            application.round()
+            clock.advance(5_001)
+            assert application._is_going_on()
+        failing.brokers.clear()
+        application.round()
+        assert application._troubles == {}
+        told = [one for one in logs if one["event"] == "action succeeds again"]
+        assert {(one["broker"], one["failures"]) for one in told} == {(1, 20)}
+        application.stop()
+        application.run()
+        assert states(tmp_path) == ["parked"] * 3
+
+    def test_of_all_but_a_broker_that_was_taken_over_end_the_application(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A broker that runs elsewhere is none of the application's brokers any more."""
+        application = started()
+        Failing(monkeypatch, {0, 1}, "leader_tick")
+        application.drop_broker(2)
+        application.round()
+        clock.advance(5_001)
+        application.round()
+        assert not application._is_going_on()
+
+    def test_that_are_interrupted_by_a_success_begin_again(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The bound is for failures without a success in between."""
+        application = started()
+        failing = Failing(monkeypatch, set(), "leader_tick")
+        for brokers in ({0, 1, 2}, set(), {0, 1, 2}):
+            failing.brokers = brokers
+            application.round()
+            clock.advance(4_000)
+        application.round()
+        assert application._is_going_on()
+
+    def test_never_end_it_without_a_bound(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """With tick.failure.timeout.ms: null the brokers are retried for ever."""
+        application = started(tick_failure_timeout_ms=None)
+        Failing(monkeypatch, {0, 1, 2}, "leader_tick")
+        for _ in range(3):
+            application.round()
+            clock.advance(86_400_000)
+        assert application._is_going_on()
+
+    def test_of_the_controller_alone_do_not_end_brokers_that_lead_and_follow(
+        self,
+        started: Callable[..., Application],
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A damaged table `controller` prevents elections; replication goes on without."""
+        application = started()
+        Failing(monkeypatch, {0, 1, 2}, "controller_tick")
+        for _ in range(3):
+            application.round()
+            clock.advance(60_000)
+        assert application._is_going_on()
+
+
+@pytest.mark.parametrize("farewell", ["park", "stop"])
+def test_a_broker_that_cannot_be_stopped_makes_the_stop_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, farewell: str, logs: list[dict[str, Any]]
+) -> None:
+    """Its next start waits for its session: the stop was not clean, and the others' were."""
+    is_cluster = farewell == "park"
+    application = Application(config(tmp_path) if is_cluster else broker_config(tmp_path, 0))
+    Failing(monkeypatch, {0}, farewell)
+    # The application has chosen its way to stop a broker before.
+    application._farewell = getattr(Broker, farewell)
+    with running(application) as errors:
+        pass
+    [error] = errors
+    assert isinstance(error, ApplicationFailedError)
+    assert str(error) == f"{farewell} of broker 0 failed: the disk is away"
+    assert states(tmp_path) == (["alive", "parked", "parked"] if is_cluster else ["stopping"])
+    ended = [one["broker"] for one in logs if one["event"] == "broker ended"]
+    assert ended == ([1, 2] if is_cluster else [])
+    done = "parked" if is_cluster else "stopped"
+    assert application.unfinished() == [f"not {done}: broker 0"]
 
 
 # --- being taken over -----------------------------------------------------------------------------

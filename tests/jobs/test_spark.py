@@ -93,14 +93,24 @@ def test_spark_submit_hands_on_the_exit_code_and_the_one_line_of_bad_input(
     assert "'holiday.jpg'" in line
 
 
-def test_brokers_do_not_outlive_the_spark_that_they_copy_with(cluster: Cluster) -> None:
-    """Killing spark-submit kills the JVM alone: its Python process would go on sending
-    heartbeats.
-    """
+def test_a_signal_to_spark_submit_parks_the_brokers_before_its_jvm_ends(cluster: Cluster) -> None:
+    """A signal to spark-submit reaches its JVM alone, and a container may end with it."""
     process = spark_submit(cluster)
     client = Client(cluster)
     client.create_topic()
     client.produce(b"a")
     assert process.end() == 128 + signal.SIGTERM
+    assert states(cluster) == PARKED
+    assert "Spark has ended" not in process.stdout
+    wait_for(process.has_left_nothing, "end of Python")
+
+
+def test_brokers_do_not_outlive_the_spark_that_they_copy_with(cluster: Cluster) -> None:
+    """SIGKILL to spark-submit kills the JVM alone: its Python process would go on sending
+    heartbeats.
+    """
+    process = spark_submit(cluster)
+    Client(cluster).create_topic()
+    process.kill()
     wait_for(lambda: states(cluster) == PARKED, "parked brokers")
     wait_for(process.has_left_nothing, "end of Python")
