@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     TAKEN_OVER = 3
     """Another process plays the broker."""
     FAILED = 4
-    """A store cannot be reached, all brokers' ticks fail, or Spark or the heartbeats have ended."""
+    """A root cannot be reached, ticks or stops fail, or Spark or the heartbeats have ended."""
     NOT_STOPPED = 5
     """The process did not end within controlled.shutdown.timeout.ms, and was ended as it was."""
 

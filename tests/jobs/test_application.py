@@ -360,7 +360,7 @@ class TestLastingFailures:
         clock: ManualClock,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A broker that runs elsewhere is none of the application's brokers any more."""
+        """A broker that runs elsewhere is no longer a broker of the application."""
         application = started()
         Failing(monkeypatch, {0, 1}, "leader_tick")
         application.drop_broker(2)
