@@ -19,9 +19,10 @@ from sparklog.producer.plain import Producer
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location, StorageOptions
 from tests.jobs.processes import SESSION_MS, Process, wait_for
-from tests.storage.test_s3 import Store, pytestmark, store
+from tests.storage.test_s3 import Store, store
+from tests.storage.test_s3 import pytestmark as needs_store
 
-__all__ = ["pytestmark", "store"]
+__all__ = ["store"]
 
 IDS = (0, 1, 2)
 
@@ -85,7 +86,7 @@ class Place:
             process.close()
 
 
-@pytest.fixture(params=["folder", "store"])
+@pytest.fixture(params=["folder", pytest.param("store", marks=needs_store)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """An empty local folder, and an empty prefix of an object store."""
     if request.param == "folder":

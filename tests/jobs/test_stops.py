@@ -19,6 +19,10 @@ from sparklog.model import BROKERS, CONTROLLER, TOPICS
 from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.location import Location
 from tests.jobs.processes import Client, Cluster, Process, wait_for
+from tests.storage.test_s3 import Store, store
+from tests.storage.test_s3 import pytestmark as needs_store
+
+__all__ = ["store"]
 
 LONG_MS = 600_000
 """A bound in ms that no test reaches."""
@@ -81,6 +85,28 @@ class TestTheBound:
         # The handler of the first signal replaces itself before the second one is sent.
         wait_for(lambda: not handles(process, signal.SIGTERM), "end of the handler", process)
         assert process.end(second) == -second
+
+    @needs_store
+    @pytest.mark.parametrize("is_awaited", [True, False], ids=["bound", "second signal"])
+    def test_ends_a_stop_whose_requests_to_a_store_hang(
+        self, cluster: Cluster, store: Store, is_awaited: bool
+    ) -> None:
+        """The client of the store cannot be interrupted while it waits for an answer."""
+        cluster.settings["cluster.root"] = f"{store.bucket()}/cluster"
+        cluster.settings["storage.options"] = dict(store.options())
+        bound_ms = 1_500 if is_awaited else LONG_MS
+        process = running(cluster, controlled_shutdown_timeout_ms=bound_ms)
+        store.suspend()
+        try:
+            process.send(signal.SIGTERM)
+            if is_awaited:
+                assert process.exit_code() == ExitCode.NOT_STOPPED
+                assert "of broker 0 has run for" in line_of(process)
+            else:
+                wait_for(lambda: not handles(process, signal.SIGTERM), "first signal", process)
+                assert process.end(signal.SIGTERM) == -signal.SIGTERM
+        finally:
+            store.resume()
 
     def test_holds_for_requests_that_hang_after_the_brokers_have_ended(
         self, cluster: Cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -109,6 +110,14 @@ class Store:
                 "max_retries": "0",
             }
         }
+
+    def suspend(self) -> None:
+        """Let requests wait for their answers until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Answer the requests again."""
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self._process.terminate()
