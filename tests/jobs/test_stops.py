@@ -18,7 +18,7 @@ from sparklog.cli.exit_codes import ExitCode
 from sparklog.model import BROKERS, CONTROLLER, TOPICS
 from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.location import Location
-from tests.jobs.processes import Client, Cluster, Process, wait_for
+from tests.jobs.processes import PATIENCE, Client, Cluster, Process, wait_for
 from tests.storage.test_s3 import Store, store
 from tests.storage.test_s3 import pytestmark as needs_store
 
@@ -44,6 +44,18 @@ def hang_reads_of(cluster: Cluster, table: str) -> None:
     """Let the next read of a control table of the cluster root hang: its next commit is a pipe."""
     location = Location.of(str(cluster.folder / "cluster" / table))
     os.mkfifo(f"{location.uri}/{commit_path(newest_version(location) + 1)}")
+
+
+def store_options(port: int) -> dict[str, str]:
+    """Return the options of a store at a local port."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "an-id",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+        "max_retries": "0",
+    }
 
 
 def running(cluster: Cluster, **settings: Any) -> Process:
@@ -91,7 +103,7 @@ class TestTheBound:
     def test_ends_a_stop_whose_requests_to_a_store_hang(
         self, cluster: Cluster, store: Store, is_awaited: bool
     ) -> None:
-        """The client of the store cannot be interrupted while it waits for an answer."""
+        """The server of the store is suspended while a broker runs."""
         cluster.settings["cluster.root"] = f"{store.bucket()}/cluster"
         cluster.settings["storage.options"] = dict(store.options())
         bound_ms = 1_500 if is_awaited else LONG_MS
@@ -107,6 +119,31 @@ class TestTheBound:
                 assert process.end(signal.SIGTERM) == -signal.SIGTERM
         finally:
             store.resume()
+
+    def test_holds_for_a_request_in_the_thread_of_the_rounds(self, cluster: Cluster) -> None:
+        """The client of a store does not return to Python, and thus to a handler, for a signal."""
+        cluster.settings["controlled.shutdown.timeout.ms"] = 1_000
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            options = {"s3://bucket": store_options(silent.getsockname()[1])}
+            code = (
+                "import jobs.broker\n"
+                "from sparklog.broker.broker import Broker\n"
+                "from sparklog.storage.location import Location\n"
+                "def controller_tick(_):\n"
+                f"    Location.of('s3://bucket/cluster', {options!r}).read_bytes('file')\n"
+                "Broker.controller_tick = controller_tick\n"
+                "jobs.broker.app()\n"
+            )
+            config = str(cluster.configuration(0))
+            command = [sys.executable, "-c", code, "--config", config, "--without-spark"]
+            process = cluster.start(command)
+            silent.settimeout(PATIENCE)
+            with silent.accept()[0]:
+                since = time.monotonic()
+                assert process.end() == ExitCode.NOT_STOPPED
+                # The client gives up after 30 s.
+                assert time.monotonic() - since < 25
+        assert "controller_tick of broker 0 has run for" in line_of(process)
 
     def test_holds_for_requests_that_hang_after_the_brokers_have_ended(
         self, cluster: Cluster
@@ -166,16 +203,8 @@ class TestExitCodes:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        options = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "an-id",
-            "AWS_SECRET_ACCESS_KEY": "a-secret",
-            "max_retries": "0",
-        }
         cluster.settings["cluster.root"] = "s3://bucket/cluster"
-        cluster.settings["storage.options"] = {"s3://bucket": options}
+        cluster.settings["storage.options"] = {"s3://bucket": store_options(port)}
         process = cluster.run(broker_id=0)
         assert process.exit_code() == ExitCode.FAILED
         assert "s3://bucket/cluster cannot be reached" in line_of(process)
