@@ -27,7 +27,8 @@ def test_scenarios_have_the_same_steps(
     spark: SparkSession, case: dict[str, Any], tmp_path: Path
 ) -> None:
     """Each scenario has the same steps if Spark's tasks do the work on records."""
-    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=ON_SPARK))
+    config = case.get("config", {}) | ON_SPARK
+    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
 
 
 @pytest.mark.parametrize("case", scenarios()[1:3], ids=lambda case: case["name"])
@@ -35,7 +36,8 @@ def test_scenarios_with_rules_on_spark(
     spark: SparkSession, case: dict[str, Any], tmp_path: Path
 ) -> None:
     """rules.engine=spark and execution=spark: no rule runs on DuckDB, no file is copied here."""
-    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=ALL_ON_SPARK))
+    config = case.get("config", {}) | ALL_ON_SPARK
+    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
 
 
 def test_one_job_does_all_work_of_a_kind_in_a_tick(spark: SparkSession, tmp_path: Path) -> None:
