@@ -252,9 +252,26 @@ class Settings(_Keys):
         description="ms for which a resident application waits after a round that changed nothing; "
         "from 1,000 on, ticks on object stores begin at multiples of it, at all brokers.",
     )
+    execution: Literal["auto", "driver", "spark"] = Field(
+        "auto",
+        description="The place of the work on record bytes: a leader's check of batch files, a "
+        "follower's copies, truncation within a batch, and merging. driver: its threads; spark: "
+        "always in Spark tasks; auto: in tasks where Spark has executors and it is worth a job.",
+    )
+    execution_spark_min_bytes: int = Field(
+        128 * _MEBIBYTE,
+        ge=0,
+        description="Bytes from which on a tick's work is worth a Spark job with execution=auto.",
+    )
+    execution_spark_bytes_per_task: int = Field(
+        32 * _MEBIBYTE,
+        gt=0,
+        description="Bytes for which a Spark job starts a task.",
+    )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",
-        description="The engine of the rules: DuckDB in the driver (SQLite for few rows) or Spark.",
+        description="The engine of the rules: duckdb, in the driver (SQLite for few rows), or "
+        "spark, one job for each rule.",
     )
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ LAYERS: Sequence[Sequence[str]] = (
     ("errors",),
     ("model", "states", "config", "clock", "java", "logger"),
     ("jars", "table_documentation"),
-    ("session",),
+    ("session", "spark_jobs"),
     ("protocol", "storage"),
     ("cluster",),
     ("producer", "groups"),

@@ -25,7 +25,7 @@ from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadat
 from sparklog.groups.group import GroupFence
 from sparklog.model import CONSUMER_OFFSETS, PARTITION_STATE, TOPICS, TopicIdPartition
 from sparklog.protocol.driver_rules import DriverRules
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.testing import ManualClock
@@ -256,7 +256,7 @@ def _registered(broker_id: int, place: _Place, clock: ManualClock, settings: Set
         place.location("election/cluster"),
         [place.location(f"election/broker-{broker_id}")],
         rules=DriverRules(),
-        copier=ProcessCopier(),
+        execution=DriverExecution(),
         clock=clock,
         settings=settings,
         storage_options=place.options,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.registration import await_session
@@ -43,10 +44,8 @@ from sparklog.errors import (
     StorageError,
 )
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.protocol.driver_rules import DriverRules
-from sparklog.protocol.rules import Rules, SparkRules
-from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location
 
 if TYPE_CHECKING:
@@ -119,7 +118,8 @@ class Application:
     config : ClusterConfig or BrokerConfig
         A whole cluster, or one broker of it.
     spark : SparkSession, optional
-        The session whose tasks copy the files; `None` to copy in this process.
+        The session whose tasks work on the records, as the key `execution` says; `None` to work in
+        this process.
     clock : Clock, optional
         The source of time; the system's by default.
 
@@ -127,6 +127,11 @@ class Application:
     ----------
     config : ClusterConfig or BrokerConfig
         The configuration, as it was given.
+
+    Raises
+    ------
+    ConfigError
+        `execution` or `rules.engine` is spark, and there is no session.
 
     Examples
     --------
@@ -152,11 +157,8 @@ class Application:
         self.config = config
         self._spark = spark
         self._clock = clock or SystemClock()
-        self._rules: Rules = (
-            SparkRules(spark)
-            if spark is not None and config.rules_engine == "spark"
-            else DriverRules()
-        )
+        self._rules = rules_of(config, spark)
+        self._execution: Execution
         self._brokers: dict[int, Broker] = {}
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
@@ -194,6 +196,8 @@ class Application:
             A root is not usable; it is raised before anything is created in any of them.
         ProtocolError
             DUPLICATE_BROKER_REGISTRATION if a broker is alive elsewhere.
+        ConfigError
+            `execution` is spark, and the executors cannot run this package.
         """
         try:
             with self._step("the start"):
@@ -207,6 +211,7 @@ class Application:
 
     def _start(self) -> None:
         check_roots(self.config)
+        self._execution = execution_of(self.config, self._spark)
         _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
         roots = [root for entry in self.config.brokers for root in entry.log_dirs]
         cluster = ClusterRoot.create(
@@ -259,13 +264,12 @@ class Application:
                 f"broker {broker_id} runs in this application already: drop it first"
             )
         [entry] = [one for one in self.config.brokers if one.broker_id == broker_id]
-        copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
         self._brokers[broker_id] = Broker(
             broker_id,
             self._location(self.config.cluster_root),
             [self._location(root) for root in entry.log_dirs],
             rules=self._rules,
-            copier=copier,
+            execution=self._execution,
             clock=self._clock,
             settings=self.config,
             storage_options=self.config.storage_options,

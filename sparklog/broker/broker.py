@@ -10,8 +10,8 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
 from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
@@ -43,10 +43,11 @@ from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.spark_jobs import jobs_started, role
 from sparklog.states import BrokerEvent
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.copying import Copier
 from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.parallel import in_parallel
 
@@ -65,13 +66,36 @@ class Polled(NamedTuple):
     other changes makes that one unnecessary."""
 
 
+_Arguments = ParamSpec("_Arguments")
+_Tick: TypeAlias = "Callable[Concatenate[Broker, _Arguments], TickReport]"
+
+
+def _plays(name: str) -> Callable[[_Tick[_Arguments]], _Tick[_Arguments]]:
+    """Name the Spark jobs of a tick after its role, and count them in the tick's report."""
+
+    def named(tick: _Tick[_Arguments]) -> _Tick[_Arguments]:
+        @wraps(tick)
+        def played(
+            broker: Broker, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        ) -> TickReport:
+            before = jobs_started()
+            with role(f"broker {broker.broker_id}, {name}"):
+                report = tick(broker, *args, **kwargs)
+            report.spark_jobs = jobs_started() - before
+            return report
+
+        return played
+
+    return named
+
+
 class Broker:
     """One broker, registered and with its state recovered.
 
     Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
-    (created if missing); `rules`, the engine that runs the rules; `copier`, the copier of batch
-    files; `observations`, the observed liveness of the other brokers. The caller must know that the
-    broker's last process is gone.
+    (created if missing); `rules`, the engine that runs the rules; `execution`, the place of the
+    work on record bytes; `observations`, the observed liveness of the other brokers. The caller
+    must know that the broker's last process is gone.
     """
 
     def __init__(
@@ -81,7 +105,7 @@ class Broker:
         roots: Sequence[Location],
         *,
         rules: Rules,
-        copier: Copier,
+        execution: Execution,
         clock: Clock,
         settings: Settings,
         storage_options: StorageOptions | None = None,
@@ -160,7 +184,17 @@ class Broker:
             self._replicas.append(replicas)
             self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
             self._leaders.append(
-                Leader(broker_id, cluster, replicas, known, purgatory, rules, settings, now_ms)
+                Leader(
+                    broker_id,
+                    cluster,
+                    replicas,
+                    known,
+                    purgatory,
+                    rules,
+                    settings,
+                    execution,
+                    now_ms,
+                )
             )
             self._followers.append(
                 Follower(
@@ -172,7 +206,7 @@ class Broker:
                     purgatory,
                     rules,
                     settings,
-                    copier,
+                    execution,
                     self._peers,
                 )
             )
@@ -183,7 +217,7 @@ class Broker:
                     lambda: cluster.stream_writes,
                     rules,
                     settings,
-                    copier,
+                    execution,
                     clock,
                     self._lock,
                 )
@@ -272,6 +306,7 @@ class Broker:
         """Whether a request is pending that commits of other brokers will complete."""
         return any(leader.has_waiting for leader in self._leaders)
 
+    @_plays("leader")
     def leader_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
@@ -312,6 +347,7 @@ class Broker:
                 _log.warning("replica not repaired", broker=self.broker_id, error=str(error))
         return is_changed
 
+    @_plays("follower")
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: truncate to where logs agree, copy the leaders' batches, report.
 
@@ -329,6 +365,7 @@ class Broker:
             report.has_more |= report.changed
             return report
 
+    @_plays("controller")
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the controller, or observe the active one. `stop_after`: lease, fence, election.
 
@@ -355,11 +392,12 @@ class Broker:
         effects = Effects(stop_after)
         reports = [MergeReport()]
         failure: Exception | None = None
-        for merger in self._mergers:
-            try:
-                reports.append(merger.merge(effects))
-            except UNREADABLE as error:
-                failure = error
+        with role(f"broker {self.broker_id}, merger"):
+            for merger in self._mergers:
+                try:
+                    reports.append(merger.merge(effects))
+                except UNREADABLE as error:
+                    failure = error
         if failure is not None:
             raise failure
         return MergeReport(*map(sum, zip(*reports, strict=True)))

@@ -24,6 +24,7 @@ from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError
 from sparklog.logger import get_logger
 from sparklog.model import BROKERS, CONTROLLER, Row
+from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
 from sparklog.states import broker_state_after
 from sparklog.storage.commits import CONTROLLER_EPOCH
@@ -253,7 +254,7 @@ class Controller:
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             result = rows.to_pylist()
-            observed = [
+            brokers = [
                 row
                 | {
                     "last_changed_ms": self._last_sign_ms(row, now_ms),
@@ -264,7 +265,10 @@ class Controller:
                 }
                 for row in result
             ]
-            found = self._rules.run("silent_brokers", brokers=observed)
+            observed = [
+                one for one in brokers if may_be_silent(*(one[name] for name in _OF_SILENCE))
+            ]
+            found = self._rules.run("silent_brokers", brokers=observed) if observed else []
             silent = {row["broker_id"] for row in found}
             is_changed = bool(silent)
             for row in result:
@@ -337,3 +341,15 @@ class Controller:
         cluster = self._cluster
         tables = (cluster.brokers, cluster.controller, cluster.partition_state, cluster.topics)
         return sum(table.commits for table in tables)
+
+
+_OF_SILENCE = (
+    "state",
+    "last_changed_ms",
+    "now_ms",
+    "session_timeout_ms",
+    "parked_at_ms",
+    "wall_clock_ms",
+    "parked_session_timeout_ms",
+)
+"""The columns of a broker's row that `may_be_silent` takes."""

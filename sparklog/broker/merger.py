@@ -35,7 +35,7 @@ from sparklog.protocol.replication.mergeable_batches import (
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.copying import Copier
+from sparklog.storage.execution import Execution
 from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
@@ -111,7 +111,7 @@ class Merger:
         stream_writes: Callable[[], ControlTable],
         rules: Rules,
         settings: Settings,
-        copier: Copier,
+        execution: Execution,
         clock: Clock,
         lock: AbstractContextManager[Any],
     ) -> None:
@@ -121,7 +121,7 @@ class Merger:
         self._stream_writes = stream_writes
         self._rules = rules
         self._settings = settings
-        self._copier = copier
+        self._execution = execution
         self._clock = clock
         self._lock = lock
         self._looked: dict[TopicIdPartition, _Looked] = {}
@@ -144,7 +144,7 @@ class Merger:
         merges = self._choose(windows, now_ms)
         if not merges:
             return MergeReport()
-        results = self._copier.merge(merges)
+        results = self._execution.merge(merges)
         effects.done("files")
         merged = self._intact(merges, results, now_ms)
         with self._lock:

@@ -9,7 +9,7 @@ from sparklog.datasource.write_options import WriteOptions
 from sparklog.datasource.write_task import WrittenFile
 from sparklog.producer.delivery import FileSender
 from sparklog.producer.stream_writes import Files, MicroBatch
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 
 
 def commit_write(
@@ -27,7 +27,7 @@ def commit_write(
         files.setdefault(one.key, []).append(one.sent)
     if once is None and not files:
         return
-    sender = FileSender(connect(options.cluster), ProcessCopier(), options.client_id)
+    sender = FileSender(connect(options.cluster), DriverExecution(), options.client_id)
     begun = None if once is None else sender.stream_writes.find(once)
     acks, timeout_ms = options.acks, options.request_timeout_ms
     if once is not None and begun is not None:

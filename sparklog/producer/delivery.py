@@ -38,7 +38,7 @@ from sparklog.storage.location import Location, one_line
 from sparklog.storage.record_log import RecordLog
 
 if TYPE_CHECKING:
-    from sparklog.storage.copying import Copier
+    from sparklog.storage.execution import Execution
 
 _log = get_logger(__name__)
 
@@ -63,12 +63,13 @@ class Moved(NamedTuple):
 class FileSender:
     """Sends files in leaders' inboxes to the cluster of `connection`.
 
-    Parameters: `copier`, which copies the files to the new leaders after the leaders have changed.
+    Parameters: `execution`, the place in which files are copied to the new leaders after the
+    leaders have changed.
     """
 
-    def __init__(self, connection: Connection, copier: Copier, client_id: str) -> None:
+    def __init__(self, connection: Connection, execution: Execution, client_id: str) -> None:
         self.connection = connection
-        self._copier = copier
+        self._execution = execution
         self._client = ProduceClient(connection, client_id=client_id)
         self.stream_writes = StreamWrites(connection)
 
@@ -146,22 +147,20 @@ class FileSender:
         for key, members in files.items():
             log = self._leader_log(states[key])
             for sent in members:
-                file = sent.file._replace(path=new_batch_path(batch_id(sent.file.path)))
-                requested.setdefault(key, []).append(SentFile(log, file))
+                file, path = sent.file, new_batch_path(batch_id(sent.file.path))
                 origins.append((key, sent))
-                copies.append(
-                    Copy(sent.log, sent.file.path, log, file.path, file.size_bytes, file.checksum)
-                )
+                copies.append(Copy(sent.log, file.path, log, path, file.size_bytes, file.checksum))
         there: Files = {}
         missing: set[str] = set()
-        targets = iter([sent for members in requested.values() for sent in members])
-        for (key, sent), target, fault in zip(
-            origins, targets, self._copier.copy(copies), strict=True
-        ):
-            if fault is not None:
-                _log.warning("batch not moved to its leader", path=sent.file.path, fault=fault)
+        for (key, sent), copied in zip(origins, self._execution.copy(copies), strict=True):
+            target = SentFile(self._leader_log(states[key]), sent.file._replace(path=copied.path))
+            requested.setdefault(key, []).append(target)
+            if copied.fault is not None:
+                _log.warning(
+                    "batch not moved to its leader", path=sent.file.path, fault=copied.fault
+                )
                 missing.add(batch_id(sent.file.path))
-            there.setdefault(key, []).append(sent if fault is not None else target)
+            there.setdefault(key, []).append(sent if copied.fault is not None else target)
         return Moved(requested, there, frozenset(missing))
 
     def known(self, state: PartitionState, batch_ids: Iterable[str]) -> dict[str, SentFile]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparklog.cluster.arguments import check_session, whole_number
 from sparklog.cluster.connection import Connection, connection_of
+from sparklog.config import Settings
 from sparklog.errors import SparklogError, show_in_one_line
 from sparklog.producer.delivery import FileSender, PendingSend
 from sparklog.producer.encoder import Encoder
@@ -17,7 +18,7 @@ from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.produce_requests import Acks, acks_number
 from sparklog.producer.stream_writes import Files, MicroBatch, SentFile
 from sparklog.storage.batch_files import BatchFile
-from sparklog.storage.copying import SparkCopier
+from sparklog.storage.execution import spark_execution
 from sparklog.storage.location import Location
 
 if TYPE_CHECKING:
@@ -101,7 +102,14 @@ class SparkProducer:
         self._connection = connection
         self._spark = spark
         self._partitioner = partitioner
-        self._sender = FileSender(connection, SparkCopier(spark), client_id)
+        defaults = Settings()
+        execution = spark_execution(
+            spark,
+            is_always=False,
+            min_bytes=defaults.execution_spark_min_bytes,
+            bytes_per_task=defaults.execution_spark_bytes_per_task,
+        )
+        self._sender = FileSender(connection, execution, client_id)
 
     def send(
         self,

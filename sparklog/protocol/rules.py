@@ -28,6 +28,7 @@ import duckdb
 import pyarrow as pa
 
 from sparklog.errors import SparklogError
+from sparklog.spark_jobs import own_session, spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -353,27 +354,47 @@ class _Input:
 
 
 class SparkRules:
-    """Runs rules on Spark: for state that outgrows a driver, and for audits."""
+    """Runs rules on Spark, each as one job: for state that outgrows a driver, and for audits.
+
+    The session is one of its own, with settings under which a rule is one job: broadcasts, range
+    sampling and adaptive execution each start further ones.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+        self._spark = own_session(spark, _ONE_JOB)
 
     def run(self, name: str, **inputs: RuleInput) -> list[dict[str, Any]]:
         """Run a rule; see `Rules.run`."""
         of_rule = rule(name)
         checked = _checked_inputs(of_rule, inputs)
-        # View names belong to the session, which is the user's too, so ours are used once.
+        # The session may be the user's (Spark Connect), so names of views are used once.
         views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
         try:
             for table, rows in checked.items():
-                self._spark.createDataFrame(rows).createOrReplaceTempView(views[table])
-            output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
+                frame = self._spark.createDataFrame(rows)
+                if rows.num_rows <= _ROWS_PER_PARTITION:
+                    # Otherwise each input has as many tasks as Spark has cores.
+                    frame = frame.coalesce(1)
+                frame.createOrReplaceTempView(views[table])
+            with spark_job(self._spark, name.replace("_", " ")):
+                output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
             names = output.column_names
             rows_given = list(zip(*(column.to_pylist() for column in output.columns), strict=True))
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
         return checked_output(of_rule, names, rows_given)
+
+
+_ROWS_PER_PARTITION = 100_000
+"""Rows of an input for which one task is enough."""
+
+_ONE_JOB = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # Sorting into one partition needs no sample of the rows, which would be a job.
+    "spark.sql.shuffle.partitions": "1",
+}
 
 
 def _reading(text: str, views: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.tick import StoppedError, TickReport
 from sparklog.cluster.admin import Admin
@@ -32,10 +33,8 @@ from sparklog.producer.produce_requests import (
     acks_number,
 )
 from sparklog.producer.producer_ids import ProducerIds
-from sparklog.protocol.driver_rules import DriverRules
-from sparklog.protocol.rules import SparkRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
-from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier, copy_file
+from sparklog.storage.copying import Copy, copy_file
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing.local_producer import LocalProducer
@@ -123,7 +122,8 @@ class LocalCluster:
     brokers : sequence of int, default (0, 1, 2)
         The ids of the brokers.
     spark : SparkSession, optional
-        The session whose tasks copy files; `None` to copy in this process.
+        The session whose tasks work on the records, as the key `execution` says; `None` to work in
+        this process.
     config : dict of str to object, optional
         Kafka's cluster-wide keys, such as `{"min.insync.replicas": 2}`; see `Settings`.
     racks : dict of int to str, optional
@@ -147,7 +147,8 @@ class LocalCluster:
     Raises
     ------
     ConfigError
-        A key in `config` is unknown or has an unusable value.
+        A key in `config` is unknown or has an unusable value; `execution` or `rules.engine` is
+        spark, and there is no session or its executors cannot run this package.
 
     Examples
     --------
@@ -171,13 +172,9 @@ class LocalCluster:
     ) -> None:
         self.root = Path(root)
         self._storage_options = storage_options
-        self._spark = spark
         self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
-        self._rules = (
-            SparkRules(spark)
-            if spark is not None and self.settings.rules_engine == "spark"
-            else DriverRules()
-        )
+        self._rules = rules_of(self.settings, spark)
+        self._execution = execution_of(self.settings, spark)
         self._racks = dict(racks or {})
         self._observations = Observations()
         self.brokers: dict[int, Broker] = {}
@@ -789,13 +786,12 @@ class LocalCluster:
     # --- internals --------------------------------------------------------------------------------
 
     def _start(self, broker_id: int) -> None:
-        copier = SparkCopier(self._spark) if self._spark is not None else ProcessCopier()
         self.brokers[broker_id] = Broker(
             broker_id,
             self.location(),
             [self.location(broker_id)],
             rules=self._rules,
-            copier=copier,
+            execution=self._execution,
             clock=self.clock,
             settings=self.settings,
             storage_options=self._storage_options,

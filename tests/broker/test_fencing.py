@@ -23,7 +23,7 @@ from sparklog.model import (
     PARTITION_STATE,
     PRODUCE_REQUESTS,
 )
-from sparklog.storage.copying import Copy
+from sparklog.storage.copying import Copied, Copy
 from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
@@ -248,14 +248,14 @@ class TestAFollower:
         cluster.produce("t", 0, [b"x"], acks=1)
         cluster.leader_tick(0)
         follower = cluster.brokers[2]._followers[0]
-        copy = follower._copier.copy
+        copy = follower._execution.copy
 
-        def slow_copy(copies: list[Copy]) -> list[str | None]:
+        def slow_copy(copies: list[Copy]) -> list[Copied]:
             cluster.crash(0)
             cluster.fence(0)
             return copy(copies)
 
-        monkeypatch.setattr(follower._copier, "copy", slow_copy)
+        monkeypatch.setattr(follower._execution, "copy", slow_copy)
         cluster.follower_tick(2)
         assert log(cluster, 2) == []
         monkeypatch.undo()

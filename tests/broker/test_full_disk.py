@@ -18,8 +18,9 @@ from sparklog.model import DELAYED_OPERATIONS, LOG
 from sparklog.storage.batch_files import rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.control_table import ControlTable, create_table
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.copying import Copied, Copy
 from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from sparklog.storage.request_table import RequestTable
 from sparklog.testing import LocalCluster, ManualClock
@@ -36,15 +37,15 @@ def files(cluster: LocalCluster, broker: int) -> set[Path]:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of files of each call of `ProcessCopier.copy`."""
+    """The number of files of each call of `DriverExecution.copy`."""
     asked: list[int] = []
-    copy = ProcessCopier.copy
+    copy = DriverExecution.copy
 
-    def noted(self: ProcessCopier, given: Sequence[object]) -> list[str | None]:
+    def noted(self: DriverExecution, given: Sequence[Copy]) -> list[Copied]:
         asked.append(len(given))
-        return copy(self, given)  # type: ignore[arg-type]
+        return copy(self, given)
 
-    monkeypatch.setattr(ProcessCopier, "copy", noted)
+    monkeypatch.setattr(DriverExecution, "copy", noted)
     return asked
 
 

@@ -18,10 +18,10 @@ from sparklog.errors import FencedError, ProtocolError
 from sparklog.model import BROKER_TABLES, BROKERS, CLUSTER_TABLES, CONTROLLER, LOG
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.commits import LOG_VERSION, read_commit
-from sparklog.storage.copying import ProcessCopier
 from sparklog.storage.delta_checkpoints import await_checkpoints
 from sparklog.storage.delta_log import EMPTY_PER_COMMIT, DeltaLog
 from sparklog.storage.delta_log_files import newest_version
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.journal import Renewal, renewal_in
 from sparklog.storage.journal_watch import JournalWatch
 from sparklog.storage.location import Location
@@ -153,7 +153,7 @@ class TestAHeartbeat:
             Location.of(str(cluster.root / "cluster")),
             [Location.of(str(tmp_path / name)) for name in ("one", "two")],
             rules=DriverRules(),
-            copier=ProcessCopier(),
+            execution=DriverExecution(),
             clock=cluster.clock,
             settings=cluster.settings,
         )

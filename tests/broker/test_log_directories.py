@@ -17,7 +17,7 @@ from sparklog.model import new_batch_path
 from sparklog.producer.produce_requests import ProduceClient, RequestedBatch
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import ManualClock
@@ -39,7 +39,7 @@ class Brokers:
             Location.of(str(self.folder / "cluster")),
             [Location.of(str(self.folder / name)) for name in names],
             rules=DriverRules(),
-            copier=ProcessCopier(),
+            execution=DriverExecution(),
             clock=self.clock,
             settings=Settings(),
         )

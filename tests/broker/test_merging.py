@@ -18,7 +18,7 @@ from sparklog.producer.stream_writes import MicroBatch, SentFile, StreamWrites
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFile, BatchFileWriter, read_records, records_table
 from sparklog.storage.batch_merging import Merge
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster
@@ -354,16 +354,16 @@ class TestATickInBetween:
         """Run an action once, between the write of a merged file and its commit."""
 
         def arrange(action: Callable[[], object]) -> None:
-            merge = ProcessCopier.merge
+            merge = DriverExecution.merge
             waiting = [action]
 
-            def interposed(of: ProcessCopier, merges: Sequence[Merge]) -> list[Batch | str]:
+            def interposed(of: DriverExecution, merges: Sequence[Merge]) -> list[Batch | str]:
                 found = merge(of, merges)
                 if waiting:
                     waiting.pop()()
                 return found
 
-            monkeypatch.setattr(ProcessCopier, "merge", interposed)
+            monkeypatch.setattr(DriverExecution, "merge", interposed)
 
         return arrange
 

@@ -16,7 +16,7 @@ from sparklog.model import BROKERS, PARTITION_STATE, new_batch_path
 from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import BatchFileWriter, records_table
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster, ManualClock
@@ -270,7 +270,7 @@ class TestTwoRootsOfOneBroker:
                 Location.of(str(tmp_path / "cluster")),
                 [Location.of(str(tmp_path / f"{broker_id}{name}")) for name in names],
                 rules=DriverRules(),
-                copier=ProcessCopier(),
+                execution=DriverExecution(),
                 clock=clock,
                 settings=settings,
             )
@@ -386,7 +386,7 @@ class TestTwoRootsOfOneBroker:
             Location.of(str(tmp_path / "cluster")),
             [Location.of(str(tmp_path / name)) for name in ("0a", "0b")],
             rules=DriverRules(),
-            copier=ProcessCopier(),
+            execution=DriverExecution(),
             clock=ManualClock(),
             settings=Settings(),
         )
@@ -405,7 +405,7 @@ def test_a_broker_that_came_back_with_fewer_roots_does_not_stop_the_others(
             Location.of(str(tmp_path / "cluster")),
             [Location.of(str(tmp_path / f"{broker_id}{name}")) for name in names],
             rules=DriverRules(),
-            copier=ProcessCopier(),
+            execution=DriverExecution(),
             clock=ManualClock(),
             settings=Settings(),
         )

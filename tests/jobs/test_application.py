@@ -447,17 +447,23 @@ def take_over(folder: Path, broker_id: int) -> None:
         Location.of(str(folder / "cluster")),
         [Location.of(root) for root in entry.log_dirs],
         rules=DriverRules(),
-        copier=_NoCopier(),
+        execution=_NoExecution(),
         clock=ManualClock(),
         settings=config(folder),
     )
 
 
-class _NoCopier:
-    jobs = 0
+class _NoExecution:
+    """There is no work for a broker that does not tick."""
 
-    def copy(self, copies: Sequence[Any]) -> list[str | None]:
+    def check(self, log: Location, files: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing in {log.uri} is to be checked, not {files}")
+
+    def copy(self, copies: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be copied, not {copies}")
+
+    def cut(self, slices: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing is to be cut, not {slices}")
 
     def merge(self, merges: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be merged, not {merges}")
@@ -519,7 +525,7 @@ def test_a_controller_that_is_replaced_in_the_middle_of_a_tick_goes_on_as_a_brok
         Location.of(str(tmp_path / "cluster")),
         [Location.of(str(tmp_path / "broker-7"))],
         rules=DriverRules(),
-        copier=_NoCopier(),
+        execution=_NoExecution(),
         clock=clock,
         settings=config(tmp_path),
     )

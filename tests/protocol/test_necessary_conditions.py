@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.model import Batch
+from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.produce.expired_operations import may_have_expired
 from sparklog.protocol.replication.fetch import may_return_batches
+from sparklog.protocol.replication.high_watermark import may_advance
 from sparklog.protocol.replication.isr_expand import may_expand
-from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind
+from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind, may_leave
 from sparklog.protocol.replication.mergeable_batches import (
     first_open_offset,
     may_be_merged,
@@ -217,6 +219,56 @@ def test_time_alone_changes_nothing_before_a_lag_has_run_out(
         return
     for rule in ("isr_shrink", "high_watermark"):
         assert rules.run(rule, replicas=before) == rules.run(rule, replicas=after)
+
+
+@PROPERTY
+@given(partition=PARTITION, followers=st.lists(FOLLOWER, max_size=3), now_ms=SMALL)
+def test_a_high_watermark_moves_only_past_ends_above_it(
+    rules: Rules, partition: dict[str, Any], followers: list[dict[str, Any]], now_ms: int
+) -> None:
+    """`may_advance` and rules 2.1, 2.3."""
+    rows = replica_rows(partition, followers, now_ms)
+    [found] = rules.run("high_watermark", replicas=rows)
+    ends = [row["log_end_offset"] for row in rows if row["in_isr"]]
+    before = partition["high_watermark"]
+    assert may_advance(before, ends) or found["high_watermark"] == before
+
+
+@PROPERTY
+@given(partition=PARTITION, followers=st.lists(FOLLOWER, max_size=3), now_ms=SMALL)
+def test_a_follower_leaves_only_when_its_time_has_run_out(
+    rules: Rules, partition: dict[str, Any], followers: list[dict[str, Any]], now_ms: int
+) -> None:
+    """`may_leave` and rule 5.1."""
+    rows = replica_rows(partition, followers, now_ms)
+    leaving = {row["broker_id"] for row in rules.run("isr_shrink", replicas=rows)}
+    for row in rows:
+        limits = row["lag_time_max_ms"], row["lag_max_messages"]
+        if row["broker_id"] in leaving:
+            assert may_leave(row["last_caught_up_ms"], now_ms, *limits)
+
+
+@PROPERTY
+@given(
+    state=st.sampled_from(["alive", "fenced", "parked", "stopping", "stopped"]),
+    times=st.fixed_dictionaries(
+        {
+            "last_changed_ms": SMALL,
+            "now_ms": SMALL,
+            "session_timeout_ms": SMALL,
+            "parked_at_ms": st.none() | SMALL,
+            "wall_clock_ms": SMALL,
+            "parked_session_timeout_ms": SMALL,
+        }
+    ),
+)
+def test_a_broker_that_is_fenced_may_be_silent(
+    rules: Rules, state: str, times: dict[str, Any]
+) -> None:
+    """`may_be_silent` and rules 7.1, 7.2."""
+    row = {"broker_id": 0, "state": state, **times}
+    found = rules.run("silent_brokers", brokers=[row])
+    assert may_be_silent(state, **times) or not found
 
 
 @st.composite

@@ -31,7 +31,7 @@ from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.commits import LOG_VERSION
-from sparklog.storage.copying import ProcessCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -726,20 +726,20 @@ def _empty_roots() -> Path:
 @contextmanager
 def _before_commit_of_merge(action: Callable[[], object]) -> Iterator[None]:
     """Run `action` once, when merged files have been written and not yet committed."""
-    merge = ProcessCopier.merge
+    merge = DriverExecution.merge
     waiting = [action]
 
-    def interposed(self: ProcessCopier, merges: Sequence[Merge]) -> list[Batch | str]:
+    def interposed(self: DriverExecution, merges: Sequence[Merge]) -> list[Batch | str]:
         found = merge(self, merges)
         if waiting:
             waiting.pop()()
         return found
 
-    ProcessCopier.merge = interposed  # type: ignore[method-assign]
+    DriverExecution.merge = interposed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ProcessCopier.merge = merge  # type: ignore[method-assign]
+        DriverExecution.merge = merge  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from sparklog.model import RECORD_COLUMNS, Batch, new_batch_path
-from sparklog.storage import batch_merging, copying
+from sparklog.storage import batch_merging
 from sparklog.storage.batch_files import (
     BatchFile,
     BatchFileWriter,
@@ -22,13 +22,13 @@ from sparklog.storage.batch_files import (
     verified_bytes,
 )
 from sparklog.storage.batch_merging import Merge, merge_batches
-from sparklog.storage.copying import ProcessCopier, SparkCopier
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import ForeignParquet
 from tests.storage.batches import batch_of_file, write_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TIMES = RECORD_COLUMNS.field("timestamp").type
 
@@ -166,27 +166,7 @@ def test_many_merges_fail_one_by_one(log: Location) -> None:
     bad = adjacent(log, write_file(log, [b"c"]), write_file(log, [b"d"]))
     Path(log.uri, bad[0].path).unlink()
     merges = [Merge(log, batches, new_batch_path()) for batches in (bad, good)]
-    failed, well = ProcessCopier().merge(merges)
+    failed, well = DriverExecution().merge(merges)
     assert isinstance(failed, str)
     assert isinstance(well, Batch)
     assert well.record_count == 2
-
-
-def test_spark_merges_in_one_job_what_is_worth_it(
-    spark: SparkSession, log: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spark merges large runs in one job; the driver merges small ones, with equal results."""
-    copier = SparkCopier(spark)
-    runs = [adjacent(log, *(write_file(log, [b"v"] * 5) for _ in range(3))) for _ in range(4)]
-    merges = [Merge(log, run, new_batch_path()) for run in runs]
-    here = copier.merge(merges)
-    assert copier.jobs == 0
-    monkeypatch.setattr(copying, "_BYTES_PER_TASK", merges[0].size_bytes)
-    merges = [merge._replace(path=new_batch_path()) for merge in merges]
-    there = copier.merge(merges)
-    assert copier.jobs == 1
-    for one, other, run in zip(here, there, runs, strict=True):
-        assert isinstance(one, Batch)
-        assert isinstance(other, Batch)
-        assert one._replace(path="") == other._replace(path="")
-        assert [*read_records(log, [other], 0, 99)] == [*read_records(log, run, 0, 99)]

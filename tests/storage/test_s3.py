@@ -33,9 +33,10 @@ from sparklog.model import (
     LOG,
     PARTITION_STATE,
     PRODUCE_REQUESTS,
+    Batch,
     new_batch_path,
 )
-from sparklog.storage import copying, shard_rewrites
+from sparklog.storage import shard_rewrites
 from sparklog.storage.batch_files import (
     BatchFileWriter,
     file_checksum,
@@ -45,13 +46,15 @@ from sparklog.storage.batch_files import (
     records_table,
     rewrite_slice,
 )
+from sparklog.storage.batch_merging import Merge
 from sparklog.storage.commits import AddedFile
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import set_aside
-from sparklog.storage.copying import Copy, ProcessCopier, SparkCopier
+from sparklog.storage.copying import Copied, Copy, copy_files
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_files import commit_path, newest_after
 from sparklog.storage.delta_snapshots import open_delta_table, table_identity
+from sparklog.storage.execution import Slice, SparkExecution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
@@ -501,7 +504,7 @@ class TestBatches:
             path = file.path
             for source, target in ((local, remote), (remote, other), (other, local)):
                 copy = Copy(source, path, target, new_batch_path(), file.size_bytes, file.checksum)
-                assert ProcessCopier().copy([copy]) == [None]
+                assert copy_files([copy]) == [Copied(copy.target_path, None)]
                 assert file_fault(target, file._replace(path=copy.target_path)) is None
                 path = copy.target_path
             assert local.read_bytes(path) == local.read_bytes(file.path)
@@ -512,12 +515,13 @@ class TestBatches:
         good, damaged = write_file(remote, [b"v"]), write_file(remote, [b"w"])
         remote.overwrite_object(damaged.path, b"damaged")
         missing = new_batch_path()
-        found = ProcessCopier().copy(
+        copied = copy_files(
             [
                 Copy(remote, path, other, new_batch_path(), good.size_bytes, good.checksum)
                 for path in (damaged.path, missing, good.path)
             ]
         )
+        found = [one.fault for one in copied]
         assert found[0] == f"{remote.uri}/{damaged.path} does not have its checksum {good.checksum}"
         assert found[1] is not None
         assert found[1].startswith(f"{remote.uri}/{missing} was not copied: ")
@@ -525,22 +529,28 @@ class TestBatches:
         with pytest.raises(StorageError, match="is damaged"):
             rewrite_slice(remote, batch_of_file(damaged), 0, 1, other)
 
-    def test_spark_tasks_copy_with_the_stores_options(
-        self, at: At, root: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    def test_spark_tasks_work_with_the_stores_options(
+        self, at: At, root: Location, spark: SparkSession
     ) -> None:
-        """Spark's tasks copy files with the store's options."""
-        monkeypatch.setattr(copying, "_BYTES_PER_JOB", 1)
-        monkeypatch.setattr(copying, "_has_executors", lambda _: True)
+        """Spark's tasks check, copy, cut and merge files with the store's options."""
         remote, other, local = at("a").child(LOG.name), at("b").child(LOG.name), root.child("log")
-        files = [write_file(where, [b"v"]) for where in (local, remote)]
+        execution = SparkExecution(spark, 0, 1 << 20)
+        files = [write_file(where, [b"v", b"w"]) for where in (local, remote)]
         copies = [
             Copy(where, file.path, other, new_batch_path(), 2 << 20, file.checksum)
             for where, file in zip((local, remote), files, strict=True)
         ]
-        copier = SparkCopier(spark)
-        assert (copier.copy(copies), copier.jobs) == ([None, None], 1)
-        for copy in copies:
-            assert file_checksum(other, copy.target_path) == copy.checksum
+        for copied, file in zip(execution.copy(copies), files, strict=True):
+            assert copied.fault is None
+            assert file_checksum(other, copied.path) == file.checksum
+        assert execution.check(remote, [files[1]]) == [None]
+        batch = batch_of_file(files[1])
+        [part] = execution.cut([Slice(remote, batch, 1, 2, other)])
+        assert isinstance(part, Batch)
+        assert [record.value for record in read_records(other, [part], 0, 9)] == [b"w"]
+        [merged] = execution.merge([Merge(remote, (batch,), new_batch_path())])
+        assert isinstance(merged, Batch)
+        assert merged.record_count == 2
 
     def test_a_log_is_committed_to_and_followed(self, at: At) -> None:
         """A log can be committed to, followed, and read at an earlier version."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -16,13 +16,13 @@ from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import TickReport
 from sparklog.cluster.metadata import PartitionState
 from sparklog.config import Settings
-from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.rules import RowTuples, Rules
-from sparklog.storage.batch_files import file_damage, rewrite_slice
-from sparklog.storage.copying import Copier, Copy
+from sparklog.storage.batch_files import file_damage
+from sparklog.storage.copying import Copy
+from sparklog.storage.execution import Execution, Slice
 from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
@@ -63,7 +63,7 @@ class ReplicaFetcher:
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
-        copier: Copier,
+        execution: Execution,
         ahead: CopiesAhead,
     ) -> None:
         self._ahead = ahead
@@ -72,7 +72,7 @@ class ReplicaFetcher:
         self._roots = roots
         self._rules = rules
         self._settings = settings
-        self._copier = copier
+        self._execution = execution
         # By partition, the number of the fetch that last returned something for it.
         self._last_served: dict[TopicIdPartition, int] = {}
         self._fetches = 0
@@ -97,42 +97,40 @@ class ReplicaFetcher:
         """
         works = self._works([one for one in followed if not self._is_backing_off(one.key, now_ms)])
         waiting = self._waiting(followed, works, now_ms)
+        served = [
+            (root, batch, straddles)
+            for root, work in works.items()
+            if root.fetch_id not in waiting
+            for batch, straddles in work
+        ]
+        self._fetches += 1
+        for _, batch, _ in served:
+            self._last_served[batch.topic_id_partition] = self._fetches
+        straddling = [(root, batch) for root, batch, straddles in served if straddles]
+        sliced, stopped = self._cut(straddling, now_ms)
         copies: list[Copy] = []
-        copied: list[Batch] = []
         sources: list[tuple[LeaderRoot, Batch]] = []
         ready: list[Batch] = []
-        sliced: list[Batch] = []
-        stopped: set[TopicIdPartition] = set()
         # Partitions with a batch that is copied now, and may fail: no copy ahead after it is used.
         copying: set[TopicIdPartition] = set()
-        self._fetches += 1
-        for root, work in works.items():
-            for batch, straddles in work if root.fetch_id not in waiting else ():
-                key = batch.topic_id_partition
-                self._last_served[key] = self._fetches
-                if straddles:
-                    part = self._slice(root, batch, self._replicas.log_end_offset(key))
-                    if part is None:
-                        stopped.add(key)
-                        self._check_source(root, batch)
-                        self._back_off(key, now_ms)
-                    else:
-                        sliced.append(part)
-                elif (
-                    key not in stopped
-                    and key not in copying
-                    and (path := self._ahead.pop(root.location, batch))
-                ):
-                    ready.append(batch._replace(path=path))
-                elif key not in stopped:
-                    copying.add(key)
-                    copy = self._copy(root, batch)
-                    copies.append(copy)
-                    copied.append(batch._replace(path=copy.target_path))
-                    sources.append((root, batch))
+        for root, batch, straddles in served:
+            key = batch.topic_id_partition
+            if straddles or key in stopped:
+                continue
+            if key not in copying and (path := self._ahead.pop(root.location, batch)):
+                ready.append(batch._replace(path=path))
+                continue
+            copying.add(key)
+            copies.append(self._copy(root, batch))
+            sources.append((root, batch))
         if copies:
             while_copying()
-        faults = self._copier.copy(copies)
+        results = self._execution.copy(copies)
+        copied = [
+            batch._replace(path=result.path)
+            for (_, batch), result in zip(sources, results, strict=True)
+        ]
+        faults = [result.fault for result in results]
         report.files_copied += len(copies) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
         for key in {batch.topic_id_partition for batch in ready} - copying:
@@ -223,13 +221,34 @@ class ReplicaFetcher:
             batch.checksum,
         )
 
-    def _slice(self, root: LeaderRoot, batch: Batch, from_offset: int) -> Batch | None:
-        target = self._replicas.root.log.location
-        try:
-            return rewrite_slice(root.log.location, batch, from_offset, batch.next_offset, target)
-        except StorageError as error:
-            self._not_copied(batch, str(error))
-            return None
+    def _cut(
+        self, straddling: Sequence[tuple[LeaderRoot, Batch]], now_ms: int
+    ) -> tuple[list[Batch], set[TopicIdPartition]]:
+        """Write what this root lacks of batches that straddle its log end offset (6.3).
+
+        Returns the new batches, and the partitions of which the leader's batch cannot be read.
+        """
+        slices = [
+            Slice(
+                root.log.location,
+                batch,
+                self._replicas.log_end_offset(batch.topic_id_partition),
+                batch.next_offset,
+                self._replicas.root.log.location,
+            )
+            for root, batch in straddling
+        ]
+        written: list[Batch] = []
+        stopped: set[TopicIdPartition] = set()
+        for (root, batch), part in zip(straddling, self._execution.cut(slices), strict=True):
+            if isinstance(part, Batch):
+                written.append(part)
+                continue
+            stopped.add(batch.topic_id_partition)
+            self._not_copied(batch, part)
+            self._check_source(root, batch)
+            self._back_off(batch.topic_id_partition, now_ms)
+        return written, stopped
 
     def _not_copied(self, batch: Batch, fault: str) -> None:
         of = batch.topic_id_partition

@@ -24,16 +24,14 @@ from sparklog.broker.tick import Effects, TickReport
 from sparklog.cluster.isr import leave_isr
 from sparklog.cluster.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.config import Settings
-from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
 from sparklog.protocol.produce.expired_operations import may_have_expired
 from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.replication.truncation_point import may_disagree
 from sparklog.protocol.rules import RowTuples, Rules
-from sparklog.storage.batch_files import rewrite_slice
-from sparklog.storage.copying import Copier
 from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.execution import Execution, Slice
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.sharded_table import ShardedTable
@@ -62,7 +60,7 @@ class Follower:
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
-        copier: Copier,
+        execution: Execution,
         peers: Peers,
     ) -> None:
         self._broker_id = broker_id
@@ -74,12 +72,12 @@ class Follower:
         self._root = replicas.root
         self._rules = rules
         self._settings = settings
-        self._copier = copier
+        self._execution = execution
         self._leader_roots = LeaderRoots(reader, peers)
         self._producers = ProducerFetcher(producer_state, self._leader_roots)
         self._ahead = CopiesAhead(self._root.log.location)
         self._fetcher = ReplicaFetcher(
-            replicas, self._leader_roots, purgatory, rules, settings, copier, self._ahead
+            replicas, self._leader_roots, purgatory, rules, settings, execution, self._ahead
         )
         self._failures = RepeatedFailures(_log)
         self._partitions: object = None
@@ -101,7 +99,7 @@ class Follower:
         if self._root.log.location.is_local:
             high_watermarks_wait_ms = 0
         report = TickReport()
-        before, jobs_before = self._root.commits(), self._copier.jobs
+        before = self._root.commits()
         news_before = self._replicas.news
         self._replicas.settle()
         followed = self._followed(metadata)
@@ -134,7 +132,6 @@ class Follower:
         effects.done("checkpoint")
         report.has_traffic = self._replicas.news != news_before
         report.commits = self._root.commits() - before
-        report.spark_jobs = self._copier.jobs - jobs_before
         self._seen = news
         return report
 
@@ -307,28 +304,30 @@ class Follower:
         below = {key for key, at in points.items() if at < self._replicas[key].high_watermark}
         staying = below - self._leave_isr(below, now_ms)
         points = {key: offset for key, offset in points.items() if key not in staying}
+        log = self._root.log
+        dropped = {key: log.batches(key, offset) for key, offset in points.items()}
+        slices = [
+            Slice(log.location, batch, 0, points[key], log.location)
+            for key, batches in dropped.items()
+            for batch in batches
+            if batch.base_offset < points[key]
+        ]
         removed: list[Batch] = []
         kept: list[Batch] = []
         unreadable: set[TopicIdPartition] = set()
-        log = self._root.log
         with log.discarding(kept):
-            for key, offset in points.items():
-                batches = log.batches(key, offset)
-                try:
-                    kept += [
-                        rewrite_slice(log.location, batch, 0, offset, log.location)
-                        for batch in batches
-                        if batch.base_offset < offset
-                    ]
-                except StorageError as error:
-                    self._failures.error(
-                        key, "batch not cut", partition=key.partition, fault=str(error)
-                    )
-                    self._replicas.check_batch(batches[0])
-                    unreadable.add(key)
+            for one, part in zip(slices, self._execution.cut(slices), strict=True):
+                key = one.batch.topic_id_partition
+                if isinstance(part, Batch):
+                    kept.append(part)
                     continue
-                removed += batches
-                self._announce_truncation(key, offset)
+                self._failures.error(key, "batch not cut", partition=key.partition, fault=part)
+                self._replicas.check_batch(one.batch)
+                unreadable.add(key)
+            for key, offset in points.items():
+                if key not in unreadable:
+                    removed += dropped[key]
+                    self._announce_truncation(key, offset)
             cut = {key: offset for key, offset in points.items() if key not in unreadable}
             for key, offset in cut.items():
                 replica = self._replicas[key]

@@ -16,7 +16,8 @@ from sparklog.cluster.roots import BrokerRoot
 from sparklog.config import Settings
 from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import RowTuples, Rules
-from sparklog.storage.batch_files import BatchFile, PassingFault, files_faults
+from sparklog.storage.batch_files import BatchFile, PassingFault
+from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 from sparklog.storage.request_files import ProduceRequest, RequestPartition
 
@@ -55,9 +56,11 @@ class Appends:
         producer_state: ProducerState,
         rules: Rules,
         settings: Settings,
+        execution: Execution,
         polled_at_ms: int,
     ) -> None:
         self._root = root
+        self._execution = execution
         self._rules = rules
         self._settings = settings
         self.inbox = Inbox(root, polled_at_ms)
@@ -174,7 +177,7 @@ class Appends:
             for request in requests
         ]
         faults: list[str | None] = [None] * len(candidates)
-        found = files_faults(self._root.log.location, files)
+        found = self._execution.check(self._root.log.location, files)
         for number, request, fault in zip(readable, requests, found, strict=True):
             is_used = self._root.log.was_committed(request.path)
             used_fault = "its path was committed before" if is_used else None

@@ -23,6 +23,7 @@ from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 
 _log = get_logger(__name__)
@@ -40,6 +41,7 @@ class Leader:
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
+        execution: Execution,
         now_ms: int,
     ) -> None:
         self._broker_id = broker_id
@@ -50,7 +52,7 @@ class Leader:
         self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
         polled_at_ms = replicas.last_report_ms() or now_ms
-        self.appends = Appends(self._root, producer_state, rules, settings, polled_at_ms)
+        self.appends = Appends(self._root, producer_state, rules, settings, execution, polled_at_ms)
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None

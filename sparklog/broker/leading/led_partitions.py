@@ -21,8 +21,9 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
+from sparklog.protocol.replication.high_watermark import may_advance
 from sparklog.protocol.replication.isr_expand import may_expand
-from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind
+from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind, may_leave
 from sparklog.protocol.rules import RowTuples, Rules
 
 _log = get_logger(__name__)
@@ -185,7 +186,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         that have fired, each with its partitions.
         """
         keys = keys & self.keys()
-        shrunk = self._change_isr("isr_shrink", keys, metadata, now_ms)
+        lagging = {key for key in keys if self[key].proposed_isr or self._may_shrink(key, now_ms)}
+        shrunk = self._change_isr("isr_shrink", lagging, metadata, now_ms)
         moved = self._advance_high_watermarks(shrunk, metadata, now_ms)
         short = {key for key in keys if may_expand(*_sizes(self[key].state))}
         expanded = self._change_isr("isr_expand", short, metadata, now_ms)
@@ -268,6 +270,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
 
     def _advance_high_watermarks(self, keys: Keys, metadata: Metadata, now_ms: int) -> Keys:
         """Stage the high watermarks that the rule gives; return the partitions that moved."""
+        keys = {key for key in keys if self._may_advance(key)}
         if not keys:
             return set()
         moved = set()
@@ -284,6 +287,29 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                 )
                 moved.add(key)
         return moved
+
+    def _may_advance(self, key: TopicIdPartition) -> bool:
+        leadership = self[key]
+        ends = (
+            self._replicas.log_end_offset(key)
+            if one == self._broker_id
+            else leadership.progress.get(one, _NO_PROGRESS).log_end_offset
+            for one in leadership.state.isr
+        )
+        return may_advance(self._replicas[key].high_watermark, ends)
+
+    def _may_shrink(self, key: TopicIdPartition, now_ms: int) -> bool:
+        leadership = self[key]
+        return any(
+            may_leave(
+                leadership.progress.get(one, _NO_PROGRESS).last_caught_up_ms,
+                now_ms,
+                self._settings.replica_lag_time_max_ms,
+                self._settings.replica_lag_max_messages,
+            )
+            for one in leadership.state.isr
+            if one != self._broker_id
+        )
 
     def _change_isr(self, rule: str, keys: Keys, metadata: Metadata, now_ms: int) -> Keys:
         """Commit the ISR changes that `rule` gives; return the partitions that were changed.

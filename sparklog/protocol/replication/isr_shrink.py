@@ -1,4 +1,4 @@
-"""Necessary condition of a change by time in `isr_shrink` and `high_watermark` (rules 2.1, 5.1)."""
+"""Necessary conditions of `isr_shrink`, and of a change of `high_watermark` by time (2.1, 5.1)."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def may_have_fallen_behind(
         return False
     ran_out_after_ms = last_caught_up_ms + lag_time_max_ms
     return polled_at_ms <= ran_out_after_ms < now_ms
+
+
+def may_leave(
+    last_caught_up_ms: int | None,
+    now_ms: int,
+    lag_time_max_ms: int,
+    lag_max_messages: int | None,
+) -> bool:
+    """Return False only if `isr_shrink` does not give this follower: its time has not run out."""
+    has_limit = lag_max_messages is not None
+    return has_limit or last_caught_up_ms is None or now_ms - last_caught_up_ms > lag_time_max_ms

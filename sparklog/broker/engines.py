@@ -1,0 +1,69 @@
+"""The engines of a broker: where its rules run (`rules.engine`) and its record work (`execution`).
+
+Both are decided once, at the start of an application.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparklog.config import Settings
+from sparklog.errors import ConfigError
+from sparklog.logger import get_logger
+from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import Rules, SparkRules
+from sparklog.spark_jobs import has_executors
+from sparklog.storage.execution import (
+    DriverExecution,
+    Execution,
+    executors_fault,
+    spark_execution,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = get_logger(__name__)
+
+
+def rules_of(settings: Settings, spark: SparkSession | None) -> Rules:
+    """Return the engine of the rules; `ConfigError` if it is Spark and there is none."""
+    if settings.rules_engine == "duckdb":
+        return DriverRules()
+    return SparkRules(_required(spark, "rules.engine"))
+
+
+def execution_of(settings: Settings, spark: SparkSession | None) -> Execution:
+    """Return the place of the work on record bytes.
+
+    Executors are checked by one job. If they cannot run this package, execution=auto logs it and
+    stays in the driver. Raises `ConfigError` if execution is spark and there is no Spark, or its
+    executors cannot do it.
+    """
+    is_always = settings.execution == "spark"
+    if is_always:
+        _required(spark, "execution")
+    if settings.execution == "driver" or spark is None:
+        return DriverExecution()
+    if is_always or has_executors(spark):
+        fault = executors_fault(spark)
+        if fault is not None and is_always:
+            raise ConfigError(f"execution=spark is not possible: {fault}")
+        if fault is not None:
+            _log.warning("record work stays in the driver", fault=fault)
+            return DriverExecution()
+    return spark_execution(
+        spark,
+        is_always=is_always,
+        min_bytes=settings.execution_spark_min_bytes,
+        bytes_per_task=settings.execution_spark_bytes_per_task,
+    )
+
+
+def _required(spark: SparkSession | None, key: str) -> SparkSession:
+    if spark is None:
+        raise ConfigError(
+            f"configuration key {key} is spark, but this application runs without Spark: start it "
+            f"with Spark, or remove {key}"
+        )
+    return spark

@@ -1,0 +1,264 @@
+"""Work on record bytes, in this process or in the tasks of a Spark job (key `execution`).
+
+Four kinds of work have the size of the records: a leader's check of batch files, a follower's
+copies, the cut of a batch that straddles an offset, and merging. Everything else is metadata.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import sparklog
+from sparklog.errors import StorageError
+from sparklog.logger import RepeatedFailures, get_logger
+from sparklog.model import Batch, batch_id, new_batch_path
+from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks
+from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
+from sparklog.storage.batch_merging import Merge, merge_batches
+from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import discard_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = get_logger(__name__)
+
+_Of = TypeVar("_Of")
+_Result = TypeVar("_Result")
+
+
+class Slice(NamedTuple):
+    """The records of a batch with from_offset <= offset < below_offset, to become a new batch."""
+
+    source: Location
+    batch: Batch
+    from_offset: int
+    below_offset: int
+    target: Location
+
+
+class Execution(Protocol):
+    """The place of the work on record bytes.
+
+    Each method returns a result or a failure as text for each item, in the order of the items. A
+    failure does not affect the other items.
+    """
+
+    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+        """Check files that requests name; return the fault of each, or `None` (3.5, 3.7)."""
+        ...
+
+    def copy(self, copies: Sequence[Copy]) -> list[Copied]:
+        """Copy files byte for byte; return the path of each copy, and its failure if it failed."""
+        ...
+
+    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+        """Write parts of batches as new batches; return the new batches (6.3, 6.5).
+
+        Raises `OSError` if a new batch cannot be written.
+        """
+        ...
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """Write adjacent batches as one; return the merged batches (8.4)."""
+        ...
+
+
+class DriverExecution:
+    """Work in the threads of this process."""
+
+    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+        """See `Execution.check`."""
+        return files_faults(log, files)
+
+    def copy(self, copies: Sequence[Copy]) -> list[Copied]:
+        """See `Execution.copy`."""
+        return copy_files(copies)
+
+    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+        """See `Execution.cut`."""
+        written: list[Batch | str] = []
+        try:
+            for one in slices:
+                part = _cut(one)
+                written.append(part)
+        except OSError:
+            # Repeated attempts must not fill the disk.
+            for one, part in zip(slices, written, strict=False):
+                if isinstance(part, Batch):
+                    discard_file(one.target, part.path)
+            raise
+        return written
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """See `Execution.merge`."""
+        return [merge_batches(merge) for merge in merges]
+
+
+class SparkExecution:
+    """Work in the tasks of one Spark job for each call; small work stays in this process.
+
+    Parameters: `min_bytes`, the bytes from which on a call is a job, 0 for all calls;
+    `bytes_per_task`, the bytes for which a task is started.
+
+    A task that is run again, after its executor was lost or by speculation, writes files of its
+    own. Those of the other attempt are named by no commit. If a job fails nevertheless, the work is
+    done in this process, and a warning is logged.
+    """
+
+    def __init__(self, spark: SparkSession, min_bytes: int, bytes_per_task: int) -> None:
+        self._spark = spark
+        self._min_bytes = min_bytes
+        self._bytes_per_task = bytes_per_task
+        self._driver = DriverExecution()
+        self._failures = RepeatedFailures(_log)
+
+    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+        """See `Execution.check`."""
+        return self._run(
+            "check",
+            partial(file_fault, log),
+            files,
+            [file.size_bytes for file in files],
+            partial(self._driver.check, log),
+        )
+
+    def copy(self, copies: Sequence[Copy]) -> list[Copied]:
+        """See `Execution.copy`."""
+        sizes = [copy.size_bytes for copy in copies]
+        return self._run("copy", _copied, copies, sizes, self._driver.copy)
+
+    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+        """See `Execution.cut`."""
+        sizes = [one.batch.size_bytes for one in slices]
+        return self._run("truncate", _cut, slices, sizes, self._driver.cut)
+
+    def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
+        """See `Execution.merge`."""
+        sizes = [merge.size_bytes for merge in merges]
+        return self._run("merge", _merged, merges, sizes, self._driver.merge)
+
+    def _run(
+        self,
+        action: str,
+        function: Callable[[_Of], _Result],
+        items: Sequence[_Of],
+        sizes: Sequence[int],
+        in_driver: Callable[[Sequence[_Of]], list[_Result]],
+    ) -> list[_Result]:
+        from pyspark.errors import PySparkException
+
+        total = sum(sizes)
+        if not items or total < self._min_bytes:
+            return in_driver(items)
+        most = _TASKS_PER_SLOT * parallelism(self._spark)
+        shares = _shares(sizes, min(most, max(1, -(-total // self._bytes_per_task))))
+        try:
+            given = [[items[number] for number in share] for share in shares]
+            results = run_in_tasks(self._spark, action, function, given)
+        except PySparkException as error:
+            self._failures.warning(
+                action, "job failed, done in the driver", action=action, error=one_line(error)
+            )
+            return in_driver(items)
+        self._failures.over(action)
+        by_number = {
+            number: result
+            for share, of in zip(shares, results, strict=True)
+            for number, result in zip(share, of, strict=True)
+        }
+        return [by_number[number] for number in range(len(items))]
+
+
+_TASKS_PER_SLOT = 4
+"""The most tasks for each that runs at once: a lost executor costs a small part of the work."""
+
+
+def spark_execution(
+    spark: SparkSession, *, is_always: bool, min_bytes: int, bytes_per_task: int
+) -> Execution:
+    """Return the execution for a session: all work in tasks, or that which is worth a job.
+
+    Without executors (master `local`) tasks share the driver's processors, whose threads copy twice
+    as fast.
+    """
+    if is_always:
+        return SparkExecution(spark, 0, bytes_per_task)
+    if has_executors(spark):
+        return SparkExecution(spark, min_bytes, bytes_per_task)
+    return DriverExecution()
+
+
+def executors_fault(spark: SparkSession) -> str | None:
+    """Return the reason why the executors cannot run this package's code, or `None` if they can.
+
+    One job with a task for each core imports what the tasks of `run_in_tasks` need.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        found = run_in_tasks(
+            spark, "check of the executors", _version, [[0]] * max(2, parallelism(spark))
+        )
+    except PySparkException as error:
+        return _executor_fault(str(error))
+    others = {version for share in found for version in share} - {sparklog.__version__}
+    if others:
+        return (
+            f"the executors have sparklog {', '.join(sorted(others))}, the driver has "
+            f"{sparklog.__version__}: {_REMEDY}"
+        )
+    return None
+
+
+_REMEDY = (
+    "install the driver's release of sparklog and its dependencies on the workers, or give "
+    "spark-submit the zip that `make bundle` writes, with --py-files (Spark imports no .whl)"
+)
+
+
+def _version(_: int) -> str:
+    """Return this package's version; the import of this module needs all that tasks need."""
+    return sparklog.__version__
+
+
+def _executor_fault(error: str) -> str:
+    missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
+    if missing is not None:
+        return f"the executors lack the Python package {missing[1]}: {_REMEDY}"
+    lines = [line for line in error.splitlines() if line.strip()]
+    return f"the executors cannot run Python tasks: {lines[0] if lines else 'unknown error'}"
+
+
+def _copied(copy: Copy) -> Copied:
+    """Copy a file in a task, to a path that no other attempt uses."""
+    path = new_batch_path(batch_id(copy.target_path))
+    return Copied(path, copy_file(copy._replace(target_path=path)))
+
+
+def _merged(merge: Merge) -> Batch | str:
+    """Merge batches in a task, into a path that no other attempt uses."""
+    return merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path))))
+
+
+def _cut(one: Slice) -> Batch | str:
+    try:
+        return rewrite_slice(one.source, one.batch, one.from_offset, one.below_offset, one.target)
+    except StorageError as error:
+        return str(error)
+
+
+def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Distribute item numbers to at most `count` tasks with about equal bytes each."""
+    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    dealt = [(0, number) for number in range(len(shares))]
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        size, least = heapq.heappop(dealt)
+        shares[least].append(item)
+        heapq.heappush(dealt, (size + sizes[item], least))
+    return shares

@@ -1,0 +1,247 @@
+"""Work on record bytes has the same results in this process and in Spark's tasks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparklog.model import Batch, new_batch_path
+from sparklog.spark_jobs import jobs_started, role, run_in_tasks
+from sparklog.storage import execution as executing
+from sparklog.storage.batch_files import (
+    BatchFile,
+    PassingFault,
+    file_checksum,
+    read_records,
+    rewrite_slice,
+)
+from sparklog.storage.batch_merging import Merge
+from sparklog.storage.copying import Copy
+from sparklog.storage.execution import (
+    DriverExecution,
+    Execution,
+    Slice,
+    SparkExecution,
+    executors_fault,
+    spark_execution,
+)
+from sparklog.storage.location import Location
+from tests.storage.batches import batch_of_file, write_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def log(root: Location) -> Location:
+    return root.child("log")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Location:
+    return Location.of(str(tmp_path / "other root" / "log"))
+
+
+@pytest.fixture(params=["driver", "spark"])
+def execution(request: pytest.FixtureRequest, spark: SparkSession) -> Execution:
+    """Work in this process, and all work in tasks, of which each gets few bytes."""
+    return DriverExecution() if request.param == "driver" else SparkExecution(spark, 0, 100)
+
+
+def copy_of(log: Location, file: BatchFile, target: Location) -> Copy:
+    batch_id = batch_of_file(file).batch_id
+    path = new_batch_path(batch_id)
+    return Copy(log, file.path, target, path, file.size_bytes, file.checksum)
+
+
+class TestBothExecutions:
+    """A failure of an item does not affect the others, and results have the items' order."""
+
+    def test_check_files(self, execution: Execution, log: Location) -> None:
+        """A sound file has no fault, a missing one may still arrive, a changed one never counts."""
+        sound, missing, changed = (write_file(log, [b"v%d" % number]) for number in range(3))
+        Path(log.uri, missing.path).unlink()
+        content = bytearray(Path(log.uri, changed.path).read_bytes())
+        content[10] ^= 1
+        Path(log.uri, changed.path).write_bytes(content)
+        found = execution.check(log, [sound, missing, changed])
+        assert found == [None, "there is no such file", "its bytes do not match the checksum"]
+        assert [isinstance(one, PassingFault) for one in found] == [False, True, False]
+
+    def test_copy_files(self, execution: Execution, log: Location, target: Location) -> None:
+        """A copy has the same bytes, batch id and inbox; a failed copy leaves no file."""
+        files = [write_file(log, [b"v%d" % number]) for number in range(8)]
+        Path(log.uri, files[3].path).write_bytes(b"damaged")
+        Path(log.uri, files[5].path).unlink()
+        copies = [copy_of(log, file, target) for file in files]
+        found = execution.copy(copies)
+        assert [number for number, one in enumerate(found) if one.fault] == [3, 5]
+        sound = [(one, copy) for one, copy in zip(found, copies, strict=True) if one.fault is None]
+        for one, copy in sound:
+            assert file_checksum(target, one.path) == copy.checksum
+            assert batch_of_file(files[0])._replace(path=one.path).batch_id in copy.source_path
+        stored = {str(one.relative_to(target.uri)) for one in Path(target.uri).rglob("*.parquet")}
+        assert stored == {one.path for one, _ in sound}
+
+    def test_cut_batches(self, execution: Execution, log: Location, target: Location) -> None:
+        """A part has the records between two offsets, and the batch's identity."""
+        batch = batch_of_file(write_file(log, [b"a", b"b", b"c", b"d"]))._replace(base_offset=10)
+        gone = batch_of_file(write_file(log, [b"x"]))
+        Path(log.uri, gone.path).unlink()
+        failed, part = execution.cut(
+            [Slice(log, gone, 0, 1, target), Slice(log, batch, 11, 13, target)]
+        )
+        assert isinstance(failed, str)
+        assert gone.path in failed
+        assert isinstance(part, Batch)
+        assert part.batch_id == batch.batch_id
+        assert [(one.offset, one.value) for one in read_records(target, [part], 0, 99)] == [
+            (11, b"b"),
+            (12, b"c"),
+        ]
+
+    def test_merge_batches(self, execution: Execution, log: Location) -> None:
+        """A merged batch has the records of all its batches."""
+        runs = [_adjacent(log, number) for number in range(3)]
+        Path(log.uri, runs[1][0].path).unlink()
+        found = execution.merge([Merge(log, run, new_batch_path()) for run in runs])
+        assert [isinstance(one, Batch) for one in found] == [True, False, True]
+        for run, merged in zip(runs, found, strict=True):
+            if isinstance(merged, Batch):
+                values = [one.value for one in read_records(log, run, 0, 99)]
+                assert [one.value for one in read_records(log, [merged], 0, 99)] == values
+
+    def test_nothing_to_do_is_no_job(self, execution: Execution, log: Location) -> None:
+        """A tick without work starts no job."""
+        before = jobs_started()
+        assert not execution.check(log, [])
+        assert not execution.copy([])
+        assert not execution.cut([])
+        assert not execution.merge([])
+        assert jobs_started() == before
+
+
+def _adjacent(log: Location, number: int) -> tuple[Batch, ...]:
+    files = [write_file(log, [b"%d %d" % (number, at)] * 2) for at in range(3)]
+    return tuple(batch_of_file(file)._replace(base_offset=2 * at) for at, file in enumerate(files))
+
+
+def test_a_call_is_one_named_job_with_tasks_by_bytes(
+    spark: SparkSession, log: Location, target: Location
+) -> None:
+    """Spark's UI shows "broker 1, follower: copy"; a task has the bytes of bytes_per_task."""
+    files = [write_file(log, [os.urandom(1000)]) for _ in range(6)]
+    execution = SparkExecution(spark, 0, 2 * files[0].size_bytes)
+    before = jobs_started()
+    with role("broker 1, follower"):
+        execution.copy([copy_of(log, file, target) for file in files])
+    assert jobs_started() - before == 1
+    newest = _jobs(spark)[0]
+    assert newest.description().get() == "broker 1, follower: copy"
+    assert newest.numTasks() == 3
+    assert spark.sparkContext.getLocalProperty("spark.job.description") is None
+
+
+def _jobs(spark: SparkSession) -> list[Any]:
+    """Return Spark's own jobs, the newest first."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    found = store.jobsList(None)
+    return [found.apply(number) for number in range(found.size())]
+
+
+@pytest.mark.parametrize(("min_bytes", "jobs"), [(1 << 30, 0), (1, 1)])
+def test_work_below_the_minimum_stays_in_the_driver(
+    spark: SparkSession, log: Location, target: Location, min_bytes: int, jobs: int
+) -> None:
+    """execution=auto: a job starts from execution.spark.min.bytes on."""
+    execution = SparkExecution(spark, min_bytes, 1 << 20)
+    before = jobs_started()
+    [copied] = execution.copy([copy_of(log, write_file(log, [b"v"]), target)])
+    assert (copied.fault, jobs_started() - before) == (None, jobs)
+
+
+def test_without_executors_auto_stays_in_the_driver(spark: SparkSession) -> None:
+    """On a local master tasks would share the driver's processors."""
+    auto = spark_execution(spark, is_always=False, min_bytes=0, bytes_per_task=1)
+    assert isinstance(auto, DriverExecution)
+    always = spark_execution(spark, is_always=True, min_bytes=9, bytes_per_task=1)
+    assert isinstance(always, SparkExecution)
+
+
+def test_a_task_that_fails_again_and_again_is_done_in_the_driver(
+    spark: SparkSession,
+    log: Location,
+    target: Location,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The job fails, a warning says so once, and the files are copied nevertheless."""
+
+    def refused(*_: object) -> Iterator[None]:
+        from pyspark.errors import PySparkException
+
+        raise PySparkException("Job aborted due to stage failure")
+
+    monkeypatch.setattr(executing, "run_in_tasks", refused)
+    execution = SparkExecution(spark, 0, 1 << 20)
+    for _ in range(2):
+        [copied] = execution.copy([copy_of(log, write_file(log, [b"v"]), target)])
+        assert copied.fault is None
+    warnings = [one for one in caplog.records if "job failed" in one.message]
+    assert len(warnings) == 1
+
+
+def test_cut_files_of_a_full_disk_are_removed(
+    log: Location, target: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a part cannot be written, the parts before it are removed: attempts are repeated."""
+    batches = [batch_of_file(write_file(log, [b"a", b"b"])) for _ in range(2)]
+    cut = rewrite_slice
+    written: list[Batch] = []
+
+    def full(*of: Any) -> Batch:
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(cut(*of))
+        return written[0]
+
+    monkeypatch.setattr(executing, "rewrite_slice", full)
+    with pytest.raises(OSError, match="No space left"):
+        DriverExecution().cut([Slice(log, batch, 1, 2, target) for batch in batches])
+    assert written
+    assert not list(Path(target.uri).rglob("*.parquet"))
+
+
+def test_shares_keep_their_order_and_have_one_task_each(spark: SparkSession) -> None:
+    """The results of each share are those of its members, in order."""
+    shares = [[1, 2], [3], [], [4, 5, 6]]
+    assert run_in_tasks(spark, "square", _square, shares) == [[1, 4], [9], [], [16, 25, 36]]
+
+
+def _square(number: int) -> int:
+    return number * number
+
+
+def test_the_executors_of_this_session_can_run_the_package(spark: SparkSession) -> None:
+    """Its workers have the environment of this process."""
+    assert executors_fault(spark) is None
+
+
+def test_executors_with_another_release_or_without_the_package_are_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says what the executors lack, and what to do."""
+    monkeypatch.setattr("sparklog.__version__", "0.0.1")
+    found = executors_fault(spark)
+    assert found is not None
+    assert "the driver has 0.0.1" in found
+    monkeypatch.undo()
+    text = "  File x\nModuleNotFoundError: No module named 'sparklog'\n"
+    assert executing._executor_fault(text).startswith(
+        "the executors lack the Python package sparklog: install the driver's release"
+    )
