@@ -38,6 +38,7 @@ from sparklog.errors import FencedError, SparklogError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules, SparkRules
+from sparklog.session import has_ended
 from sparklog.storage.copying import ProcessCopier, SparkCopier
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.location import Location
@@ -444,7 +445,7 @@ class Application:
             self._fatal = self._fenced[-1]
         elif not self._heartbeats.is_alive():
             self._fatal = SparklogError("the heartbeats have ended: see the log, and restart")
-        elif self._spark is not None and _has_ended(self._spark):
+        elif self._spark is not None and has_ended(self._spark):
             self._fatal = SparklogError("Spark has ended, so nothing can be copied: restart")
         return self._fatal is None
 
@@ -630,13 +631,3 @@ def _check_owner(found: RootFormat, cluster_id: str | None, broker_id: int) -> N
         f"{uri} belongs to broker {found.broker_id} of cluster {found.cluster_id}, "
         f"not to broker {broker_id} of {wanted} correct broker.id, log.dirs or cluster.root"
     )
-
-
-def _has_ended(spark: SparkSession) -> bool:
-    """Whether Spark was stopped, or its JVM is gone (as when spark-submit was killed)."""
-    from py4j.protocol import Py4JError
-
-    try:
-        return bool(spark.sparkContext._jsc.sc().isStopped())
-    except (AttributeError, Py4JError, OSError):
-        return True
