@@ -181,6 +181,8 @@ def create_views(
     >>> spark.sql("select topic, partitions from topics where topic = 'clicks'").collect()
     [Row(topic='clicks', partitions=2)]
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     check_session(spark)
     connection = connection_of(connection, storage_options)
     roots = [
@@ -219,7 +221,8 @@ def create_views(
             readable.append(frames)
     for name, columns in (BROKER_VIEWS | {"records": RECORDS}).items():
         parts = [frames[name].select(columns.names) for frames in readable]
-        empty = spark.createDataFrame(columns.empty_table())
+        # Spark Connect takes no empty Arrow table.
+        empty = spark.createDataFrame([], from_arrow_schema(columns))
         views[name] = reduce(lambda one, other: one.unionAll(other), parts or [empty])
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
