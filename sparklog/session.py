@@ -187,7 +187,7 @@ def has_ended(spark: SparkSession) -> bool:
     the session.
     """
     if is_connect(spark):
-        return bool(cast(Any, spark).is_stopped) or _probe_of(spark).has_failed()
+        return bool(cast(Any, spark).is_stopped) or server_probe(spark).has_failed()
     from py4j.protocol import Py4JError
 
     try:
@@ -196,48 +196,59 @@ def has_ended(spark: SparkSession) -> bool:
         return True
 
 
-class _Probe:
-    """Requests to a server of Spark Connect, whose client repeats failed requests for minutes."""
+class ServerProbe:
+    """Requests to a server of Spark Connect, whose client repeats failed requests for minutes.
+
+    Attributes: `answers`, the number of requests that the server has answered.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
+        # Probes are kept by session, and must not keep the session.
         self._spark = weakref.ref(spark)
         self._lock = threading.Lock()
-        self._asked_at = float("-inf")
-        self._is_answered = True
+        self._asked_at: float | None = None
+        self._ended_at = float("-inf")
         self._is_refused = False
+        self.answers = 0
 
     def has_failed(
         self, every_seconds: float = _PROBE_SECONDS, answer_seconds: float = _ANSWER_SECONDS
     ) -> bool:
         """Return whether a request has failed or is overdue; begin another one if it is due."""
         with self._lock:
-            since_seconds = time.monotonic() - self._asked_at
+            now = time.monotonic()
             if self._is_refused:
                 return True
-            if not self._is_answered:
-                return since_seconds > answer_seconds
-            if since_seconds >= every_seconds:
-                self._asked_at, self._is_answered = time.monotonic(), False
+            if self._asked_at is not None:
+                return now - self._asked_at > answer_seconds
+            if now - self._ended_at >= every_seconds:
+                self._asked_at = now
                 threading.Thread(target=self._ask, name="spark-probe", daemon=True).start()
             return False
 
     def _ask(self) -> None:
         spark = self._spark()
-        try:
-            if spark is not None:
-                spark.conf.get("spark.sql.session.timeZone")
-        except Exception:  # noqa: BLE001 - any failure of such a request means the same
-            self._is_refused = True
-        else:
-            with self._lock:
-                self._is_answered = True
+        is_answered = spark is not None and _answers(spark)
+        with self._lock:
+            self._asked_at, self._ended_at = None, time.monotonic()
+            self.answers += is_answered
+            self._is_refused = not is_answered
 
 
-_probes: weakref.WeakKeyDictionary[Any, _Probe] = weakref.WeakKeyDictionary()
+def _answers(spark: SparkSession) -> bool:
+    try:
+        spark.conf.get("spark.sql.session.timeZone")
+    except Exception:  # noqa: BLE001 - any failure of such a request means the same
+        return False
+    return True
 
 
-def _probe_of(spark: SparkSession) -> _Probe:
-    return _probes.setdefault(spark, _Probe(spark))
+_probes: weakref.WeakKeyDictionary[SparkSession, ServerProbe] = weakref.WeakKeyDictionary()
+
+
+def server_probe(spark: SparkSession) -> ServerProbe:
+    """Return the probe of the server to which a session of Spark Connect belongs."""
+    return _probes.setdefault(spark, ServerProbe(spark))
 
 
 def _connected() -> SparkSession | None:

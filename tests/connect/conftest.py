@@ -50,6 +50,18 @@ class ConnectServer:
         """Run a program of `tests/connect/programs`, and return the JSON that it prints."""
         return run_program(program, *arguments, SPARK_REMOTE=self.url, **environment)
 
+    def start(self, program: str) -> subprocess.Popen[str]:
+        """Start a program, and return its process."""
+        return subprocess.Popen(
+            [sys.executable, PROGRAMS / program],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "SPARK_REMOTE": self.url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def close(self) -> None:
         """Stop the server."""
         self.process.communicate()
