@@ -268,6 +268,7 @@ def _connect(remote: str, wanted: Mapping[str, str], memory: str | None) -> Spar
 
     try:
         if not _is_local(remote):
+            _await_server(remote)
             settings = {key: value for key, value in SETTINGS.items() if _is_of_session(key)}
             builder = SparkSession.builder.remote(remote)
             for key, value in {**settings, **wanted}.items():
@@ -293,6 +294,23 @@ def _connect(remote: str, wanted: Mapping[str, str], memory: str | None) -> Spar
             f"there is no connection to Spark Connect at {remote} ({reason}): start its server, or "
             "correct SPARK_REMOTE"
         ) from error
+
+
+def _await_server(remote: str) -> None:
+    """Wait until the port of a server is open; Spark's client would try for ten minutes."""
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(remote).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+    except grpc.FutureTimeoutError as error:
+        raise SparklogError(
+            f"no server of Spark Connect answers at {remote} within {_ANSWER_SECONDS:g} s: start "
+            "it, or correct the address or SPARK_REMOTE"
+        ) from error
+    finally:
+        channel.close()
 
 
 def _is_of_session(key: str) -> bool:

@@ -44,7 +44,7 @@ def test_a_batch_is_written_and_read_in_every_way(server: ConnectServer, folder:
 def test_a_producer_sends_held_rows_and_those_of_tasks(server: ConnectServer, folder: Path) -> None:
     """SparkProducer works without a JVM, and a repeated micro-batch is stored once."""
     found = server.run("clients.py", folder, "produced")
-    assert found["produced"] == {"errors": ["NONE"], "records": True, "repeated": [1, 0]}
+    assert found["produced"] == {"errors": ["NONE"], "records": 52, "repeated": [1, 0]}
     assert found["jvm"] is False
 
 

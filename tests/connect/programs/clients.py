@@ -53,11 +53,14 @@ def produced(spark: SparkSession, cluster: str) -> dict[str, Any]:
     made = spark.range(50).selectExpr("concat('made', id) value")
     responses = [*producer.send(held, "produced").result().values()]
     responses += producer.send(made, "produced").result().values()
-    once = [producer.send(held, "produced", micro_batch=("q", 0)).record_count for _ in range(2)]
-    producer.send(held, "produced", micro_batch=("q", 1)).result()
+    once = []
+    for _ in range(2):
+        pending = producer.send(held, "produced", micro_batch=("q", 0))
+        once.append(pending.record_count)
+        pending.result()
     return {
         "errors": sorted({one.error for one in responses}),
-        "records": read(spark, cluster, "produced").count() >= 51,
+        "records": read(spark, cluster, "produced").count(),
         "repeated": once,
     }
 
