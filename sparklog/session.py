@@ -64,7 +64,7 @@ _CONNECT_MODULE = "pyspark.sql.connect"
 _PROBE_SECONDS = 10.0
 """Seconds between two requests by which `has_ended` checks a server of Spark Connect."""
 
-_ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds without an answer after which such a server counts as ended."""
 
 
@@ -212,7 +212,7 @@ class ServerProbe:
         self.answers = 0
 
     def has_failed(
-        self, every_seconds: float = _PROBE_SECONDS, answer_seconds: float = _ANSWER_SECONDS
+        self, every_seconds: float = _PROBE_SECONDS, answer_seconds: float = ANSWER_SECONDS
     ) -> bool:
         """Return whether a request has failed or is overdue; begin another one if it is due."""
         with self._lock:
@@ -252,7 +252,7 @@ def server_probe(spark: SparkSession) -> ServerProbe:
 
 
 def _connected() -> SparkSession | None:
-    """Return this process's session of Spark Connect, or `None` if it has none."""
+    """Return this process's session of Spark Connect, or `None` without one."""
     connect = sys.modules.get(f"{_CONNECT_MODULE}.session")
     if connect is None:
         return None
@@ -303,10 +303,10 @@ def _await_server(remote: str) -> None:
 
     channel = DefaultChannelBuilder(remote).toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+        grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
     except grpc.FutureTimeoutError as error:
         raise SparklogError(
-            f"no server of Spark Connect answers at {remote} within {_ANSWER_SECONDS:g} s: start "
+            f"no server of Spark Connect answers at {remote} within {ANSWER_SECONDS:g} s: start "
             "it, or correct the address or SPARK_REMOTE"
         ) from error
     finally:

@@ -18,7 +18,7 @@ def cluster_options(
     """Return the options of `format("sparklog")` that name a cluster.
 
     They replace the cluster's configuration file where Spark cannot read it: with Spark Connect,
-    the server would look for the file.
+    the server would read the file.
 
     Parameters
     ----------

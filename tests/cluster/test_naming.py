@@ -56,7 +56,7 @@ CLIENTS: list[Callable[..., Any]] = [Connection, Admin, Producer, Consumer]
 def test_a_client_takes_the_root_the_file_and_options(
     named: Named, client: Callable[..., Any]
 ) -> None:
-    """`Producer("cluster.yaml")` used to look for a cluster at that path."""
+    """`Producer("cluster.yaml")` took the file for the folder of a cluster before."""
     options = {"s3://logs": {"AWS_REGION": "eu-central-1"}}
     opened(client(named.root))
     opened(client(str(named.file)))

@@ -100,7 +100,7 @@ def test_a_session_of_spark_connect_reads_s3_with_nothing_set_by_hand(
 def test_a_missing_file_system_is_one_line_with_the_package(
     on_store: OnStore, server: ConnectServer
 ) -> None:
-    """Where hadoop-aws is missing, the error names the package of Spark's version of Hadoop."""
+    """Without hadoop-aws the error names the package of Spark's version of Hadoop."""
     for found in (
         run_program("stores.py", on_store.file, **ENVIRONMENT),
         server.run("stores.py", on_store.file, **ENVIRONMENT),

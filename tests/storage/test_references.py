@@ -89,7 +89,7 @@ def test_a_secret_scope_is_refused_with_the_place_where_databricks_resolves_it()
         location(AWS_SECRET_ACCESS_KEY="{{secrets/logs/key}}")
 
 
-def test_credentials_are_told_from_other_options() -> None:
+def test_credentials_are_distinguished_from_other_options() -> None:
     """Credentials are recognised by their keys, also in the spelling of environment variables."""
     secret = (
         *("AWS_SECRET_ACCESS_KEY", "aws_session_token", "token", "secret_access_key"),

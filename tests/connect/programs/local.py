@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sparklog import SparklogError, spark_session
+from sparklog import SparklogError, session, spark_session
 from sparklog.session import is_connect
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def pythons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def main() -> None:
     [_, place] = sys.argv
     if place.startswith("sc://"):
+        session.ANSWER_SECONDS = 1.0
         try:
             spark_session(remote=place)
         except SparklogError as error:
