@@ -44,13 +44,17 @@ class DefaultSource(DataSource):
     """`format("sparklog")` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
     Options are those of Spark's Kafka connector. An option that is unknown or has no meaning is
-    refused with a `ConfigError` that names it.
+    refused with a `ConfigError` that names it. The configuration file is read where the query is
+    planned, on the driver or the server of Spark Connect; `sparklog.cluster_options` replaces it.
 
     Read Options
     ------------
     cluster : str, required
         The path or URI of the cluster root, or its configuration file (*.yaml). A relative path is
         relative to the folder in which Spark was started.
+    storageOptions : JSON
+        The options of object stores by URI prefix; they take precedence over the file's. Secrets
+        are references, `${NAME}`, to environment variables of the driver and the executors.
     assign : JSON
         One of `assign`, `subscribe` and `subscribePattern` is required: the partitions by topic,
         such as `{"topicA":[0,1]}`.
@@ -103,7 +107,7 @@ class DefaultSource(DataSource):
 
     Write Options
     -------------
-    cluster : str, required
+    cluster, storageOptions : str, JSON
         As for reading.
     topic : str
         The topic of all rows; without it the column `topic` is required.
@@ -164,10 +168,12 @@ class DefaultSource(DataSource):
         """
         from sparklog.datasource.columns import ddl
         from sparklog.datasource.options import parse_read_options
+        from sparklog.datasource.plan_options import check_plan_options
         from sparklog.datasource.replica_state import asks_for_state, state_ddl
 
         if asks_for_state(self.options):
             return state_ddl(self.options)
+        check_plan_options(self.options)
         return ddl(include_headers=parse_read_options(self.options).include_headers)
 
     @errors_in_one_line()
@@ -278,6 +284,7 @@ class DefaultSource(DataSource):
         return StreamWriter(self._write_options(schema, overwrite))
 
     def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
+        from sparklog.datasource.plan_options import check_plan_options
         from sparklog.datasource.write_options import parse_write_options
         from sparklog.datasource.write_schema import check_write_schema
         from sparklog.errors import ConfigError
@@ -286,6 +293,7 @@ class DefaultSource(DataSource):
             raise ConfigError(
                 "a log is only appended to: use mode('append'), or outputMode('append')"
             )
+        check_plan_options(self.options)
         options = parse_write_options(self.options)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         check_write_schema(types, options)

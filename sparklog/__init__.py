@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparklog.consumer.consumer import Consumer
     from sparklog.consumer.spark import SparkConsumer
     from sparklog.datasource.native_read import read
+    from sparklog.datasource.plan_options import cluster_options
     from sparklog.errors import ProtocolError, SparklogError
     from sparklog.groups.committed_offsets import OffsetAndMetadata
     from sparklog.model import TopicPartition
@@ -45,6 +46,7 @@ _HOMES = {
     "SparkProducer": "sparklog.producer.spark",
     "SparklogError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
+    "cluster_options": "sparklog.datasource.plan_options",
     "create_views": "sparklog.cluster.views",
     "read": "sparklog.datasource.native_read",
     "spark_session": "sparklog.session",
@@ -67,6 +69,7 @@ __all__ = [
     "SparklogError",
     "TopicPartition",
     "__version__",
+    "cluster_options",
     "create_views",
     "read",
     "spark_session",

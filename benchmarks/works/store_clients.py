@@ -19,7 +19,6 @@ from benchmarks.s3_store import CLIENT, Store, running_store
 from benchmarks.work import Work
 from benchmarks.works.store_record import PROCESSES
 from sparklog import Producer
-from sparklog.cluster.connection import connect
 from sparklog.errors import SparklogError
 from sparklog.producer.accumulator import RecordMetadata
 
@@ -139,7 +138,7 @@ def _produce(config_file: str, number: int, acknowledged: MutableSequence[int], 
             failures.append(error)
 
     parent = os.getppid()
-    producer = Producer(connect(config_file), buffer_memory=_BUFFER_BYTES)
+    producer = Producer(config_file, buffer_memory=_BUFFER_BYTES)
     while not failures and not stop.is_set() and os.getppid() == parent:
         for _ in range(100):
             # Hex digits compress 2:1.

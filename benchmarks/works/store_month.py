@@ -14,7 +14,6 @@ from benchmarks.s3_store import CLIENT, Store, running_store
 from benchmarks.work import Work
 from benchmarks.works.store_record import PROCESSES
 from sparklog import Producer
-from sparklog.cluster.connection import connect
 
 AT_REST, WITH_REQUESTS = "at rest", "a request every tick"
 DOLLARS = "$ a month"
@@ -63,7 +62,7 @@ def _measure(
 ) -> None:
     cluster.create_topic("records", _PARTITIONS)
     duration = bench.scaled(_MINUTE_SECONDS, least=2)
-    with Producer(connect(str(cluster.config_file))) as producer:
+    with Producer(cluster.config_file) as producer:
 
         def send(duration: float) -> None:
             """Send a request with one record to each partition every `interval` seconds."""

@@ -44,6 +44,7 @@ from sparklog.errors import (
     StorageError,
 )
 from sparklog.logger import RepeatedFailures, get_logger
+from sparklog.session import has_ended
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location
@@ -534,7 +535,7 @@ class Application:
         elif not self._heartbeats.is_alive():
             message = "the heartbeats have ended: see the log, and restart"
             self._fatal = ApplicationFailedError(message)
-        elif self._spark is not None and _has_ended(self._spark):
+        elif self._spark is not None and has_ended(self._spark):
             message = "Spark has ended, so nothing can be copied: restart"
             self._fatal = ApplicationFailedError(message)
         else:
@@ -769,18 +770,3 @@ def _check_owner(found: RootFormat, cluster_id: str, broker_id: int) -> None:
             f"{found.cluster_id}, not to broker {broker_id} of cluster {cluster_id}: correct "
             "broker.id, log.dirs or cluster.root"
         )
-
-
-def _has_ended(spark: SparkSession) -> bool:
-    """Whether Spark was stopped, or its JVM is gone (as when spark-submit was killed).
-
-    A session of Spark Connect has no JVM here; it ends when it is closed.
-    """
-    from py4j.protocol import Py4JError
-
-    if hasattr(spark, "is_stopped"):
-        return bool(spark.is_stopped)
-    try:
-        return bool(spark.sparkContext._jsc.sc().isStopped())
-    except (AttributeError, Py4JError, OSError):
-        return True

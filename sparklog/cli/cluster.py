@@ -1,10 +1,11 @@
-"""The `--cluster` option: the cluster that a command acts on, and the connection to it."""
+"""The options that name the cluster that a command acts on, and the connection to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -27,6 +28,21 @@ ClusterOption = Annotated[
 ]
 
 
+StorageOptionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options",
+        envvar="SPARKLOG_STORAGE_OPTIONS",
+        metavar="JSON",
+        help="Options of object stores by URI prefix, which take precedence over those of a "
+        "configuration file. Secrets are references: ${NAME} or ${file:/path}.",
+    ),
+]
+
+given_storage_options: ContextVar[str | None] = ContextVar("given_storage_options", default=None)
+"""The storage options of the command that runs."""
+
+
 class Cluster(NamedTuple):
     """A cluster as the command line names it: its root, and a configuration file's settings."""
 
@@ -34,20 +50,23 @@ class Cluster(NamedTuple):
     storage_options: StorageOptions
     settings: Settings | None
 
+    def __repr__(self) -> str:
+        """Leave out the storage options, which may contain credentials."""
+        return f"Cluster({self.root!r})"
+
     @classmethod
     def of(cls, text: str) -> Cluster:
         """Return the cluster whose root, or whose configuration file, is `text`.
 
-        Raises `ConfigError` if `text` is empty, or if the file is missing or not usable.
+        Raises `ConfigError` if `text` is empty, if the file is missing or not usable, or if
+        --storage-options is not usable.
         """
-        from sparklog.config import is_configuration_file, load_either
+        from sparklog.cluster.naming import named_cluster
 
         if not text.strip():
             raise ConfigError("--cluster is empty: name a cluster's root or configuration file")
-        if not is_configuration_file(text):
-            return cls(text, {}, None)
-        config = load_either(text)
-        return cls(config.cluster_root, config.storage_options, config)
+        named = named_cluster(text, given_storage_options.get())
+        return cls(named.root, named.storage_options, named.settings)
 
     def location(self, uri: str | None = None) -> Location:
         """Return the location at `uri`, by default that of the cluster's root."""

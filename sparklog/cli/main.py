@@ -13,7 +13,13 @@ from typer.core import TyperGroup
 
 from sparklog.cli import brokers, checkpoints, consumer_groups, topics
 from sparklog.cli.audit import audit
-from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.cluster import (
+    Cluster,
+    ClusterOption,
+    StorageOptionsOption,
+    given_storage_options,
+    reaching,
+)
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.errors import SparklogError, StorageError
 
@@ -45,6 +51,12 @@ app.add_typer(consumer_groups.app, name="consumer-groups")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command("audit")(audit)
 app.command("get-offsets")(get_offsets)
+
+
+@app.callback()
+def before_any_command(storage_options: StorageOptionsOption = None) -> None:
+    """A replicated log in Delta tables, kept by Spark jobs instead of brokers."""
+    given_storage_options.set(storage_options)
 
 
 @app.command("format")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,11 +16,13 @@ from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.election import Elections, ElectionType
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.topic_creation import store_topic
 from sparklog.config import Settings, TopicConfig, parse
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 from sparklog.model import TopicIdPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
+from sparklog.storage.location import StorageOptions
 from sparklog.storage.shard_rewrites import RowChanges
 
 
@@ -79,15 +80,20 @@ class Admin:
     Parameters
     ----------
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
     settings : Settings, optional
-        The cluster's configuration. Without it, a new topic takes min.insync.replicas from the
-        controller, and other settings have Kafka's defaults.
+        The cluster's configuration; by default that of the configuration file. Without any, a new
+        topic takes min.insync.replicas from the controller, and other settings have Kafka's
+        defaults.
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
     clock : Clock, optional
         The source of time; the system's by default.
 
     Raises
     ------
+    ConfigError
+        The configuration file or a storage option is not usable.
     StorageError
         There is no cluster at that root.
 
@@ -104,12 +110,14 @@ class Admin:
 
     def __init__(
         self,
-        connection: Connection | str | os.PathLike[str],
+        connection: Connection | ClusterName,
         *,
         settings: Settings | None = None,
+        storage_options: StorageOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._connection = connection_of(connection)
+        self._connection = connection_of(connection, storage_options)
+        settings = settings or self._connection.settings
         self._settings = settings or Settings()
         self._knows_settings = settings is not None
         self._clock = clock or SystemClock()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sparklog.cluster.metadata import Metadata, MetadataReader, PartitionState
+from sparklog.cluster.naming import ClusterName, named_cluster
 from sparklog.cluster.roots import ClusterRoot
-from sparklog.config import is_configuration_file, load_either
 from sparklog.errors import ProtocolError, SparklogError, StorageError, TableReplacedError
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.driver_rules import DriverRules
@@ -81,21 +80,29 @@ class Connection:
     Parameters
     ----------
     cluster : str or os.PathLike
-        The path or URI of the cluster root.
+        The path or URI of the cluster root, or the cluster's configuration file (*.yaml), which
+        names the root and the storage options.
     storage_options : dict of str to dict, optional
         The options of object stores by URI prefix, in delta-rs's keys; the longest prefix applies.
+        They take precedence over those of a configuration file. A value may refer to an environment
+        variable, `${NAME}`, or to a file, `${file:/path}`, of the process that opens the store.
     rules : Rules, optional
         The engine of the rules; DuckDB in this process by default.
 
     Attributes
     ----------
     cluster : str
-        The path or URI of the cluster root, as it was given.
-    storage_options : dict or None
-        The options of object stores, as they were given.
+        The path or URI of the cluster root.
+    storage_options : dict
+        The options of object stores.
+    settings : Settings or None
+        The settings of the configuration file; `None` without one.
 
     Raises
     ------
+    ConfigError
+        The configuration file or a storage option is not usable, or the variable of a reference is
+        not set.
     StorageError
         There is no cluster at that root.
 
@@ -110,21 +117,18 @@ class Connection:
 
     def __init__(
         self,
-        cluster: str | os.PathLike[str],
+        cluster: ClusterName,
         *,
         storage_options: StorageOptions | None = None,
         rules: Rules | None = None,
     ) -> None:
-        if not isinstance(cluster, str | os.PathLike):
-            raise SparklogError(
-                f"a cluster is named by its root, a path or URI, not by {cluster!r}: give a "
-                "Connection or the root"
-            )
-        self.cluster = os.fspath(cluster)
-        self.storage_options = storage_options
-        self.root = ClusterRoot(Location.of(self.cluster, storage_options), reopens=True)
+        named = named_cluster(cluster, storage_options)
+        self.cluster = named.root
+        self.storage_options = named.storage_options
+        self.settings = named.settings
+        self.root = ClusterRoot(Location.of(self.cluster, self.storage_options), reopens=True)
         self.rules = rules or DriverRules()
-        self._reader = MetadataReader(self.root, storage_options or {})
+        self._reader = MetadataReader(self.root, self.storage_options)
         self._polled_at = float("-inf")
         self._asked_at: float | None = None
         self._journals: dict[tuple[str, int | None], Journal] = {}
@@ -463,30 +467,23 @@ class Connection:
         return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
 
 
-def connection_of(given: Connection | str | os.PathLike[str]) -> Connection:
-    """Return `given` if it is a connection, otherwise a new one to the root that it names."""
-    return given if isinstance(given, Connection) else Connection(given)
+def connection_of(
+    given: Connection | ClusterName, storage_options: StorageOptions | None = None
+) -> Connection:
+    """Return the connection of a client: `given`, or a new one to the cluster that it names.
 
-
-def connect(cluster: str) -> Connection:
-    """Connect to the cluster that is named by its root (a path or URI) or configuration file.
-
-    The configuration file, *.yaml, has the stores' options. Raises `ConfigError` if it is not
-    usable, and `StorageError` if there is no cluster.
+    Every client takes a cluster in these ways: a connection, a root, a configuration file, and
+    storage options with the latter two. Raises `SparklogError` for any other, and as `Connection`
+    does.
     """
-    root, storage_options = named_cluster(cluster)
-    return Connection(root, storage_options=storage_options)
-
-
-def named_cluster(cluster: str) -> tuple[str, StorageOptions]:
-    """Return the root (a path or URI) and the storage options of a cluster.
-
-    `cluster` is the root or a configuration file. Raises `ConfigError` if that file is not usable.
-    """
-    if not is_configuration_file(cluster):
-        return cluster, {}
-    config = load_either(cluster)
-    return config.cluster_root, config.storage_options
+    if not isinstance(given, Connection):
+        return Connection(given, storage_options=storage_options)
+    if storage_options is not None:
+        raise SparklogError(
+            "storage_options are given with a Connection, which has its own: give them to "
+            "Connection, or name the cluster by its root or configuration file"
+        )
+    return given
 
 
 def _not_caught_up(state: PartitionState, error: str) -> ProtocolError:

@@ -147,7 +147,7 @@ def check_distinct(locations: Sequence[Location]) -> None:
 
 def _identities(location: Location) -> Iterator[object]:
     if not location.is_local:
-        yield location.uri
+        yield location.identity
         return
     yield os.path.realpath(location.uri)
     with suppress(OSError):

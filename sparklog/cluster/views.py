@@ -7,7 +7,6 @@ except for `records`.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from sparklog.cluster.arguments import check_session
 from sparklog.cluster.connection import Connection, connection_of
+from sparklog.cluster.naming import ClusterName
 from sparklog.errors import StorageError
 from sparklog.model import (
     BATCH_INDEX,
@@ -26,9 +26,11 @@ from sparklog.model import (
     REQUEST_INDEX,
     TableSchema,
 )
+from sparklog.session import spark_errors
 from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.parallel import in_parallel
+from sparklog.storage.spark_files import check_secrets, file_systems_needed, spark_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,7 +126,12 @@ not be read. Conditions on `topic_id`, `topic` and `partition` exclude the other
 """
 
 
-def create_views(spark: SparkSession, connection: Connection | str | os.PathLike[str]) -> list[str]:
+def create_views(
+    spark: SparkSession,
+    connection: Connection | ClusterName,
+    *,
+    storage_options: StorageOptions | None = None,
+) -> list[str]:
     """Create temporary views over a cluster's state; they replace views of the same names.
 
     The views are every table of the cluster root; every table of the broker roots, as the union
@@ -134,8 +141,8 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
     The views read the newest tables each time they are queried. A broker that registers later is
     included after the next call. `high_watermark_checkpoint`, `leader_epoch_checkpoint` and
     `delayed_operations` are as of the broker's journal, and are read with the connection's storage
-    options. Spark reads the other tables on object stores with its own settings. A broker root that
-    cannot be read is left out with a `UserWarning` that names it.
+    options; Spark reads the other tables with settings made of these. A broker root that cannot be
+    read is left out with a `UserWarning` that names it.
 
     `records` shows all records in the logs, committed or not, once for every replica. The tail that
     a failed leader left behind is shown until it is truncated. `COMMITTED_RECORDS` joins it with
@@ -147,7 +154,9 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
     spark : SparkSession
         The session in which the views are created.
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
 
     Returns
     -------
@@ -156,8 +165,10 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
 
     Raises
     ------
+    ConfigError
+        The configuration file or a storage option is not usable, or Spark would show a secret.
     SparklogError
-        `spark` is not a session.
+        `spark` is not a session, or lacks the file system of an object store.
     StorageError
         There is no cluster at that root.
 
@@ -170,15 +181,19 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
     >>> spark.sql("select topic, partitions from topics where topic = 'clicks'").collect()
     [Row(topic='clicks', partitions=2)]
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     check_session(spark)
-    connection = connection_of(connection)
+    connection = connection_of(connection, storage_options)
     roots = [
         (broker.broker_id, uri)
         for broker in connection.metadata().brokers.values()
         for uri in broker.online_roots.values()
     ]
-    cluster = connection.root.location.uri
-    options = connection.storage_options or {}
+    cluster = connection.root.location
+    options = connection.storage_options
+    for location in (cluster, *(Location.of(uri, options) for _, uri in roots)):
+        check_secrets(spark, location)
     views: dict[str, DataFrame] = {}
     found: dict[tuple[int, str], dict[str, DataFrame] | StorageError] = {}
 
@@ -206,42 +221,48 @@ def create_views(spark: SparkSession, connection: Connection | str | os.PathLike
             readable.append(frames)
     for name, columns in (BROKER_VIEWS | {"records": RECORDS}).items():
         parts = [frames[name].select(columns.names) for frames in readable]
-        empty = spark.createDataFrame(columns.empty_table())
+        # Spark Connect takes no empty Arrow table.
+        empty = spark.createDataFrame([], from_arrow_schema(columns))
         views[name] = reduce(lambda one, other: one.unionAll(other), parts or [empty])
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
     return sorted(views)
 
 
-def _load(spark: SparkSession, root: str, schema: TableSchema) -> DataFrame:
-    return spark.read.format("delta").load(f"{root}/{schema.name}")
+def _load(spark: SparkSession, root: Location, schema: TableSchema) -> DataFrame:
+    files = spark_files(root.child(schema.name))
+    with file_systems_needed(spark):
+        frame = spark.read.format("delta").options(**files.options).load(files.uri)
+        # Spark Connect opens a table when its columns are read.
+        _ = frame.schema
+    return frame
 
 
 def _load_state(
-    spark: SparkSession, root: str, schema: TableSchema, options: StorageOptions
+    spark: SparkSession, root: Location, schema: TableSchema, options: StorageOptions
 ) -> DataFrame:
     """Return a table whose newest rows are in the root's journal; every query reads it again."""
     reader = spark.read.format("sparklog").option(STATE_TABLE, schema.name)
-    return reader.option(STATE_OF_ROOT, root).option(STATE_STORE, json.dumps(options)).load()
+    return reader.option(STATE_OF_ROOT, root.uri).option(STATE_STORE, json.dumps(options)).load()
 
 
 def _broker_views(
-    spark: SparkSession, options: StorageOptions, broker_id: int, root: str
+    spark: SparkSession, options: StorageOptions, broker_id: int, uri: str
 ) -> dict[str, DataFrame]:
     """Return the views of one broker root; raises `StorageError` if it cannot be read."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
-    Journal(Location.of(root, options))
+    root = Location.of(uri, options)
+    of_root = {root.uri: root.options}
+    Journal(root)
     try:
         frames = {
-            schema.name: _load_state(spark, root, schema, options)
+            schema.name: _load_state(spark, root, schema, of_root)
             if schema in READ_BY_SPARKLOG
             else _load(spark, root, schema)
             for schema in BROKER_TABLES
         }
-    except (PySparkException, Py4JError) as error:
+    except spark_errors() as error:
         # The following lines are the JVM's stack trace.
         raise StorageError(" ".join(str(error).splitlines()[:2])) from error
     log = frames.pop(LOG.name)

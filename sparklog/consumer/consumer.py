@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -20,6 +19,7 @@ from sparklog.cluster.arguments import (
 )
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, connection_of
+from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.offsets import OffsetAndTimestamp, Offsets
 from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.config import ConsumerConfig, OffsetReset, parse
@@ -34,6 +34,7 @@ from sparklog.groups.heartbeats import process_heartbeats
 from sparklog.groups.member import GroupMember
 from sparklog.groups.subscription import Callbacks, Rebalanced, Subscription
 from sparklog.model import TopicIdPartition, TopicPartition
+from sparklog.storage.location import StorageOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,10 +58,12 @@ class Consumer:
     Parameters
     ----------
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
     group_id : str, optional
         The group whose committed offsets are used (group.id) and, with `subscribe`, whose members
         share the partitions.
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
     **config
         Kafka's keys with underscores, such as `auto_offset_reset="earliest"`; see `ConsumerConfig`.
 
@@ -92,8 +95,10 @@ class Consumer:
 
     def __init__(
         self,
-        connection: Connection | str | os.PathLike[str],
+        connection: Connection | ClusterName,
         group_id: str | None = None,
+        *,
+        storage_options: StorageOptions | None = None,
         **config: Any,
     ) -> None:
         keys = {name.replace("_", "."): value for name, value in config.items()}
@@ -107,7 +112,7 @@ class Consumer:
         self.group_id = group_id
         # The consumer has a connection of its own, because a connection's tables are for one
         # reader.
-        given = connection_of(connection)
+        given = connection_of(connection, storage_options)
         own = (
             Connection(given.cluster, storage_options=given.storage_options)
             if given is connection

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparklog.cluster.arguments import check_session, numbers_by_number, numbers_list
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, Visible, connection_of
+from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.sound_replicas import sound_replica
 from sparklog.errors import SparklogError
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.spark_files import check_secrets, file_systems_needed, spark_files, spark_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -48,9 +49,11 @@ class SparkConsumer:
     Parameters
     ----------
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
     spark : SparkSession
         The session that reads the batch files.
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
 
     Raises
     ------
@@ -75,10 +78,14 @@ class SparkConsumer:
     """
 
     def __init__(
-        self, connection: Connection | str | os.PathLike[str], spark: SparkSession
+        self,
+        connection: Connection | ClusterName,
+        spark: SparkSession,
+        *,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         check_session(spark)
-        self._connection = connection_of(connection)
+        self._connection = connection_of(connection, storage_options)
         self._spark = spark
 
     def read(
@@ -150,11 +157,16 @@ def scan_records(
     """Return the records of at least one range, in the columns of Spark's Kafka source.
 
     A few files are scanned directly. Many files are selected by Delta's log, which takes longer to
-    start.
+    start. Spark opens object stores with settings that are made of the storage options.
+
+    Raises `ConfigError` if Spark would show a secret, and `SparklogError` if it lacks the file
+    system of a store.
     """
     ranges = [
         one._replace(seen=sound_replica(logs, one.seen, one.start, one.end)) for one in ranges
     ]
+    for location in {one.seen.location for one in ranges}:
+        check_secrets(spark, location)
     files = [file for one in ranges for file in _files(logs, one)]
     if len(files) <= _FEW_FILES and not any(_GLOB & set(file.uri) for file in files):
         return _scan_files(spark, ranges, files, include_headers)
@@ -168,9 +180,10 @@ def scan_records(
 
 
 class _File(NamedTuple):
-    """A batch file, and the values of its header."""
+    """A batch file in a log, and the values of its header."""
 
     uri: str
+    log: Location
     topic: str
     partition: int
     base_offset: int
@@ -186,9 +199,11 @@ def _files(logs: CommittedLogs, wanted: RecordRange) -> list[_File]:
     """Return the files that hold records of a range."""
     seen, start, end = wanted
     log, state = seen.location.child("log"), seen.state
+    uri = spark_uri(log)
     return [
         _File(
-            f"{log.uri}/{batch.path}",
+            f"{uri}/{batch.path}",
+            log,
             state.topic,
             state.partition,
             batch.base_offset,
@@ -210,11 +225,15 @@ def _scan_files(
     topic = _by_name(files, lambda file: f"'{file.topic}'")
     partition = _by_name(files, lambda file: str(file.partition))
     base_offset = _by_name(files, lambda file: f"{file.base_offset}L")
-    frame = (
+    logs = {file.log for file in files}
+    options = {name: value for log in logs for name, value in spark_files(log).options.items()}
+    read = (
         spark.read.schema(_FILE_COLUMNS)
         # Regardless of the session's settings, committed records must not be skipped.
-        .options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
-        .parquet(*(file.uri for file in files))
+        .options(ignoreMissingFiles=False, ignoreCorruptFiles=False, **options)
+    )
+    frame = (
+        _opened(spark, logs, lambda: read.parquet(*(file.uri for file in files)))
         # A projection of its own: with a condition, Spark would otherwise build all of `_metadata`
         # for each row.
         .selectExpr("*", "_metadata.file_name as file_name")
@@ -258,10 +277,10 @@ def _scan(
     from pyspark.sql import functions as sf
 
     log, version = place
+    files = spark_files(log)
+    read = spark.read.format("delta").option("versionAsOf", version).options(**files.options)
     return (
-        spark.read.format("delta")
-        .option("versionAsOf", version)
-        .load(log.uri)
+        _opened(spark, {log}, lambda: read.load(files.uri))
         .withColumn("offset", sf.col("base_offset") + sf.col("offset_delta"))
         .where(reduce(lambda one, other: one | other, [_is_in(logs, one) for one in members]))
         .select(
@@ -275,6 +294,21 @@ def _scan(
             *([sf.expr(_HEADERS)] if include_headers else []),
         )
     )
+
+
+def _opened(
+    spark: SparkSession, logs: set[Location], open_frame: Callable[[], DataFrame]
+) -> DataFrame:
+    """Return a DataFrame over files of these logs; raises if a store's file system is missing.
+
+    Spark Connect opens the files when the columns are read.
+    """
+    if all(log.is_local for log in logs):
+        return open_frame()
+    with file_systems_needed(spark):
+        frame = open_frame()
+        _ = frame.schema
+    return frame
 
 
 def _is_in(logs: CommittedLogs, wanted: RecordRange) -> Column:

@@ -18,7 +18,11 @@ from sparklog.model import TopicPartition
 
 def plan_batch(options: ReadOptions) -> list[ReadTask]:
     """Return the tasks of a batch query; raises as the two functions below do."""
-    return with_logs(options.cluster, lambda logs: _tasks(OffsetReader(options, logs)))
+    return with_logs(
+        options.cluster,
+        lambda logs: _tasks(OffsetReader(options, logs)),
+        options.storage_options,
+    )
 
 
 def _tasks(offset_reader: OffsetReader) -> list[ReadTask]:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparklog.cluster.naming import NamedCluster
+
+STORAGE_OPTIONS = "storageOptions"
+"""The option with the storage options of a cluster, as JSON."""
 
 _Value = TypeVar("_Value")
 
@@ -41,14 +47,21 @@ class GivenOptions:
         """Return an option's value as converted by `read`, or `default` if it is not given."""
         return read(self.text(name), name) if name in self else default
 
-    def cluster(self) -> str:
-        """Return the value of option cluster; `ConfigError` if it is missing."""
+    def cluster(self) -> NamedCluster:
+        """Return the cluster that the options name; `ConfigError` if it is missing or not usable.
+
+        A configuration file is read here, where the query is planned, and not by Spark's tasks.
+        """
+        # Imported only here: the modules of options are loaded by each task.
+        from sparklog.cluster.naming import named_cluster
+
         if "cluster" not in self:
             raise ConfigError(
                 "option cluster is missing: name the cluster's root (a path or URI) or its "
                 "configuration file (*.yaml)"
             )
-        return self.text("cluster")
+        options = self.text(STORAGE_OPTIONS) if STORAGE_OPTIONS in self else None
+        return named_cluster(self.text("cluster"), options)
 
 
 def _refusal(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from sparklog.cluster.committed_logs import CommittedLogs
-from sparklog.cluster.connection import Connection, named_cluster
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.naming import named_cluster
 from sparklog.logger import get_logger
-from sparklog.storage.location import Location, one_line
+from sparklog.storage.location import Location, StorageOptions, one_line
 
 _log = get_logger(__name__)
 
@@ -37,15 +38,20 @@ _kept: OrderedDict[_Place, CommittedLogs] = OrderedDict()
 _lock = threading.Lock()
 
 
-def with_logs(cluster: str, use: Callable[[CommittedLogs], _Result]) -> _Result:
+def with_logs(
+    cluster: str,
+    use: Callable[[CommittedLogs], _Result],
+    storage_options: StorageOptions | None = None,
+) -> _Result:
     """Return the result of `use` for the logs of `cluster`, a root or a configuration file.
 
     The logs may be open since an earlier query. If `use` fails with those, it is called again with
     reopened logs, so `use` must not leave anything half done. Raises as `Connection`,
     `named_cluster` and `use` do.
     """
-    root, storage_options = named_cluster(cluster)
-    place = _Place(os.getpid(), Location.of(root).uri, json.dumps(storage_options, sort_keys=True))
+    named = named_cluster(cluster, storage_options)
+    root, options = Location.of(named.root).identity, dict(named.storage_options)
+    place = _Place(os.getpid(), root, json.dumps(options, sort_keys=True))
     with _lock:
         logs = _kept.pop(place, None)
     if logs is not None:
@@ -54,7 +60,8 @@ def with_logs(cluster: str, use: Callable[[CommittedLogs], _Result]) -> _Result:
                 return _used(place, logs, use)
         except Exception as error:  # noqa: BLE001 - any error may be due to the open logs
             _log.info("cluster reopened", cluster=root, error=one_line(error))
-    return _used(place, CommittedLogs(Connection(root, storage_options=storage_options)), use)
+    connection = Connection(named.root, storage_options=named.storage_options)
+    return _used(place, CommittedLogs(connection), use)
 
 
 def _used(place: _Place, logs: CommittedLogs, use: Callable[[CommittedLogs], _Result]) -> _Result:

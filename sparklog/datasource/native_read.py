@@ -23,7 +23,7 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
     """Return committed records with the columns of `spark.read.format("sparklog")`.
 
     The start and end offsets are determined by this call. Spark pushes filters and columns down,
-    and accesses object stores with its own settings.
+    and accesses object stores with settings that are made of the storage options.
 
     Parameters
     ----------
@@ -31,7 +31,8 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
         The session.
     **options
         The read options of a batch, see `pyspark_sparklog.DefaultSource`, except minPartitions and
-        maxRecordsPerPartition. JSON may be given as a dict, and lists of topics as a list.
+        maxRecordsPerPartition. JSON may be given as a dict, and lists of topics as a list. The
+        storage options are not part of a plan here.
 
     Returns
     -------
@@ -42,7 +43,9 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
     Raises
     ------
     ConfigError
-        An option is unknown, missing or has an unusable value.
+        An option is unknown, missing or has an unusable value, or Spark would show a secret.
+    SparklogError
+        Spark lacks the file system of an object store.
     ProtocolError
         UNKNOWN_TOPIC_OR_PARTITION; LEADER_NOT_AVAILABLE or OFFSET_NOT_AVAILABLE after
         fetchOffset.numRetries retries.
@@ -72,7 +75,11 @@ def read(spark: SparkSession, **options: object) -> DataFrame:
             "options minPartitions and maxRecordsPerPartition have no meaning for sparklog.read, "
             "where Spark splits files by itself: repartition the DataFrame"
         )
-    return with_logs(parsed.cluster, lambda logs: _frame(spark, OffsetReader(parsed, logs)))
+    return with_logs(
+        parsed.cluster,
+        lambda logs: _frame(spark, OffsetReader(parsed, logs)),
+        parsed.storage_options,
+    )
 
 
 def _frame(spark: SparkSession, offset_reader: OffsetReader) -> DataFrame:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sparklog.datasource import option_values as values
-from sparklog.datasource.given_options import GivenOptions
+from sparklog.datasource.given_options import STORAGE_OPTIONS, GivenOptions
 from sparklog.datasource.offsets import (
     EARLIEST,
     LATEST,
@@ -24,6 +24,9 @@ from sparklog.datasource.offsets import (
 )
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
+
+if TYPE_CHECKING:
+    from sparklog.storage.location import StorageOptions
 
 Mode = Literal["batch", "stream"]
 
@@ -83,7 +86,7 @@ OffsetLimit = Everywhere | AtOffsets | AtTimestamps | AtTimestamp
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The checked options of a batch or a stream."""
+    """The checked options of a batch or a stream; `cluster` is the cluster's root."""
 
     cluster: str
     topics: Topics
@@ -103,6 +106,7 @@ class ReadOptions:
     group_id_prefix: str | None = None
     retries: int = 60
     retry_interval_ms: int = 1_000
+    storage_options: StorageOptions = field(default_factory=dict, repr=False)
 
 
 _STRATEGIES = ("assign", "subscribe", "subscribePattern")
@@ -110,6 +114,7 @@ _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 KNOWN = (
     "cluster",
+    STORAGE_OPTIONS,
     *_STRATEGIES,
     "startingOffsets",
     "startingTimestamp",
@@ -161,7 +166,7 @@ def parse_read_options(options: Mapping[str, str], mode: Mode | None = None) -> 
         if mode == other and unfit is not None:
             raise ConfigError(f"option {unfit} has no meaning for a {mode} query: leave it out")
     parsed = ReadOptions(
-        cluster=cluster,
+        cluster=cluster.root,
         topics=_topics(given),
         starting=_limit(given, "starting", EARLIEST if mode == "batch" else LATEST),
         ending=_limit(given, "ending", LATEST),
@@ -186,6 +191,7 @@ def parse_read_options(options: Mapping[str, str], mode: Mode | None = None) -> 
         retry_interval_ms=given.get(
             "fetchOffset.retryIntervalMs", values.number, ReadOptions.retry_interval_ms
         ),
+        storage_options=cluster.storage_options,
     )
     _check_together(given, parsed)
     if mode is not None:

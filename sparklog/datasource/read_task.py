@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ class ReadTask:
     files: tuple[PlannedFile, ...]
     include_headers: bool
     cluster: str
-    storage_options: StorageOptions | None
+    storage_options: StorageOptions = field(repr=False)
     topic_id: str
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.committed_logs import CommittedLogs
-from sparklog.cluster.connection import Visible, connect
+from sparklog.cluster.connection import Connection, Visible
 from sparklog.datasource.data_loss import DataLoss, position_at, sound_offsets
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.micro_batch_limits import MinimumPerTrigger, within_limit
@@ -29,7 +29,8 @@ class StreamRead:
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
-        self._offset_reader = OffsetReader(options, CommittedLogs(connect(options.cluster)))
+        connection = Connection(options.cluster, storage_options=options.storage_options)
+        self._offset_reader = OffsetReader(options, CommittedLogs(connection))
         self._loss = DataLoss(options.fail_on_data_loss)
         self._minimum = MinimumPerTrigger(options, clock or SystemClock())
         self._progress = GroupProgress(options, self._offset_reader.connection)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparklog.cluster.connection import connect
+from sparklog.cluster.connection import Connection
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.datasource.write_task import WrittenFile
 from sparklog.producer.delivery import FileSender
@@ -27,7 +27,8 @@ def commit_write(
         files.setdefault(one.key, []).append(one.sent)
     if once is None and not files:
         return
-    sender = FileSender(connect(options.cluster), DriverExecution(), options.client_id)
+    connection = Connection(options.cluster, storage_options=options.storage_options)
+    sender = FileSender(connection, DriverExecution(), options.client_id)
     begun = None if once is None else sender.stream_writes.find(once)
     acks, timeout_ms = options.acks, options.request_timeout_ms
     if once is not None and begun is not None:

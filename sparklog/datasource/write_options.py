@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sparklog.config import ProducerConfig
 from sparklog.datasource import option_values as values
-from sparklog.datasource.given_options import GivenOptions
+from sparklog.datasource.given_options import STORAGE_OPTIONS, GivenOptions
 from sparklog.errors import ConfigError
 from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.produce_requests import Acks
+
+if TYPE_CHECKING:
+    from sparklog.storage.location import StorageOptions
 
 _DEFAULTS = ProducerConfig()
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The checked options of a sink."""
+    """The checked options of a sink, which are sent to its tasks; `cluster` is the cluster's root.
+
+    References in the storage options are resolved by the tasks.
+    """
 
     cluster: str
     topic: str | None = None
@@ -27,10 +34,12 @@ class WriteOptions:
     request_timeout_ms: int = _DEFAULTS.request_timeout_ms
     delivery_timeout_ms: int = _DEFAULTS.delivery_timeout_ms
     client_id: str = "spark"
+    storage_options: StorageOptions = field(default_factory=dict, repr=False)
 
 
 KNOWN = (
     "cluster",
+    STORAGE_OPTIONS,
     "topic",
     "acks",
     "kafka.acks",
@@ -72,8 +81,9 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             "option includeHeaders is false, but a sink writes the column headers if there is one: "
             "drop the column, and leave the option out"
         )
+    cluster = given.cluster()
     parsed = WriteOptions(
-        cluster=given.cluster(),
+        cluster=cluster.root,
         topic=given.get("topic", values.text, None),
         acks=given.get("acks", _acks, given.get("kafka.acks", _acks, "all")),
         partitioner=given.get("partitioner", values.text, None),
@@ -84,6 +94,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             "kafka.delivery.timeout.ms", values.positive, WriteOptions.delivery_timeout_ms
         ),
         client_id=given.get("kafka.client.id", values.text, WriteOptions.client_id),
+        storage_options=cluster.storage_options,
     )
     make_partitioner(parsed, 1)
     return parsed

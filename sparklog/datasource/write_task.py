@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.cluster.connection import Connection, connect
+from sparklog.cluster.connection import Connection
 from sparklog.datasource.write_options import WriteOptions, make_partitioner
 from sparklog.errors import SparklogError
 from sparklog.model import TopicIdPartition
@@ -60,7 +60,10 @@ class _Topics:
         return self._files
 
     def _open(self, topic: str) -> None:
-        connection = self._connection = self._connection or connect(self._options.cluster)
+        if self._connection is None:
+            options = self._options
+            self._connection = Connection(options.cluster, storage_options=options.storage_options)
+        connection = self._connection
         metadata = connection.metadata()
         count = metadata.topic(topic).partitions
         states = [metadata.partition(topic, number) for number in range(count)]

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 from sparklog.clock import Clock, SystemClock, wait_until
 from sparklog.cluster.committed_logs import CommittedLogs
-from sparklog.cluster.connection import Connection
+from sparklog.cluster.connection import Connection, connection_of
+from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.observations import is_silent
 from sparklog.cluster.offsets import Offsets
 from sparklog.errors import ProtocolError, SparklogError
@@ -43,8 +44,8 @@ class PlannedReset(NamedTuple):
 class GroupAdmin:
     """Administers the consumer groups of a cluster, without being a member."""
 
-    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection | ClusterName, clock: Clock | None = None) -> None:
+        connection = self._connection = connection_of(connection)
         self._clock = clock or SystemClock()
         self._groups = ConsumerGroups(connection.root.consumer_groups)
         self._committed = CommittedOffsets(connection.root.consumer_offsets, self._clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -13,12 +12,14 @@ from sparklog.clock import SystemClock
 from sparklog.cluster.arguments import callback, milliseconds, whole_number
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.metadata import TopicInfo
+from sparklog.cluster.naming import ClusterName
 from sparklog.config import ProducerConfig, parse
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.producer.accumulator import Delivered, ProducerRecord, RecordMetadata
 from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.sender import Sender
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from sparklog.storage.location import StorageOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,10 +40,12 @@ class Producer:
     Parameters
     ----------
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
     partitioner : callable, optional
         A function that returns the `Partitioner` for a topic with the given number of partitions;
         Kafka's by default: murmur2 of the key, sticky runs for null keys (KIP-480).
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
     **config
         Kafka's keys with underscores, such as `linger_ms=20`; see `ProducerConfig`.
 
@@ -69,15 +72,16 @@ class Producer:
 
     def __init__(
         self,
-        connection: Connection | str | os.PathLike[str],
+        connection: Connection | ClusterName,
         *,
         partitioner: Callable[[int], Partitioner] | None = None,
+        storage_options: StorageOptions | None = None,
         **config: Any,
     ) -> None:
         keys = {name.replace("_", "."): value for name, value in config.items()}
         self.config = parse(ProducerConfig, keys, "Producer(...)")
         callback(partitioner, "partitioner")
-        self._connection = connection_of(connection)
+        self._connection = connection_of(connection, storage_options)
         self._sender = Sender(self._connection, self.config, partitioner or DefaultPartitioner)
         self._clock = SystemClock()
         self._topics: dict[str, TopicInfo] = {}

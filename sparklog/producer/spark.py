@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.cluster.arguments import check_session, whole_number
 from sparklog.cluster.connection import Connection, connection_of
+from sparklog.cluster.naming import ClusterName
 from sparklog.config import Settings
 from sparklog.errors import SparklogError, show_in_one_line
 from sparklog.producer.delivery import FileSender, PendingSend
@@ -19,7 +21,7 @@ from sparklog.producer.produce_requests import Acks, acks_number
 from sparklog.producer.stream_writes import Files, MicroBatch, SentFile
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.execution import spark_execution
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, StorageOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +47,15 @@ _OPTIONAL = {
 _FEW_BYTES = 256 << 10
 """The maximum size in bytes, by Spark's statistics, of a DataFrame that the driver encodes."""
 
+_OPTIMIZED = re.compile(
+    r"^== Optimized Logical Plan ==\n(?P<node>\w+).*, Statistics\((?P<statistics>[^\n]*)\)$",
+    re.MULTILINE,
+)
+"""The first node of an optimized plan, in Spark's explanation with costs."""
+
+_SIZE = re.compile(r"sizeInBytes=(?P<number>[\d.]+) (?P<unit>\w+)")
+_UNITS = {"B": 1, "KiB": 1 << 10}
+
 _TYPES = {"value": "binary", **_OPTIONAL}
 _CAST_FROM = {
     "key": ("string", "binary", "varchar", "char", "void"),
@@ -63,7 +74,7 @@ class SparkProducer:
     Parameters
     ----------
     connection : Connection, str or os.PathLike
-        The cluster, or the path or URI of its root.
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
     spark : SparkSession
         The session whose tasks write the records.
     partitioner : Partitioner, optional
@@ -71,6 +82,8 @@ class SparkProducer:
         murmur2 of the key, sticky runs for null keys (KIP-480).
     client_id : str, default "spark"
         The client's name in the brokers' tables (client.id), to which quotas apply.
+    storage_options : dict of str to dict, optional
+        The options of object stores by URI prefix, unless `connection` is a Connection; see there.
 
     Raises
     ------
@@ -91,14 +104,15 @@ class SparkProducer:
 
     def __init__(
         self,
-        connection: Connection | str | os.PathLike[str],
+        connection: Connection | ClusterName,
         spark: SparkSession,
         *,
         partitioner: Partitioner | None = None,
         client_id: str = "spark",
+        storage_options: StorageOptions | None = None,
     ) -> None:
         check_session(spark)
-        connection = connection_of(connection)
+        connection = connection_of(connection, storage_options)
         self._connection = connection
         self._spark = spark
         self._partitioner = partitioner
@@ -252,16 +266,17 @@ def _file_schema() -> StructType:
 def _few_rows_held(records: DataFrame) -> pa.Table | None:
     """Return the rows if Spark already holds them and knows that they are few, else `None`.
 
-    The driver encodes them in less time than a Python task takes to start.
+    The driver encodes them in less time than a Python task takes to start. Spark's explanation of
+    the plan is the same in classic sessions and in those of Spark Connect.
     """
-    frame = getattr(records, "_jdf", None)
-    if frame is None:
+    plan = _OPTIMIZED.search(cast(Any, records)._explain_string(mode="cost"))
+    if plan is None or plan["node"] not in ("LocalRelation", "InMemoryRelation"):
         return None
-    plan = frame.queryExecution().optimizedPlan()
-    is_held = plan.nodeName() == "LocalRelation" or (
-        plan.nodeName() == "InMemoryRelation" and plan.cacheBuilder().isCachedColumnBuffersLoaded()
-    )
-    if not is_held or plan.stats().sizeInBytes() > _FEW_BYTES:
+    # Rows of a cached DataFrame are counted when they are held.
+    if plan["node"] == "InMemoryRelation" and "rowCount=" not in plan["statistics"]:
+        return None
+    size = _SIZE.search(plan["statistics"])
+    if size is None or float(size["number"]) * _UNITS.get(size["unit"], math.inf) > _FEW_BYTES:
         return None
     return records.toArrow()
 

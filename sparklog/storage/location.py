@@ -15,11 +15,15 @@ from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
-from sparklog.storage.object_store import ObjectStore, object_store
+from sparklog.storage.object_store import ObjectStore, object_store, same_scheme
 from sparklog.storage.parallel import reading_threads, sync_in_parallel
+from sparklog.storage.references import check_references, resolved
 
 StorageOptions = Mapping[str, Mapping[str, str]]
-"""Options of object stores in delta-rs's keys, by URI prefix; the longest prefix applies."""
+"""Options of object stores in delta-rs's keys, by URI prefix; the longest prefix applies.
+
+A value may refer to a variable or file of the process that uses it; see `storage.references`.
+"""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
@@ -44,7 +48,8 @@ class Location:
     """A URI and the options of the store behind it.
 
     The `uri` of a local folder is an absolute path without a scheme, which each engine and Python
-    accept. Locations are picklable, since they are sent to Spark tasks.
+    accept. Locations are picklable, since they are sent to Spark tasks. References in `options` are
+    resolved by each use of the store.
     """
 
     uri: str
@@ -54,7 +59,8 @@ class Location:
     def of(cls, uri: str, storage_options: StorageOptions | None = None) -> Location:
         """Return the location at `uri`, a path or scheme://..., with the options that apply to it.
 
-        Raises `StorageError` if `uri` or an option is not usable.
+        Raises `StorageError` if `uri` or an option is not usable, and `ConfigError` for a malformed
+        reference.
         """
         if not _SCHEME.match(uri):
             return cls._of_folder(uri, storage_options)
@@ -67,7 +73,9 @@ class Location:
             return cls._of_folder(unquote(parts.path), storage_options)
         if not parts.netloc:
             raise StorageError(f"root {uri} names no bucket: write {parts.scheme}://bucket/path")
-        return cls(uri.rstrip("/"), _fitting(uri, storage_options))
+        options = _fitting(uri, storage_options)
+        check_references(options, uri)
+        return cls(uri.rstrip("/"), options)
 
     @classmethod
     def _of_folder(cls, path: str, storage_options: StorageOptions | None) -> Location:
@@ -89,13 +97,21 @@ class Location:
 
     @property
     def store_options(self) -> dict[str, str] | None:
-        """The options of the object store in delta-rs's keys, or `None` if no options are set."""
-        return None if self.is_local else dict(self.options) or None
+        """The options of the object store in delta-rs's keys, or `None` if no options are set.
+
+        Raises `ConfigError` if the variable or file of a reference is missing.
+        """
+        return None if self.is_local else resolved(self.options, self.uri) or None
 
     @property
     def is_local(self) -> bool:
         """Whether this is a folder of a local file system."""
         return "://" not in self.uri
+
+    @property
+    def identity(self) -> str:
+        """The URI in the form that all spellings of it share: s3:// for s3a://, for example."""
+        return self.uri if self.is_local else same_scheme(self.uri)
 
     @property
     def chunk_bytes(self) -> int:
@@ -110,7 +126,7 @@ class Location:
         """Return the client of the store, and the key of the object at `path`."""
         parts = urlsplit(self.uri)
         bucket = f"{parts.scheme}://{parts.netloc}"
-        store = object_store(bucket, tuple(sorted(self.options.items())))
+        store = object_store(bucket, tuple(sorted(resolved(self.options, bucket).items())))
         return store, "/".join(part for part in (parts.path.strip("/"), path) if part)
 
     def exists(self, path: str) -> bool:
@@ -298,4 +314,5 @@ def _fitting(uri: str, storage_options: StorageOptions | None) -> dict[str, str]
 
 def _is_within(uri: str, prefix: str) -> bool:
     """Return whether `uri` equals `prefix` or is below it; compares whole path components."""
+    uri, prefix = same_scheme(uri), same_scheme(prefix)
     return uri == prefix or uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/")

@@ -51,6 +51,9 @@ _STORES: Mapping[str, type[S3Store | GCSStore | AzureStore]] = {
     "abfss": AzureStore,
 }
 
+_SAME_STORE = {"s3a": "s3", "abfs": "abfss", "adl": "az", "azure": "az"}
+"""Schemes of the same store, and the one that stands for them."""
+
 _DURATION = re.compile(r"(\d+)(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
@@ -164,6 +167,12 @@ class ObjectStore:
                 self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES
             ):
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
+
+
+def same_scheme(uri: str) -> str:
+    """Return a URI with the scheme that stands for all names of its store, such as s3 for s3a."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{_SAME_STORE.get(scheme, scheme)}{separator}{rest}"
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,6 @@ from benchmarks.work import Work
 from benchmarks.works import WORKS, control_state, idle_tick, partitions, produce, read, store_start
 from benchmarks.works.store_record import send, timed
 from sparklog import Producer
-from sparklog.cluster.connection import connect
 from sparklog.errors import SparklogError
 from sparklog.logger import get_logger
 
@@ -129,7 +128,7 @@ def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None
     with (
         running_store(tmp_path / "log") as store,
         on_store(store, tmp_path) as cluster,
-        Producer(connect(str(cluster.config_file))) as producer,
+        Producer(cluster.config_file) as producer,
     ):
         cluster.create_topic("t", partitions=2, leader=1)
         assert {one.leader for one in cluster.connection.metadata().partitions.values()} == {1}

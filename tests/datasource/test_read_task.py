@@ -50,7 +50,7 @@ def store(log: Location, deltas: np.ndarray) -> PlannedFile:
 
 
 def read(log: Location, file: PlannedFile, start: int, end: int) -> list[dict[str, object]]:
-    task = ReadTask(OffsetRange(T0, start, end), log, (file,), True, log.uri, None, "a-topic-id")
+    task = ReadTask(OffsetRange(T0, start, end), log, (file,), True, log.uri, {}, "a-topic-id")
     return [row for batch in read_task(task) for row in batch.to_pylist()]
 
 

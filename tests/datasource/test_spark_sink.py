@@ -42,6 +42,33 @@ def assert_shown_in_one_line(error: Exception, sentence: str) -> None:
     assert not any("Traceback" in line or line.startswith("  File") for line in lines)
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_secret_in_an_option_is_refused_and_not_shown(
+    spark: SparkSession, running: RunningCluster, kind: str
+) -> None:
+    """An option is part of the plan, which Spark shows; a reference in it is accepted."""
+    literal = '{"s3://logs": {"AWS_SECRET_ACCESS_KEY": "hush-hush"}}'
+    reference = '{"s3://logs": {"AWS_SECRET_ACCESS_KEY": "${LOGS_SECRET}"}}'
+    cluster = running.connection.cluster
+    topic = f"secret-{kind}"
+    running.create_topic(topic)
+
+    def use(storage_options: str) -> None:
+        options = {"cluster": cluster, "storageOptions": storage_options}
+        if kind == "read":
+            reader = spark.read.format("sparklog").options(**options)
+            reader.option("subscribe", topic).load().collect()
+        else:
+            save(
+                spark.sql("select 'a' value"), running, topic=topic, storageOptions=storage_options
+            )
+
+    use(reference)
+    with pytest.raises(Exception, match="AWS_SECRET_ACCESS_KEY of s3://logs is a secret") as told:
+        use(literal)
+    assert "hush-hush" not in str(told.value).splitlines()[0]
+
+
 class TestADataFrame:
     def test_is_stored_when_save_returns(
         self, spark: SparkSession, running: RunningCluster

@@ -207,3 +207,20 @@ class TestAKillBetweenTwoTopics:
         """A run without rows completes the noted micro-batch."""
         commit_write(options(half), [], ONCE)
         assert stored(half, "a", "b") == sorted(row["value"] for row in self.ROWS)
+
+
+def test_tasks_and_commit_do_not_open_the_configuration_file(
+    running: RunningCluster, tmp_path: Path
+) -> None:
+    """The sink's tasks opened the configuration file, which was needed at the same path on every
+    executor; now the options are part of what the tasks are sent.
+    """
+    running.create_topic("t")
+    file = tmp_path / "client.yaml"
+    brokers = f"brokers: [{{broker.id: 0, log.dirs: {tmp_path}/broker-0}}]\n"
+    file.write_text(f"cluster.root: {running.connection.cluster}\n{brokers}")
+    planned = parse_write_options({"cluster": str(file), "topic": "t"})
+    file.unlink()
+    written = write_task([pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})], planned)
+    commit_write(planned, written)
+    assert [row["value"] for row in running.committed("t")[0]] == [b"a", b"b"]

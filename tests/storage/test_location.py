@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.cluster.root_format import check_distinct
 from sparklog.errors import StorageError
 from sparklog.model import CONTROLLER
 from sparklog.storage.control_table import ControlTable, create_table
@@ -161,3 +162,22 @@ class TestFiles:
         assert root.names() == ["a", "e"]
         assert root.names("a") == ["b", "c"]
         assert root.names("f") == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "prefix"),
+    [
+        ("s3a://logs/a", "s3://logs"),
+        ("s3://logs/a", "s3a://"),
+        ("abfs://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net"),
+        ("azure://c/x", "az://c"),
+    ],
+)
+def test_the_names_of_a_store_are_one_location(uri: str, prefix: str) -> None:
+    """Options of a prefix apply to its other scheme, and two roots cannot differ in it alone."""
+    location = Location.of(uri, {prefix: {"key": "value"}})
+    assert location.options == {"key": "value"}
+    other = Location.of(f"{prefix.partition('://')[0]}://{uri.partition('://')[2]}")
+    assert other.identity == location.identity
+    with pytest.raises(StorageError, match="are one folder"):
+        check_distinct([location, other])

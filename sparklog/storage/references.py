@@ -1,0 +1,97 @@
+"""Secrets by reference: values of storage options that are read where they are used.
+
+`${NAME}` is the environment variable NAME of the process that opens the store, `${file:/path}` the
+content of a file there without surrounding white space. A location carries the reference, also to
+Spark's tasks; its value is in no plan, log or representation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparklog.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FILE = "file:"
+_SECRET_SCOPE = re.compile(r"\{\{\s*secrets/[^{}]*\}\}")
+_SECRET_KEY = re.compile(r"secret|password|token|sas_|(account|access|master|service_account)_key$")
+
+
+def check_references(options: Mapping[str, str], uri: str) -> None:
+    """Raise `ConfigError` if the options of the store at `uri` have a malformed reference."""
+    for key, value in options.items():
+        if _SECRET_SCOPE.search(value):
+            raise ConfigError(
+                f"the storage option {key} of {uri} names a secret scope, which Databricks "
+                "resolves in a cluster's environment variables only: define NAME="
+                "{{secrets/scope/key}} there, and write ${NAME} here"
+            )
+        for name in _REFERENCE.findall(value):
+            is_file = name.startswith(_FILE) and name.removeprefix(_FILE).startswith("/")
+            if not is_file and not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"the storage option {key} of {uri} has the reference ${{{name}}}: write "
+                    "${NAME} for an environment variable, or ${file:/path} for a file"
+                )
+
+
+def resolved(options: Mapping[str, str], uri: str) -> dict[str, str]:
+    """Return the options of the store at `uri` with the values that references name.
+
+    Raises `ConfigError` if a variable or file is missing in this process.
+    """
+    return {
+        key: _REFERENCE.sub(lambda found, key=key: _value(found[1], key, uri), value)  # type: ignore[misc]
+        if "${" in value
+        else value
+        for key, value in options.items()
+    }
+
+
+def for_hadoop(key: str, value: str, uri: str) -> str:
+    """Return a value in Hadoop's notation, which resolves variables where a file is opened.
+
+    Raises `ConfigError` for a reference to a file, which Hadoop does not have.
+    """
+    if _REFERENCE.search(value) and f"${{{_FILE}" in value:
+        raise ConfigError(
+            f"the storage option {key} of {uri} refers to a file, which Spark's own readers cannot "
+            "read: refer to an environment variable as ${NAME}, or read with format('sparklog')"
+        )
+    return _REFERENCE.sub(r"${env.\1}", value)
+
+
+def literal_secrets(options: Mapping[str, str]) -> list[str]:
+    """Return the keys of credentials that are written out instead of referred to."""
+    return [key for key, value in options.items() if is_secret(key) and "${" not in value]
+
+
+def is_secret(key: str) -> bool:
+    """Return whether a storage option is a credential, by its key in delta-rs's spelling."""
+    return _SECRET_KEY.search(key.lower()) is not None
+
+
+def _value(name: str, key: str, uri: str) -> str:
+    if not name.startswith(_FILE):
+        found = os.environ.get(name)
+        if found is None:
+            raise ConfigError(
+                f"the storage option {key} of {uri} refers to ${{{name}}}, and this process has no "
+                f"environment variable {name}: set it wherever the store is used, with Spark on "
+                "the driver and on every executor"
+            )
+        return found
+    path = name.removeprefix(_FILE)
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(
+            f"the storage option {key} of {uri} refers to the file {path}, which cannot be read "
+            f"({reason}): put it wherever the store is used, with Spark on the driver and on every "
+            "executor"
+        ) from None
