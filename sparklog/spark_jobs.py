@@ -100,15 +100,15 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Return the number of tasks that run at once, as far as Spark tells."""
+    """Return the number of tasks that run at once, or an assumption where Spark hides it."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
-    # Spark Connect offers no other number; an empty plan of a range has this many partitions.
+    # Spark Connect offers no other number.
     return max(1, int(_setting(spark, "spark.default.parallelism", "0")) or _CONNECT_TASKS)
 
 
 _CONNECT_TASKS = 16
-"""The assumed number of tasks that run at once with Spark Connect, which does not tell it."""
+"""The assumed number of tasks that run at once with Spark Connect, which hides it."""
 
 
 def _setting(spark: SparkSession, key: str, default: str) -> str:

@@ -32,7 +32,7 @@ _Of = TypeVar("_Of")
 _Result = TypeVar("_Result")
 
 
-class Slice(NamedTuple):
+class BatchSlice(NamedTuple):
     """The records of a batch with from_offset <= offset < below_offset, to become a new batch."""
 
     source: Location
@@ -57,7 +57,7 @@ class Execution(Protocol):
         """Copy files byte for byte; return the path of each copy, and its failure if it failed."""
         ...
 
-    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+    def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """Write parts of batches as new batches; return the new batches (6.3, 6.5).
 
         Raises `OSError` if a new batch cannot be written.
@@ -80,7 +80,7 @@ class DriverExecution:
         """See `Execution.copy`."""
         return copy_files(copies)
 
-    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+    def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
         written: list[Batch | str] = []
         try:
@@ -133,7 +133,7 @@ class SparkExecution:
         sizes = [copy.size_bytes for copy in copies]
         return self._run("copy", _copied, copies, sizes, self._driver.copy)
 
-    def cut(self, slices: Sequence[Slice]) -> list[Batch | str]:
+    def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
         sizes = [one.batch.size_bytes for one in slices]
         return self._run("truncate", _cut, slices, sizes, self._driver.cut)
@@ -246,7 +246,7 @@ def _merged(merge: Merge) -> Batch | str:
     return merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path))))
 
 
-def _cut(one: Slice) -> Batch | str:
+def _cut(one: BatchSlice) -> Batch | str:
     try:
         return rewrite_slice(one.source, one.batch, one.from_offset, one.below_offset, one.target)
     except StorageError as error:

@@ -23,9 +23,9 @@ from sparklog.storage.batch_files import (
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.copying import Copy
 from sparklog.storage.execution import (
+    BatchSlice,
     DriverExecution,
     Execution,
-    Slice,
     SparkExecution,
     executors_fault,
     spark_execution,
@@ -94,7 +94,7 @@ class TestBothExecutions:
         gone = batch_of_file(write_file(log, [b"x"]))
         Path(log.uri, gone.path).unlink()
         failed, part = execution.cut(
-            [Slice(log, gone, 0, 1, target), Slice(log, batch, 11, 13, target)]
+            [BatchSlice(log, gone, 0, 1, target), BatchSlice(log, batch, 11, 13, target)]
         )
         assert isinstance(failed, str)
         assert gone.path in failed
@@ -212,7 +212,7 @@ def test_cut_files_of_a_full_disk_are_removed(
 
     monkeypatch.setattr(executing, "rewrite_slice", full)
     with pytest.raises(OSError, match="No space left"):
-        DriverExecution().cut([Slice(log, batch, 1, 2, target) for batch in batches])
+        DriverExecution().cut([BatchSlice(log, batch, 1, 2, target) for batch in batches])
     assert written
     assert not list(Path(target.uri).rglob("*.parquet"))
 

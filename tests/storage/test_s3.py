@@ -54,7 +54,7 @@ from sparklog.storage.copying import Copied, Copy, copy_files
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_files import commit_path, newest_after
 from sparklog.storage.delta_snapshots import open_delta_table, table_identity
-from sparklog.storage.execution import Slice, SparkExecution
+from sparklog.storage.execution import BatchSlice, SparkExecution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
@@ -545,7 +545,7 @@ class TestBatches:
             assert file_checksum(other, copied.path) == file.checksum
         assert execution.check(remote, [files[1]]) == [None]
         batch = batch_of_file(files[1])
-        [part] = execution.cut([Slice(remote, batch, 1, 2, other)])
+        [part] = execution.cut([BatchSlice(remote, batch, 1, 2, other)])
         assert isinstance(part, Batch)
         assert [record.value for record in read_records(other, [part], 0, 9)] == [b"w"]
         [merged] = execution.merge([Merge(remote, (batch,), new_batch_path())])

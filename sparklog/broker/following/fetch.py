@@ -22,7 +22,7 @@ from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.rules import RowTuples, Rules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.copying import Copy
-from sparklog.storage.execution import Execution, Slice
+from sparklog.storage.execution import BatchSlice, Execution
 from sparklog.storage.new_file import discard_file
 
 _log = get_logger(__name__)
@@ -229,7 +229,7 @@ class ReplicaFetcher:
         Returns the new batches, and the partitions of which the leader's batch cannot be read.
         """
         slices = [
-            Slice(
+            BatchSlice(
                 root.log.location,
                 batch,
                 self._replicas.log_end_offset(batch.topic_id_partition),

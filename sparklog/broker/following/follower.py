@@ -31,7 +31,7 @@ from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.replication.truncation_point import may_disagree
 from sparklog.protocol.rules import RowTuples, Rules
 from sparklog.storage.errors import UNREADABLE
-from sparklog.storage.execution import Execution, Slice
+from sparklog.storage.execution import BatchSlice, Execution
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.sharded_table import ShardedTable
@@ -307,7 +307,7 @@ class Follower:
         log = self._root.log
         dropped = {key: log.batches(key, offset) for key, offset in points.items()}
         slices = [
-            Slice(log.location, batch, 0, points[key], log.location)
+            BatchSlice(log.location, batch, 0, points[key], log.location)
             for key, batches in dropped.items()
             for batch in batches
             if batch.base_offset < points[key]
