@@ -256,7 +256,8 @@ class Settings(_Keys):
         "auto",
         description="The place of the work on record bytes: a leader's check of batch files, a "
         "follower's copies, truncation within a batch, and merging. driver: its threads; spark: "
-        "always in Spark tasks; auto: in tasks where Spark has executors and it is worth a job.",
+        "always in Spark tasks; auto: in tasks where Spark has executors and it is worth a job; "
+        "large merges on any master.",
     )
     execution_spark_min_bytes: int = Field(
         128 * _MEBIBYTE,
@@ -266,7 +267,8 @@ class Settings(_Keys):
     execution_spark_bytes_per_task: int = Field(
         32 * _MEBIBYTE,
         gt=0,
-        description="Bytes for which a Spark job starts a task.",
+        description="Bytes for which a Spark job starts a task; with execution=auto also those "
+        "from which on a merge is a job.",
     )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",

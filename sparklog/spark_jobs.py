@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from sparklog.session import is_connect, spark_errors
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -76,11 +78,6 @@ def spark_job(spark: SparkSession, action: str) -> Iterator[None]:
 _DESCRIPTION = "spark.job.description"
 
 
-def is_connect(spark: SparkSession) -> bool:
-    """Return whether a session is one of Spark Connect, without a JVM in this process."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
-
-
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Return a session of the same application with these settings; `spark` keeps its own."""
     # Only Spark Connect has to copy the session for it: it has no other way to a second one.
@@ -113,11 +110,9 @@ _CONNECT_TASKS = 16
 
 def _setting(spark: SparkSession, key: str, default: str) -> str:
     """Return a setting, or the default where it is not set or the platform hides it."""
-    from pyspark.errors import PySparkException
-
     try:
         return spark.conf.get(key, default) or default
-    except PySparkException:
+    except spark_errors():
         return default
 
 

@@ -7,6 +7,7 @@ copies, the cut of a batch that straddles an offset, and merging. Everything els
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import sparklog
 from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, batch_id, new_batch_path
+from sparklog.session import spark_errors
 from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
@@ -103,15 +105,16 @@ class DriverExecution:
 class SparkExecution:
     """Work in the tasks of one Spark job for each call; small work stays in this process.
 
-    Parameters: `min_bytes`, the bytes from which on a call is a job, 0 for all calls;
-    `bytes_per_task`, the bytes for which a task is started.
+    Parameters: `min_bytes`, the bytes from which on a call is a job, 0 for all calls, infinite for
+    merges alone; `bytes_per_task`, the bytes for which a task is started, and from which on a merge
+    is a job.
 
     A task that is run again, after its executor was lost or by speculation, writes files of its
     own. Those of the other attempt are named by no commit. If a job fails nevertheless, the work is
     done in this process, and a warning is logged.
     """
 
-    def __init__(self, spark: SparkSession, min_bytes: int, bytes_per_task: int) -> None:
+    def __init__(self, spark: SparkSession, min_bytes: float, bytes_per_task: int) -> None:
         self._spark = spark
         self._min_bytes = min_bytes
         self._bytes_per_task = bytes_per_task
@@ -141,7 +144,10 @@ class SparkExecution:
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
         sizes = [merge.size_bytes for merge in merges]
-        return self._run("merge", _merged, merges, sizes, self._driver.merge)
+        # Merging holds the interpreter's lock, so it delays ticks in this process: a job pays
+        # from the bytes of one task on.
+        least = min(self._min_bytes, self._bytes_per_task)
+        return self._run("merge", _merged, merges, sizes, self._driver.merge, least)
 
     def _run(
         self,
@@ -150,18 +156,17 @@ class SparkExecution:
         items: Sequence[_Of],
         sizes: Sequence[int],
         in_driver: Callable[[Sequence[_Of]], list[_Result]],
+        min_bytes: float | None = None,
     ) -> list[_Result]:
-        from pyspark.errors import PySparkException
-
         total = sum(sizes)
-        if not items or total < self._min_bytes:
+        if not items or total < (self._min_bytes if min_bytes is None else min_bytes):
             return in_driver(items)
         most = _TASKS_PER_SLOT * parallelism(self._spark)
         shares = _shares(sizes, min(most, max(1, -(-total // self._bytes_per_task))))
         try:
             given = [[items[number] for number in share] for share in shares]
             results = run_in_tasks(self._spark, action, function, given)
-        except PySparkException as error:
+        except spark_errors() as error:
             self._failures.warning(
                 action, "job failed, done in the driver", action=action, error=one_line(error)
             )
@@ -185,13 +190,11 @@ def spark_execution(
     """Return the execution for a session: all work in tasks, or that which is worth a job.
 
     Without executors (master `local`) tasks share the driver's processors, whose threads copy twice
-    as fast.
+    as fast. Only merges are worth a job there.
     """
     if is_always:
         return SparkExecution(spark, 0, bytes_per_task)
-    if has_executors(spark):
-        return SparkExecution(spark, min_bytes, bytes_per_task)
-    return DriverExecution()
+    return SparkExecution(spark, min_bytes if has_executors(spark) else math.inf, bytes_per_task)
 
 
 def executors_fault(spark: SparkSession) -> str | None:
@@ -199,13 +202,11 @@ def executors_fault(spark: SparkSession) -> str | None:
 
     One job with a task for each core imports what the tasks of `run_in_tasks` need.
     """
-    from pyspark.errors import PySparkException
-
     try:
         found = run_in_tasks(
             spark, "check of the executors", _version, [[0]] * max(2, parallelism(spark))
         )
-    except PySparkException as error:
+    except spark_errors() as error:
         return _executor_fault(str(error))
     others = {version for share in found for version in share} - {sparklog.__version__}
     if others:

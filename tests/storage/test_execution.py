@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,29 +164,39 @@ def test_work_below_the_minimum_stays_in_the_driver(
     assert (copied.fault, jobs_started() - before) == (None, jobs)
 
 
-def test_without_executors_auto_stays_in_the_driver(spark: SparkSession) -> None:
-    """On a local master tasks would share the driver's processors."""
+def test_without_executors_auto_merges_in_tasks_and_copies_in_the_driver(
+    spark: SparkSession, log: Location, target: Location
+) -> None:
+    """On a local master tasks share the driver's processors, and merging holds Python's lock."""
     auto = spark_execution(spark, is_always=False, min_bytes=0, bytes_per_task=1)
-    assert isinstance(auto, DriverExecution)
-    always = spark_execution(spark, is_always=True, min_bytes=9, bytes_per_task=1)
-    assert isinstance(always, SparkExecution)
+    before = jobs_started()
+    [copied] = auto.copy([copy_of(log, write_file(log, [b"v"]), target)])
+    assert (copied.fault, jobs_started() - before) == (None, 0)
+    [merged] = auto.merge([Merge(log, _adjacent(log, 0), new_batch_path())])
+    assert isinstance(merged, Batch)
+    assert jobs_started() - before == 1
 
 
-def test_a_task_that_fails_again_and_again_is_done_in_the_driver(
+def _crash(_: object) -> None:
+    """End the worker of a task at once."""
+    os._exit(1)
+
+
+def _fail(_: object) -> None:
+    raise RuntimeError("the task fails")
+
+
+@pytest.mark.parametrize("end", [_crash, _fail])
+def test_work_of_a_job_that_fails_is_done_in_the_driver(
     spark: SparkSession,
     log: Location,
     target: Location,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    end: Any,
 ) -> None:
-    """The job fails, a warning says so once, and the files are copied nevertheless."""
-
-    def refused(*_: object) -> Iterator[None]:
-        from pyspark.errors import PySparkException
-
-        raise PySparkException("Job aborted due to stage failure")
-
-    monkeypatch.setattr(executing, "run_in_tasks", refused)
+    """Whether tasks raise or their workers die: one warning, and the files are copied."""
+    monkeypatch.setattr(executing, "_copied", end)
     execution = SparkExecution(spark, 0, 1 << 20)
     for _ in range(2):
         [copied] = execution.copy([copy_of(log, write_file(log, [b"v"]), target)])
