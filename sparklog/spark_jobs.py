@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from sparklog.session import is_connect
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -74,11 +76,6 @@ def spark_job(spark: SparkSession, action: str) -> Iterator[None]:
 
 
 _DESCRIPTION = "spark.job.description"
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Return whether a session is one of Spark Connect, without a JVM in this process."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
