@@ -19,6 +19,7 @@ from sparklog.producer.encoder import Encoder
 from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.produce_requests import Acks, acks_number
 from sparklog.producer.stream_writes import Files, MicroBatch, SentFile
+from sparklog.session import is_connect
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.execution import spark_execution
 from sparklog.storage.location import Location, StorageOptions
@@ -266,19 +267,34 @@ def _file_schema() -> StructType:
 def _few_rows_held(records: DataFrame) -> pa.Table | None:
     """Return the rows if Spark already holds them and knows that they are few, else `None`.
 
-    The driver encodes them in less time than a Python task takes to start. Spark's explanation of
-    the plan is the same in classic sessions and in those of Spark Connect.
+    The driver encodes them in less time than a Python task takes to start.
     """
-    plan = _OPTIMIZED.search(cast(Any, records)._explain_string(mode="cost"))
+    # A classic session has no text of the plan but by the JVM, where the plan itself is.
+    is_few = _explains_few if is_connect(records.sparkSession) else _plans_few
+    return records.toArrow() if is_few(cast(Any, records)) else None
+
+
+def _plans_few(records: Any) -> bool:
+    """Return whether a classic session holds the rows and knows that they are few."""
+    plan = records._jdf.queryExecution().optimizedPlan()
+    is_held = plan.nodeName() == "LocalRelation" or (
+        plan.nodeName() == "InMemoryRelation" and plan.cacheBuilder().isCachedColumnBuffersLoaded()
+    )
+    return bool(is_held and plan.stats().sizeInBytes() <= _FEW_BYTES)
+
+
+def _explains_few(records: Any) -> bool:
+    """Return the same for a session of Spark Connect, by its explanation of the plan."""
+    plan = _OPTIMIZED.search(records._explain_string(mode="cost"))
     if plan is None or plan["node"] not in ("LocalRelation", "InMemoryRelation"):
-        return None
+        return False
     # Rows of a cached DataFrame are counted when they are held.
     if plan["node"] == "InMemoryRelation" and "rowCount=" not in plan["statistics"]:
-        return None
+        return False
     size = _SIZE.search(plan["statistics"])
-    if size is None or float(size["number"]) * _UNITS.get(size["unit"], math.inf) > _FEW_BYTES:
-        return None
-    return records.toArrow()
+    return size is not None and (
+        float(size["number"]) * _UNITS.get(size["unit"], math.inf) <= _FEW_BYTES
+    )
 
 
 def _task(logs: Mapping[int, Location], partitioner: Partitioner) -> Any:
