@@ -1,4 +1,4 @@
-"""The `sparklog` command: creating a cluster and its topics, and inspecting its state.
+"""The `sparklog` command: running brokers, topics, records, and the state of a cluster.
 
 The modules of a command are imported when it runs, so that help is printed at once. Spark is
 started only if an option requests it.
@@ -20,7 +20,11 @@ from sparklog.cli.cluster import (
     given_storage_options,
     reaching,
 )
+from sparklog.cli.consume import consume
 from sparklog.cli.get_offsets import get_offsets
+from sparklog.cli.maintain import maintain
+from sparklog.cli.produce import produce
+from sparklog.cli.running import broker, cluster
 from sparklog.errors import SparklogError, StorageError
 
 
@@ -49,7 +53,12 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(brokers.app, name="brokers")
 app.add_typer(consumer_groups.app, name="consumer-groups")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command("broker")(broker)
+app.command("cluster")(cluster)
+app.command("produce")(produce)
+app.command("consume")(consume)
 app.command("audit")(audit)
+app.command("maintain")(maintain)
 app.command("get-offsets")(get_offsets)
 
 
