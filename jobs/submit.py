@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from sparklog.cli import app
+from sparklog.cli import main
 
 if __name__ == "__main__":
-    app(prog_name="sparklog")
+    main()

@@ -68,6 +68,19 @@ def before_any_command(storage_options: StorageOptionsOption = None) -> None:
     given_storage_options.set(storage_options)
 
 
+def main() -> None:
+    """Run the command of this process's arguments; return if it ends with exit code 0.
+
+    The entry point of the wheel. A task of Databricks calls it within its own interpreter, where a
+    `SystemExit` counts as a failure, even with code 0.
+    """
+    try:
+        app(prog_name="sparklog")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
 @app.command("format")
 def format_(cluster: ClusterOption) -> None:
     """Create a cluster: the tables of its root, in a new or empty folder or prefix.
