@@ -176,7 +176,7 @@ def test_airflow_loads_the_dags() -> None:
         pytest.skip("apache-airflow, over 100 packages, is not installed")
     from airflow.dag_processing.dagbag import DagBag
 
-    bag = DagBag(str(DAG_FILE), include_examples=False)
+    bag = DagBag(str(DAG_FILE))
     assert not bag.import_errors
     assert sorted(bag.dags) == [
         *(f"sparklog_broker_{one}" for one in range(3)),
