@@ -13,9 +13,17 @@ from sparklog.cli import app
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name of a command and its parameters, without running it.
 
-    The command's own errors are raised: unknown options, missing arguments, wrong values.
+    The command's own errors are raised: unknown options, missing arguments, wrong values. The
+    commands of a group are separated by spaces, as in `topics create`.
     """
-    group: Any = typer.main.get_command(app)
-    context = group.make_context("sparklog", [arguments[0], "--help"], resilient_parsing=True)
-    name, command, rest = group.resolve_command(context, list(arguments))
-    return name, command.make_context(name, rest, parent=context).params
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("sparklog", list(arguments[:1]), resilient_parsing=True)
+    names, rest = [], list(arguments)
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, rest)
+        names.append(name)
+        if hasattr(command, "commands"):
+            context = command.make_context(name, rest[:1], parent=context, resilient_parsing=True)
+        else:
+            context = command.make_context(name, rest, parent=context)
+    return " ".join(names), context.params
