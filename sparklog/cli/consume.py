@@ -20,7 +20,7 @@ from sparklog.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparklog.cli.spark_records import Trigger
+    from sparklog.cli.spark_records import StreamTrigger
     from sparklog.consumer.assigned_partition import ConsumerRecord
     from sparklog.consumer.consumer import Consumer
 
@@ -147,7 +147,7 @@ def _append_to_table(
     options: dict[str, str],
     select: list[str],
     target: tuple[str, bool],
-    trigger: Trigger,
+    trigger: StreamTrigger,
 ) -> None:
     from sparklog.cli import spark_records
     from sparklog.session import spark_session

@@ -13,7 +13,7 @@ from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
-    from sparklog.cli.spark_records import Source, Trigger
+    from sparklog.cli.spark_records import Source, StreamTrigger
     from sparklog.producer.accumulator import RecordMetadata
 
 
@@ -136,16 +136,16 @@ def produce(
     typer.echo(f"Produced {from_ or format_} to topic {topic}.", err=True)
 
 
-def trigger_of(checkpoint: str | None, processing_time: str | None) -> Trigger:
+def trigger_of(checkpoint: str | None, processing_time: str | None) -> StreamTrigger:
     """Return the trigger of a stream; raises `ConfigError` without a checkpoint."""
-    from sparklog.cli.spark_records import Trigger, absolute
+    from sparklog.cli.spark_records import StreamTrigger, absolute
 
     if not checkpoint:
         raise ConfigError(
             "--checkpoint is missing: name a folder in which the progress of this stream is kept, "
             "the same in each run"
         )
-    return Trigger(absolute(checkpoint), processing_time)
+    return StreamTrigger(absolute(checkpoint), processing_time)
 
 
 def _check_unused(reason: str, options: dict[str, object]) -> None:
@@ -209,7 +209,7 @@ def _produce_source(
     source: Source,
     select: list[str],
     acks: str,
-    trigger: Trigger | None,
+    trigger: StreamTrigger | None,
 ) -> None:
     from sparklog.cli import spark_records
     from sparklog.session import spark_session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ class Target(NamedTuple):
     is_table: bool
 
 
-class Trigger(NamedTuple):
+class StreamTrigger(NamedTuple):
     """The micro-batches of a stream, whose progress is in the folder `checkpoint`.
 
     They run until the source is read, or at an interval of Spark's notation, such as "10 seconds".
@@ -76,7 +77,7 @@ def produce_stream(
     source: Source,
     select: Sequence[str],
     acks: str,
-    trigger: Trigger,
+    trigger: StreamTrigger,
 ) -> StreamingQuery:
     """Start a query that produces each new row of a source to a topic exactly once."""
     if source.format == SQL:
@@ -98,7 +99,7 @@ def consume_to_delta(
     options: Mapping[str, str],
     select: Sequence[str],
     target: Target,
-    trigger: Trigger,
+    trigger: StreamTrigger,
 ) -> StreamingQuery:
     """Start a query that appends each record of a topic to a Delta table exactly once.
 
@@ -132,6 +133,8 @@ def one_sentence() -> Iterator[None]:
     """Convert an error of Spark into a `SparklogError` with the sentence of its cause."""
     from pyspark.errors import PySparkException
 
+    # pyspark would print the same error to standard error, as JSON.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         yield
     except PySparkException as error:
@@ -149,7 +152,7 @@ def _named(source: Source) -> str:
     return source.name
 
 
-def _triggered(writer: DataStreamWriter, trigger: Trigger) -> DataStreamWriter:
+def _triggered(writer: DataStreamWriter, trigger: StreamTrigger) -> DataStreamWriter:
     writer = writer.option("checkpointLocation", trigger.checkpoint)
     if trigger.processing_time is None:
         return writer.trigger(availableNow=True)
