@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparklog.cli.cluster import given_storage_options
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def produce_batch(
         else:
             frame = reader.format(source.format).load(source.name)
     writer = _records(frame, select).write.format("sparklog").mode("append")
-    writer.option("cluster", absolute(cluster)).option("topic", topic).option("acks", acks).save()
+    writer.options(**of_cluster(cluster)).option("topic", topic).option("acks", acks).save()
 
 
 def produce_stream(
@@ -88,7 +89,7 @@ def produce_stream(
     else:
         frame = reader.format(source.format).load(source.name)
     writer = _records(frame, select).writeStream.format("sparklog")
-    writer = writer.option("cluster", absolute(cluster))
+    writer = writer.options(**of_cluster(cluster))
     return _triggered(writer.option("topic", topic).option("acks", acks), trigger).start()
 
 
@@ -106,7 +107,7 @@ def consume_to_delta(
     Delta commits a micro-batch together with the query's id and the number of the micro-batch, and
     ignores one that it has. A new checkpoint begins at the earliest offsets.
     """
-    reader = spark.readStream.format("sparklog").option("cluster", absolute(cluster))
+    reader = spark.readStream.format("sparklog").options(**of_cluster(cluster))
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     frame = reader.options(**options).load()
     if select:
@@ -139,6 +140,13 @@ def one_sentence() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise SparklogError(_cause(str(error))) from error
+
+
+def of_cluster(cluster: str) -> dict[str, str]:
+    """Return the options of `format("sparklog")` that name the cluster of the command line."""
+    storage_options = given_storage_options.get()
+    given = {} if storage_options is None else {"storageOptions": storage_options}
+    return {"cluster": absolute(cluster), **given}
 
 
 def absolute(path: str) -> str:

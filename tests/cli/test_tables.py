@@ -16,6 +16,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from sparklog.cli.cluster import given_storage_options
+from sparklog.cli.spark_records import of_cluster
 from sparklog.producer.plain import Producer
 from tests.cli.command_line import Finished, run
 from tests.jobs.processes import Process
@@ -240,3 +242,14 @@ def test_errors_of_spark_are_one_line(
     ]
     assert said in sparklog(cluster, *given).refusal
     assert values(cluster, topic) == []
+
+
+def test_storage_options_of_the_command_line_travel_to_the_tasks() -> None:
+    """The format gets the options that are given before the command; a path becomes absolute."""
+    given = '{"s3://logs": {"AWS_REGION": "eu-central-1"}}'
+    token = given_storage_options.set(given)
+    try:
+        assert of_cluster("s3://logs/c") == {"cluster": "s3://logs/c", "storageOptions": given}
+    finally:
+        given_storage_options.reset(token)
+    assert of_cluster("conf/cluster.yaml") == {"cluster": str(Path("conf/cluster.yaml").resolve())}
