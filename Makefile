@@ -6,7 +6,7 @@ VENV_PYTHON := .venv/bin/python
 PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench explore clean lock setup setup-for-tests check-python
+.PHONY: help demo test lint bench bundle explore clean lock setup setup-for-tests check-python
 
 help: ## Show this list
 	@echo "make TARGET, from a bare clone; Python 3.10 or newer is all it needs."
@@ -28,11 +28,17 @@ lint: setup-for-tests ## ruff and mypy, over everything
 bench: setup ## Measure sparklog, a real Kafka and plain Delta side by side: docs/benchmarks.md
 	$(VENV_PYTHON) -m benchmarks $(BENCH_OPTIONS)
 
+bundle: setup ## Build dist/: the wheel, a zip for spark-submit --py-files, its application file
+	@$(VENV_PYTHON) -m jobs.bundle --folder $(BUNDLE_FOLDER)
+
+BUNDLE_FOLDER ?= dist
+
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
 clean: ## Remove what the set-up, the tests and the demo made
-	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist spark-warehouse sparklog-demo sparklog-benchmarks
+	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist conf/databricks/dist \
+		spark-warehouse sparklog-demo sparklog-benchmarks
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 

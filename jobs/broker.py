@@ -1,4 +1,4 @@
-"""One broker of a cluster as a separate Spark application.
+"""`sparklog broker` as a file for spark-submit: one broker as a separate Spark application.
 
 Brokers that start on an empty store create the cluster, also at the same time.
 
@@ -8,10 +8,9 @@ Brokers that start on an empty store create the cluster, also at the same time.
 
 from __future__ import annotations
 
-from sparklog.cli.application import application_command
-from sparklog.config import BrokerConfig
+import sys
 
-app = application_command(BrokerConfig)
+from sparklog.cli import app
 
 if __name__ == "__main__":
-    app()
+    app(["broker", *sys.argv[1:]], prog_name="sparklog")

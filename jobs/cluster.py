@@ -1,4 +1,4 @@
-"""All brokers of a cluster in one Spark application, the default.
+"""`sparklog cluster` as a file for spark-submit: all brokers of a cluster in one application.
 
 Run it continuously, or with --until-idle from a scheduler:
 
@@ -8,10 +8,9 @@ Run it continuously, or with --until-idle from a scheduler:
 
 from __future__ import annotations
 
-from sparklog.cli.application import application_command
-from sparklog.config import ClusterConfig
+import sys
 
-app = application_command(ClusterConfig)
+from sparklog.cli import app
 
 if __name__ == "__main__":
-    app()
+    app(["cluster", *sys.argv[1:]], prog_name="sparklog")

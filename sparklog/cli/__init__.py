@@ -1,5 +1,5 @@
 """The `sparklog` command."""
 
-from sparklog.cli.main import app
+from sparklog.cli.main import app, main
 
-__all__ = ["app"]
+__all__ = ["app", "main"]

@@ -10,17 +10,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any
+from typing import Any
 
 import structlog
-import typer
 
 from sparklog.broker.application import Application, check_roots
 from sparklog.cli.exit_codes import OF_SIGNALS, ExitCode, exit_code
 from sparklog.cli.jvm_shutdown import stop_before_jvm
-from sparklog.config import BrokerConfig, ClusterConfig, load
+from sparklog.config import BrokerConfig, ClusterConfig
 from sparklog.errors import SparklogError
 from sparklog.logger import ROOT, event_of
 from sparklog.session import spark_session
@@ -83,30 +81,6 @@ def _with_fields(
     _: object, __: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     return {**event, **event_of(event["_record"])}
-
-
-def application_command(kind: type[ClusterConfig | BrokerConfig]) -> typer.Typer:
-    """Return the command that runs the brokers of a configuration of this kind."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    what = "all brokers" if kind is ClusterConfig else "one broker"
-
-    @app.command(help=f"Run {what} of a cluster.")
-    def main(
-        config: Annotated[Path, typer.Option(help="The configuration, a YAML file.")],
-        until_idle: Annotated[
-            bool, typer.Option("--until-idle", help="Exit when no work is left.")
-        ] = False,
-        without_spark: Annotated[
-            bool, typer.Option("--without-spark", help="Copy files in this process, not in tasks.")
-        ] = False,
-        log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    ) -> None:
-        with one_line_errors():
-            configure_logging(log_level)
-            loaded: ClusterConfig | BrokerConfig = load(kind, config)
-            run_application(loaded, until_idle=until_idle, with_spark=not without_spark)
-
-    return app
 
 
 def run_application(

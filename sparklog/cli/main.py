@@ -1,4 +1,4 @@
-"""The `sparklog` command: creating a cluster and its topics, and inspecting its state.
+"""The `sparklog` command: running brokers, topics, records, and the state of a cluster.
 
 The modules of a command are imported when it runs, so that help is printed at once. Spark is
 started only if an option requests it.
@@ -20,7 +20,11 @@ from sparklog.cli.cluster import (
     given_storage_options,
     reaching,
 )
+from sparklog.cli.consume import consume
 from sparklog.cli.get_offsets import get_offsets
+from sparklog.cli.maintain import maintain
+from sparklog.cli.produce import produce
+from sparklog.cli.running import broker, cluster
 from sparklog.errors import SparklogError, StorageError
 
 
@@ -49,7 +53,12 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(brokers.app, name="brokers")
 app.add_typer(consumer_groups.app, name="consumer-groups")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command("broker")(broker)
+app.command("cluster")(cluster)
+app.command("produce")(produce)
+app.command("consume")(consume)
 app.command("audit")(audit)
+app.command("maintain")(maintain)
 app.command("get-offsets")(get_offsets)
 
 
@@ -57,6 +66,19 @@ app.command("get-offsets")(get_offsets)
 def before_any_command(storage_options: StorageOptionsOption = None) -> None:
     """A replicated log in Delta tables, kept by Spark jobs instead of brokers."""
     given_storage_options.set(storage_options)
+
+
+def main() -> None:
+    """Run the command of this process's arguments; return if it ends with exit code 0.
+
+    The entry point of the wheel. A task of Databricks calls it within its own interpreter, where a
+    `SystemExit` counts as a failure, even with code 0.
+    """
+    try:
+        app(prog_name="sparklog")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 @app.command("format")

@@ -54,20 +54,27 @@ def await_checkpoints() -> None:
 def _write_checkpoint(table: Location) -> None:
     """Write a checkpoint, which makes opening the table cheaper, and clean up old commits."""
     try:
-        if table.is_local:
-            opened = open_delta_table(table)
-            opened.create_checkpoint()
-            if table.is_synced:
-                # Synced before clean-up removes the commits that the checkpoint replaces.
-                names = Path(table.uri, LOG_FOLDER).glob("*checkpoint*")
-                table.sync(f"{LOG_FOLDER}/{name.name}" for name in names)
-        else:
-            write_store_checkpoint(table)
-            opened = open_delta_table(table)
-        opened.cleanup_metadata()
+        write_checkpoint(table)
+        open_delta_table(table).cleanup_metadata()
     except (StorageError, DeltaError, OSError) as error:
         # The commits are valid without a checkpoint, and the next one covers them, too.
         _log.warning("no checkpoint", table=table.uri, error=one_line(error))
+
+
+def write_checkpoint(table: Location) -> None:
+    """Write Delta's checkpoint of the newest version of `table`; all commits remain.
+
+    Any process may call it at any time. Raises `StorageError`, `DeltaError` or `OSError` if the log
+    cannot be read or the checkpoint cannot be written.
+    """
+    if not table.is_local:
+        write_store_checkpoint(table)
+        return
+    open_delta_table(table).create_checkpoint()
+    if table.is_synced:
+        # Synced before a clean-up removes the commits that the checkpoint replaces.
+        names = Path(table.uri, LOG_FOLDER).glob("*checkpoint*")
+        table.sync(f"{LOG_FOLDER}/{name.name}" for name in names)
 
 
 def write_store_checkpoint(table: Location) -> None:
