@@ -224,6 +224,12 @@ class Settings(_Keys):
         gt=0,
         description="ms after which a broker parked between two scheduled runs is fenced.",
     )
+    request_clock_skew_ms: int = Field(
+        1_000,
+        ge=0,
+        description="ms by which the clocks of producers and brokers may differ; a request that "
+        "waited while its leader did not run is refused that much before its time is over.",
+    )
     broker_heartbeat_interval_ms: int = Field(
         2_000,
         gt=0,

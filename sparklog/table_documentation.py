@@ -212,13 +212,14 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             **_PRODUCER,
             "acks": ("Required acknowledgements: 0 none, 1 the leader, -1 every in-sync replica."),
             "timeout_ms": (
-                "Time in ms after which the leader refuses a request that it has not taken, or "
-                "answers REQUEST_TIMED_OUT where in-sync replicas have not acknowledged it."
+                "Time in ms for which the producer waits: after it the leader refuses a request "
+                "that it has not taken, or answers REQUEST_TIMED_OUT where in-sync replicas have "
+                "not acknowledged it."
             ),
             "client_id": "`client.id` of the producer; null where it is empty.",
             "created_at_ms": (
                 "Time at which the producer sent the request, in ms since 1970 on its own clock; "
-                "the leader does not use it."
+                "by it the leader judges a request that waited while it did not run."
             ),
             **_RECORD,
         },

@@ -78,6 +78,7 @@ NOT_KAFKAS = {
     "BrokerServer waits for a constant of 5 minutes",
     "tick.failure.timeout.ms": "Kafka's brokers do not tick; as log.dir.failure.timeout.ms",
     "auto.create.cluster.enable": "Kafka's clusters are created by kafka-storage format",
+    "request.clock.skew.ms": "a request to Kafka does not outlive its connection",
     "log.scrub.bytes.per.second": "Kafka does not verify batches that nobody reads",
     "log.merger.enable": "Kafka's batches are no files, and are never merged",
     "log.merger.backoff.ms": "as log.cleaner.backoff.ms",

@@ -22,7 +22,7 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
-from sparklog.broker.registration import await_session
+from sparklog.broker.registration import LastProcess, await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.observations import is_silent
@@ -181,6 +181,7 @@ class Application:
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._failures = RepeatedFailures(_log)
+        self._last_processes: dict[int, LastProcess] = {}
         self._fenced: list[FencedError] = []
         self._fatal: SparklogError | None = None
         # A whole cluster is parked: no other broker could take it over while it is away.
@@ -219,7 +220,9 @@ class Application:
             self._location(self.config.cluster_root), [*map(self._location, roots)]
         )
         # In parallel: after a crash every broker of the application has a session to wait for.
-        list(self._pool.map(partial(self._await_session, cluster), self.config.brokers))
+        gone = self._pool.map(partial(self._await_session, cluster), self.config.brokers)
+        ids = [entry.broker_id for entry in self.config.brokers]
+        self._last_processes = dict(zip(ids, gone, strict=True))
         if self._stopping.is_set():
             return
         self._heartbeats.start()
@@ -275,6 +278,8 @@ class Application:
             settings=self.config,
             storage_options=self.config.storage_options,
             rack=entry.rack,
+            # Of the first start only: later ones follow a process of this application.
+            last_process=self._last_processes.pop(broker_id, None),
         )
 
     def drop_broker(self, broker_id: int) -> Broker:
@@ -349,6 +354,9 @@ class Application:
     def run_until_idle(self) -> None:
         """Tick until a whole round changes nothing, or `stop` is called; then park the brokers.
 
+        If another broker seems to run, the run goes on until it has shown a sign of life, or until
+        it is fenced after broker.session.timeout.ms.
+
         Raises
         ------
         FencedError
@@ -357,8 +365,11 @@ class Application:
             A tick of the last round has failed: the work is not done then.
         """
         try:
-            while self._is_going_on() and self.round(to_end=True).changed:
-                pass
+            while self._is_going_on():
+                if not self.round(to_end=True).changed:
+                    if not self._awaits_signs():
+                        break
+                    self._stopping.wait(min(self.config.tick_interval_ms, _LONGEST_WAIT_MS) / 1000)
             # A scheduled run ends before the merger's interval has passed.
             while self.config.log_merger_enable and self._is_going_on() and self._merge():
                 pass
@@ -367,6 +378,14 @@ class Application:
         if self._fatal or self._fenced:
             raise self._fatal or self._fenced[-1]
         self._raise_failures()
+
+    def _awaits_signs(self) -> bool:
+        """Whether a broker elsewhere may have died without a sign that the others have seen."""
+        brokers = list(self._brokers.values())
+        if self._troubles or not brokers:
+            return False
+        observer = next((one for one in brokers if one.is_controller), brokers[0])
+        return observer.awaits_signs(frozenset(one.broker_id for one in brokers))
 
     def run(self) -> None:
         """Tick until `stop` is called; then park a cluster, or stop a single broker.
@@ -714,9 +733,11 @@ class Application:
         list(self._pool.map(end, brokers) if is_on_store else map(end, brokers))
         self._pool.shutdown()
 
-    def _await_session(self, cluster: ClusterRoot, entry: BrokerEntry) -> None:
+    def _await_session(self, cluster: ClusterRoot, entry: BrokerEntry) -> LastProcess:
         timeout_ms = self.config.broker_session_timeout_ms
-        await_session(cluster.brokers, entry.broker_id, timeout_ms, self._clock, self._location)
+        return await_session(
+            cluster.brokers, entry.broker_id, timeout_ms, self._clock, self._location
+        )
 
     def _location(self, uri: str) -> Location:
         return Location.of(uri, self.config.storage_options)

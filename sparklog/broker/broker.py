@@ -10,6 +10,7 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
@@ -27,7 +28,12 @@ from sparklog.broker.pace import TickStep
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import Purgatory
-from sparklog.broker.registration import change_state, check_registered, register
+from sparklog.broker.registration import (
+    LastProcess,
+    change_state,
+    check_registered,
+    register,
+)
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
@@ -95,7 +101,8 @@ class Broker:
     Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
     (created if missing); `rules`, the engine that runs the rules; `execution`, the place of the
     work on record bytes; `observations`, the observed liveness of the other brokers. The caller
-    must know that the broker's last process is gone.
+    must know that the broker's last process is gone; with `last_process` no later one is taken
+    over.
     """
 
     def __init__(
@@ -111,6 +118,7 @@ class Broker:
         storage_options: StorageOptions | None = None,
         rack: str | None = None,
         observations: Observations | None = None,
+        last_process: LastProcess | None = None,
     ) -> None:
         self.broker_id = broker_id
         self._clock = clock
@@ -128,7 +136,14 @@ class Broker:
         }
         reader = MetadataReader(cluster, storage_options or {})
         self.broker_epoch = register(
-            reader, cluster, broker_id, self._directories, self._roots, rack, clock.now_ms()
+            reader,
+            cluster,
+            broker_id,
+            self._directories,
+            self._roots,
+            rack,
+            clock.now_ms(),
+            last_process,
         )
         self._registration: ControlTable
 
@@ -446,6 +461,15 @@ class Broker:
         mine = next((row for row in rows if row["broker_id"] == self.broker_id), None)
         return mine is not None and mine["state"] == "fenced"
 
+    def awaits_signs(self, own: AbstractSet[int]) -> bool:
+        """Return whether a broker that should run has shown no sign of life to this process yet.
+
+        It may have died, which shows after broker.session.timeout.ms; a run that ended earlier each
+        time would never find out. Of another controller only the lease is awaited. `own` are the
+        brokers of the same application.
+        """
+        return self._controller.awaits_signs(own, self._clock.monotonic_ms())
+
     def poll(self) -> None:
         """Note the requests, and the other brokers' rows and journals, before time passes."""
         self._heartbeats.note()
@@ -456,7 +480,8 @@ class Broker:
     def park(self) -> None:
         """End for now, as between two scheduled runs: the broker keeps its partitions.
 
-        It stays their leader for parked.session.timeout.ms (7.2).
+        It stays their leader for parked.session.timeout.ms (7.2). It does not keep the controller
+        role: another broker's run may be shorter than the lease.
         """
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -469,6 +494,11 @@ class Broker:
                     )
         self._write_checkpoints()
         self._change_state("park", self._clean_stop() | {"parked_at_ms": now_ms})
+        try:
+            self._controller.resign()
+        except UNREADABLE as error:
+            # The lease lapses, as that of a broker that has died.
+            _log.warning("lease not given back", broker=self.broker_id, error=str(error))
 
     def prepare_to_stop(self) -> None:
         """Ask the controller to elect leaders in its place: controlled shutdown."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from sparklog.logger import get_logger
 from sparklog.model import BROKERS, CONTROLLER, Row
 from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
-from sparklog.states import broker_state_after
+from sparklog.states import RUNNING_STATES, broker_state_after
 from sparklog.storage.commits import CONTROLLER_EPOCH
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
@@ -81,6 +82,8 @@ class Controller:
         self._versions_at_ms = 0
         # The last observed rows of `brokers`.
         self._observed: list[Row] = []
+        # On the monotonic clock.
+        self._began_ms: int | None = None
 
     @property
     def is_active(self) -> bool:
@@ -120,6 +123,8 @@ class Controller:
 
     def observe(self, now_ms: int) -> None:
         """Note the state of rows, journals and lease at `now_ms`; raises the errors of `tick`."""
+        if self._began_ms is None:
+            self._began_ms = now_ms
         self._cluster.brokers.refresh()
         rows = self._cluster.brokers.rows().to_pylist()
         mine = next((row for row in rows if row["broker_id"] == self._broker_id), None)
@@ -141,6 +146,27 @@ class Controller:
             self._renewed_ms(lease, now_ms)
         if failure is not None:
             raise failure
+
+    def awaits_signs(self, own: AbstractSet[int], now_ms: int) -> bool:
+        """Return whether a broker that should run, or the lease, has not changed since the start.
+
+        The active controller awaits brokers, others await the lease. The brokers `own` are known to
+        be alive.
+        """
+        began_ms = self._began_ms
+        if began_ms is None:
+            return False
+        if self.is_active:
+            return any(
+                self._last_sign_ms(row, now_ms) <= began_ms
+                for row in self._observed
+                if row["state"] in RUNNING_STATES and row["broker_id"] not in own
+            )
+        return any(
+            self._renewed_ms(lease, now_ms) <= began_ms
+            for lease in self._cluster.controller.rows().to_pylist()
+            if lease["broker_id"] not in own | {NOBODY}
+        )
 
     def epoch_to_renew(self) -> int | None:
         """Poll the lease; return its controller epoch if this broker holds it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -32,40 +32,49 @@ _log = get_logger(__name__)
 _WATCH_MS = 200
 
 
+class LastProcess(NamedTuple):
+    """The registration of a process that is gone: `broker_epoch` and `heartbeat` of its row."""
+
+    broker_epoch: int
+    heartbeat: int
+
+    @classmethod
+    def of(cls, row: Row | None) -> LastProcess:
+        """Return the registration in a row; (-1, -1) for a broker that never registered."""
+        return cls(row["broker_epoch"], row["heartbeat"]) if row is not None else cls(-1, -1)
+
+
 def await_session(
     brokers: ControlTable,
     broker_id: int,
     session_timeout_ms: int,
     clock: Clock,
     locate: Callable[[str], Location],
-) -> None:
-    """Wait until the last process of this broker is known to be gone.
+) -> LastProcess:
+    """Wait until the last process of this broker is known to be gone, and return which one it is.
 
     It is gone if its row says so, or if neither the row nor one of its journals changes for the
     session timeout. Raises DUPLICATE_BROKER_REGISTRATION as soon as one of these does change:
     another process plays this broker. `locate` returns the location of a URI.
     """
     since_ms = clock.monotonic_ms()
-    first = _row(brokers, broker_id)
+    first = gone = _row(brokers, broker_id)
     if first is None or first["state"] not in RUNNING_STATES:
-        return
+        return LastProcess.of(first)
     journals = SessionWatch(first, locate)
 
     def is_gone() -> bool:
-        now = _row(brokers, broker_id)
+        nonlocal gone
+        gone = now = _row(brokers, broker_id)
         if now is None or now["state"] not in RUNNING_STATES:
             return True
-        is_other = any(now[name] != first[name] for name in ("broker_epoch", "heartbeat"))
-        if is_other or journals.has_moved():
-            raise ProtocolError(
-                "DUPLICATE_BROKER_REGISTRATION",
-                f"broker {broker_id} is registered and alive: stop that process first, or give "
-                "this one another broker.id",
-            )
+        if LastProcess.of(now) != LastProcess.of(first) or journals.has_moved():
+            raise _is_alive(broker_id)
         now_ms = clock.monotonic_ms()
         return is_silent(now_ms, since_ms=since_ms, timeout_ms=session_timeout_ms)
 
     wait_until(is_gone, pause_ms=_WATCH_MS)
+    return LastProcess.of(gone)
 
 
 def register(
@@ -76,6 +85,7 @@ def register(
     opened: Mapping[int, BrokerRoot],
     rack: str | None,
     now_ms: int,
+    last_process: LastProcess | None = None,
 ) -> int:
     """Register a broker and return its broker epoch, which is higher than all earlier ones.
 
@@ -91,7 +101,9 @@ def register(
     - all replicas of a root whose unsynced files may be gone, if another member stays;
     - all replicas of a root with a damaged table about its replicas, if another member stays.
 
-    Parameters: `opened`, the roots by their numbers; their damaged tables start again empty.
+    Parameters: `opened`, the roots by their numbers; their damaged tables start again empty;
+    `last_process`, the process that is known to be gone. Raises DUPLICATE_BROKER_REGISTRATION if
+    another one has registered since, as of two runs that start at the same time.
     """
     uris = json.dumps([one.location and one.location.uri for one in directories])
     own = {number: OwnLog(root.log) for number, root in opened.items()}
@@ -127,6 +139,9 @@ def register(
     def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, Doubts]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
         mine = next((row for row in rows.to_pylist() if row["broker_id"] == broker_id), None)
+        is_running = mine is not None and mine["state"] in RUNNING_STATES
+        if last_process is not None and is_running and LastProcess.of(mine) != last_process:
+            raise _is_alive(broker_id)
         doubts = doubts_since(*(mine[name] for name in identity)) if mine else Doubts()
         if (
             mine is not None
@@ -205,6 +220,14 @@ def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch:
         raise FencedError(
             f"another process has registered as broker {broker_id}: this one must stop"
         )
+
+
+def _is_alive(broker_id: int) -> ProtocolError:
+    return ProtocolError(
+        "DUPLICATE_BROKER_REGISTRATION",
+        f"broker {broker_id} is registered and alive: stop that process first, or give this one "
+        "another broker.id",
+    )
 
 
 def _row(brokers: ControlTable, broker_id: int) -> Row | None:

@@ -110,10 +110,6 @@ class Replicas:
         """Return the partitions of which this root has a replica."""
         return self._replicas.keys() | self._staged.keys()
 
-    def last_report_ms(self) -> int:
-        """Return the time of this root's newest report on the broker's own clock, 0 without one."""
-        return max((one.reported_at_ms for one in self._replicas.values()), default=0)
-
     def log_end_offset(self, key: TopicIdPartition) -> int:
         """Return the offset of the replica's next record."""
         staged = self._ends.get(key)

@@ -143,6 +143,9 @@ class Elections:
             is_asked = (row["topic_id"], row["partition"]) in unclean
             row["is_alive"] = broker is not None and broker.is_alive
             row["is_stopping"] = broker is not None and broker.is_stopping
+            # A parked broker keeps the partitions that it leads, and others are better candidates.
+            is_candidate = row["leader"] != row["broker_id"]
+            row["is_stopping"] |= broker is not None and broker.is_parked and is_candidate
             row["leader_is_valid"] = (
                 leader is not None
                 and leader.is_alive

@@ -77,9 +77,14 @@ class BrokerInfo(NamedTuple):
         return self.state == "stopping"
 
     @property
+    def is_parked(self) -> bool:
+        """Whether the broker is between two scheduled runs: it serves nothing before the next."""
+        return self.state == "parked"
+
+    @property
     def can_take_over(self) -> bool:
         """Whether the broker may be elected in place of one that is stopping."""
-        return self.is_alive and not self.is_stopping
+        return self.is_alive and not self.is_stopping and not self.is_parked
 
 
 class TopicInfo(NamedTuple):

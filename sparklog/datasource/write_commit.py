@@ -30,7 +30,9 @@ def commit_write(
     connection = Connection(options.cluster, storage_options=options.storage_options)
     sender = FileSender(connection, DriverExecution(), options.client_id)
     begun = None if once is None else sender.stream_writes.find(once)
-    acks, timeout_ms = options.acks, options.request_timeout_ms
+    acks = options.acks
+    # Leaders that run on a schedule may append the files until the write fails.
+    timeout_ms = max(options.request_timeout_ms, options.delivery_timeout_ms)
     if once is not None and begun is not None:
         send = sender.send_again(begun.files, acks, timeout_ms, once, lambda: files)
     elif files:

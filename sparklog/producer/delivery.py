@@ -20,6 +20,7 @@ from sparklog.producer.in_flight import (
     InFlightRequests,
     Outcome,
     partition_error,
+    unanswered,
 )
 from sparklog.producer.lost_rows import OtherRowsError, lost_rows, read_sent
 from sparklog.producer.produce_requests import (
@@ -212,7 +213,8 @@ class PendingSend:
     acks : {"all", -1, 1, 0}
         Required acknowledgements: 0 none, 1 the leader, all every in-sync replica.
     timeout_ms : int
-        The time in ms that a leader may take to answer.
+        The time in ms within which leaders may append the files and answer. Attempts of `result`
+        name the time until its own deadline.
     once : MicroBatch or None
         The micro-batch that the files are.
     rewrite : callable or None
@@ -252,6 +254,7 @@ class PendingSend:
         self._in_flight = InFlightRequests(sender.connection)
         self._outcomes: dict[TopicIdPartition, Outcome] = {}
         self._is_sent = False
+        self._deadline: float | None = None
 
     @property
     def record_count(self) -> int:
@@ -351,7 +354,7 @@ class PendingSend:
         delivery_timeout_ms = whole_number(delivery_timeout_ms, "delivery_timeout_ms")
         if acks_number(self._acks) == 0:
             return {}
-        deadline = time.monotonic() + delivery_timeout_ms / 1000
+        deadline = self._deadline = time.monotonic() + delivery_timeout_ms / 1000
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_retriable),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1),
@@ -359,12 +362,15 @@ class PendingSend:
             reraise=True,
         )
         is_sent = self._is_sent
-        for attempt in retrying:
-            with attempt:
-                if not is_sent:
-                    self.retry()
-                is_sent = False
-                self._await(deadline)
+        try:
+            for attempt in retrying:
+                with attempt:
+                    if not is_sent:
+                        self.retry()
+                    is_sent = False
+                    self._await(deadline)
+        finally:
+            self._deadline = None
         if self._once is not None:
             self._sender.stream_writes.finish(self._once)
         return self.responses()
@@ -376,7 +382,11 @@ class PendingSend:
 
     def _submit(self, files: Files, states: States) -> None:
         """Send a request for files in the inboxes of the leaders; it replaces earlier requests."""
-        pending = self._sender.submit(files, states, self._acks, self._timeout_ms)
+        timeout_ms = self._timeout_ms
+        if self._deadline is not None:
+            # A leader must not append after this call has reported that the files failed.
+            timeout_ms = max(round((self._deadline - time.monotonic()) * 1000), 1)
+        pending = self._sender.submit(files, states, self._acks, timeout_ms)
         self._in_flight.forget()
         self._outcomes = {key: self._outcomes[key] for key in self._stored()}
         self._states |= states
@@ -479,12 +489,13 @@ class PendingSend:
                 raise DeletedTopicError(key)
             if not outcome.is_stored:
                 raise self._error(outcome.response.error, key)
-        if unanswered := self._files.keys() - self._outcomes.keys():
-            raise self._error("REQUEST_TIMED_OUT", min(unanswered))
+        if unanswered_keys := self._files.keys() - self._outcomes.keys():
+            key = min(unanswered_keys)
+            detail = "delivery.timeout.ms has passed" + unanswered(self._sender.connection, key)
+            raise self._error("REQUEST_TIMED_OUT", key, detail)
 
-    def _error(self, error: str, key: TopicIdPartition) -> ProtocolError:
+    def _error(self, error: str, key: TopicIdPartition, detail: str | None = None) -> ProtocolError:
         away = [sent for sent in self._files[key] if batch_id(sent.file.path) in self._missing]
-        detail = None
         if error == "CORRUPT_MESSAGE" and away:
             detail = (
                 f"{away[0].log.uri}/{away[0].file.path} is lost, and the leader does not have its "

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import Metadata
-from sparklog.errors import ERROR_CODES, ProtocolError
+from sparklog.errors import ERROR_CODES, ProtocolError, StorageError
 from sparklog.model import TopicIdPartition
 from sparklog.producer.answer_polls import AnswerPolls, pause_seconds
 from sparklog.producer.produce_requests import (
@@ -196,6 +196,25 @@ class DeletedTopicError(ProtocolError):
     def retriable(self) -> bool:
         """Always False, although the error code is retriable."""
         return False
+
+
+def unanswered(connection: Connection, key: TopicIdPartition) -> str:
+    """Return the end of a sentence about a request that was not answered in time.
+
+    Empty unless the leader of the partition is parked.
+    """
+    try:
+        metadata = connection.metadata(METADATA_MS)
+    except StorageError:
+        return ""
+    state = metadata.partitions.get(key)
+    leader = metadata.brokers.get(state.leader) if state and state.leader is not None else None
+    if leader is None or leader.state != "parked":
+        return ""
+    return (
+        f", and broker {leader.broker_id}, its leader, is parked; the records may be stored. Raise "
+        "delivery.timeout.ms above the time between the runs of the brokers"
+    )
 
 
 def partition_error(

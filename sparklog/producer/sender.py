@@ -18,7 +18,7 @@ from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, new_batch_path
 from sparklog.producer.accumulator import Accumulator, GatheredBatch, ProducerRecord, RecordMetadata
-from sparklog.producer.in_flight import InFlightRequests, partition_error
+from sparklog.producer.in_flight import InFlightRequests, partition_error, unanswered
 from sparklog.producer.partitioner import Partitioner
 from sparklog.producer.produce_requests import (
     METADATA_MS,
@@ -208,7 +208,8 @@ class Sender:
                 else:
                     self._stamp(batch)
                     due.append((batch, state))
-            pending = self._send(due)
+            left_ms = self._left_ms(batch for batch, _ in due)
+            pending = self._send(due, left_ms)
         except Exception:
             # The request may have been written: leaders recognise its batches by their ids.
             for batch in batches:
@@ -222,10 +223,22 @@ class Sender:
             for batch, _ in due:
                 self._delivered(batch, -1)
             return
-        self._in_flight.add(pending, self._config.request_timeout_ms)
+        self._in_flight.add(pending, min(self._config.request_timeout_ms, left_ms))
 
-    def _send(self, due: Sequence[tuple[GatheredBatch, PartitionState]]) -> PendingProduce:
-        """Write batches, and send the request for them; a failure leaves no partial file."""
+    def _left_ms(self, batches: Iterable[GatheredBatch]) -> int:
+        """Return the ms until the first of these batches fails by delivery.timeout.ms."""
+        created_ms = min((batch.created_ms for batch in batches), default=0)
+        passed_ms = self._clock.monotonic_ms() - created_ms
+        return max(self._config.delivery_timeout_ms - passed_ms, 1)
+
+    def _send(
+        self, due: Sequence[tuple[GatheredBatch, PartitionState]], left_ms: int
+    ) -> PendingProduce:
+        """Write batches, and send the request for them; a failure leaves no partial file.
+
+        The request names the time in which it may be served, `left_ms`: a leader that does not run
+        now may append the batches in its next run, or never.
+        """
         with ExitStack() as unstored:
             # Encoding is bound by the processor, also for files on an object store.
             written = map_in_parallel(
@@ -237,7 +250,7 @@ class Sender:
             return self._client.send(
                 [requested for requested, _ in written],
                 self._config.acks,
-                self._config.request_timeout_ms,
+                left_ms,
                 [upload for _, upload in written],
             )
 
@@ -312,7 +325,8 @@ class Sender:
             if self._is_fenced:
                 self._fail(batch, "INVALID_PRODUCER_EPOCH")
             elif now_ms - batch.created_ms > self._config.delivery_timeout_ms:
-                self._fail(batch, "REQUEST_TIMED_OUT", "delivery.timeout.ms has passed")
+                detail = "delivery.timeout.ms has passed" + unanswered(self._connection, batch.key)
+                self._fail(batch, "REQUEST_TIMED_OUT", detail)
 
     def _delivered(self, batch: GatheredBatch, base_offset: int) -> None:
         self._accumulator.done(batch)

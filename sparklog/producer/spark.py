@@ -131,7 +131,7 @@ class SparkProducer:
         df: DataFrame,
         topic: str,
         acks: Acks = "all",
-        timeout_ms: int = 30_000,
+        timeout_ms: int = 120_000,
         micro_batch: tuple[str, int] | None = None,
     ) -> PendingSend:
         """Produce the rows of a DataFrame to a topic in one request.
@@ -145,8 +145,9 @@ class SparkProducer:
             The name of the topic.
         acks : {"all", -1, 1, 0}, default "all"
             Required acknowledgements: 0 none, 1 the leader, all every in-sync replica.
-        timeout_ms : int, default 30000
-            The time in ms that a leader may take to answer (request.timeout.ms).
+        timeout_ms : int, default 120000
+            The time in ms within which leaders may append the rows and answer. If the brokers run
+            on a schedule, it must be longer than the time between two runs.
         micro_batch : (str, int), optional
             (query id, batch id), if `df` is that micro-batch of a streaming query. A micro-batch is
             stored once, even if it is sent repeatedly before the next one.

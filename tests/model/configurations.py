@@ -19,6 +19,12 @@ QUICK: Mapping[str, Setting] = {
         replicas=3, records=1, epochs=2, min_isr=2, pauses=0, crashes=1, lost_tails=1
     ),
     "planned stops": Setting(replicas=2, records=1, epochs=3, stops=1),
+    "parked brokers": Setting(replicas=2, records=1, epochs=3, parks=3, fences=1),
+    "parked brokers and a crash": Setting(replicas=2, records=1, epochs=3, parks=2, crashes=1),
+    "three parked brokers": Setting(replicas=3, records=1, epochs=2, pauses=0, parks=3),
+    "a parked broker's restored log": Setting(
+        replicas=3, records=1, epochs=2, min_isr=2, pauses=0, parks=1, lost_tails=1
+    ),
     "retries": Setting(replicas=2, records=2, epochs=3, retries=True),
     "requests in inboxes": Setting(replicas=2, records=2, epochs=3, requests=True),
     "unknown outcomes": Setting(replicas=3, records=1, epochs=2, unknown_outcomes=True),

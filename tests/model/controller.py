@@ -26,7 +26,11 @@ def controller_fences(setting: Setting, state: State) -> Iterator[Step]:
         if not state.fenced >> broker & 1:
             yield (
                 ("ControllerFences", broker),
-                state._replace(fenced=state.fenced | 1 << broker, spent=spent),
+                state._replace(
+                    fenced=state.fenced | 1 << broker,
+                    parked=state.parked & ~(1 << broker),
+                    spent=spent,
+                ),
             )
 
 
@@ -73,7 +77,12 @@ def _standing(state: State, broker: int) -> tuple[bool, bool, bool, bool]:
         bool(state.isr >> broker & 1),
         bool(state.elr >> broker & 1),
         not state.fenced >> broker & 1,
-        bool(state.stopping >> broker & 1),
+        # A parked broker counts as stopping where it does not lead (7.5).
+        bool(
+            (state.stopping | state.parked & ~(1 << state.leader if state.leader >= 0 else 0))
+            >> broker
+            & 1
+        ),
     )
 
 
@@ -138,6 +147,55 @@ def broker_stops(setting: Setting, state: State, broker: int) -> Iterator[Step]:
             stopping=state.stopping & ~bit, alive=state.alive & ~bit, fenced=state.fenced | bit
         )
         yield ("BrokerStops", broker), put(stopped, broker, without_memory(state.replicas[broker]))
+
+
+def broker_parks(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """10.5: the end of a scheduled run between two ticks. Only memory is lost.
+
+    Its row has a digest of the journal, so a put in flight that lands later makes the next start a
+    start in doubt. Here a broker is not parked while a put of it is in flight.
+    """
+    replica, bit = state.replicas[broker], 1 << broker
+    if state.spent.parks >= setting.parks or (state.fenced | state.stopping) & bit or replica.put:
+        return
+    spent = state.spent._replace(parks=state.spent.parks + 1)
+    parked = state._replace(alive=state.alive & ~bit, parked=state.parked | bit, spent=spent)
+    yield ("BrokerParks", broker), put(parked, broker, without_memory(replica)._replace(synced=()))
+
+
+def broker_resumes(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """10.5: the next run under the same registration, with the journal as it was left."""
+    bit = 1 << broker
+    resumed = state._replace(
+        alive=state.alive | bit,
+        parked=state.parked & ~bit,
+        lost=state.lost & ~bit if setting.mutation.resumes_an_older_log else state.lost,
+    )
+    yield ("BrokerResumes", broker), resumed
+
+
+def parked_log_is_restored(setting: Setting, state: State, broker: int) -> Iterator[Step]:
+    """7.2: the disk of a parked broker is restored to an older state: its start is in doubt.
+
+    It lacks the last record at least.
+    """
+    replica, bit = state.replicas[broker], 1 << broker
+    if state.spent.lost_tails >= setting.lost_tails or not replica.log:
+        return
+    spent = state.spent._replace(lost_tails=state.spent.lost_tails + 1)
+    log = replica.log[:-1]
+    row = replica.row._replace(high_watermark=min(replica.row.high_watermark, len(log)))
+    entries = tuple(entry for entry in replica.entries if entry[1] < len(log))
+    older = replica._replace(log=log, entries=entries, row=row)
+    is_noticed = not setting.mutation.resumes_an_older_log
+    restored = state._replace(
+        spent=spent,
+        lost=state.lost | bit,
+        unclean=state.unclean | bit * is_noticed,
+        shortened=state.shortened | bit * is_noticed,
+        parked=state.parked & ~bit if is_noticed else state.parked,
+    )
+    yield ("ParkedLogIsRestored", broker), put(restored, broker, older)
 
 
 def broker_crashes(setting: Setting, state: State, broker: int) -> Iterator[Step]:

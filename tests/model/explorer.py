@@ -22,12 +22,15 @@ from tests.model.controller import (
     broker_announces_stop,
     broker_crashes,
     broker_heartbeats,
+    broker_parks,
     broker_restarts,
+    broker_resumes,
     broker_stops,
     client_sends,
     controller_acts,
     controller_elects_by_hand,
     controller_fences,
+    parked_log_is_restored,
     syncing_stops,
 )
 from tests.model.follower import follower_continues, follower_reads
@@ -71,6 +74,7 @@ def _steps(setting: Setting, state: State) -> Iterator[Step]:
             yield from broker_crashes(setting, state, broker)
             yield from broker_announces_stop(setting, state, broker)
             yield from broker_stops(setting, state, broker)
+            yield from broker_parks(setting, state, broker)
             yield from broker_heartbeats(setting, state, broker)
             yield from broker_checkpoints(setting, state, broker)
             if replica.leading.epoch >= 0:
@@ -81,6 +85,9 @@ def _steps(setting: Setting, state: State) -> Iterator[Step]:
             else:
                 yield from follower_reads(setting, state, broker)
             yield from leader_becomes(setting, state, broker)
+        elif state.parked >> broker & 1:
+            yield from broker_resumes(setting, state, broker)
+            yield from parked_log_is_restored(setting, state, broker)
         else:
             yield from broker_restarts(setting, state, broker)
         yield from put_arrives(setting, state, broker)

@@ -432,7 +432,9 @@ def _request_error(cases: Sequence[Case]) -> Question:
             "named_leader_epoch": named,
             "leader_epoch": epoch,
             "waited_ms": 0,
+            "age_ms": None,
             "timeout_ms": LAG,
+            "clock_skew_ms": 0,
             "is_duplicate": False,
             "isr_size": isr_size,
             "min_isr": min_isr,
@@ -450,7 +452,7 @@ def _request_error(cases: Sequence[Case]) -> Question:
     ]
     return Question(
         "request_errors",
-        {"requests": requests},
+        {"requests": requests, "repeats": []},
         lambda rows: {row["position"]: row["error"] or "" for row in rows},
         _decided(cases),
     )

@@ -70,6 +70,8 @@ class Mutation:
     follower_high_watermark_falls: bool = False
     # Against 7.0: checkpoint and log are united directly, without the commits in between.
     unites_histories_on_start: bool = False
+    # Against 10.5 and 7.2: a broker whose log has lost its tail while it was parked resumes.
+    resumes_an_older_log: bool = False
     # Against 10.6: of a commit whose answer was lost only the batches are found.
     lost_answers_are_not_derived: bool = False
     # Against 10.6: a leader changes the ISR while a put of its own may still land.
@@ -90,6 +92,7 @@ class Setting:
     lost_tails: int = 0
     uncleans: int = 0
     stops: int = 0  # planned ones
+    parks: int = 0  # ends of scheduled runs
     isr_changes: bool = True  # by the leader; the controller's always happen
     retries: bool = False  # a record may be sent again when its leader's epoch has passed
     requests: bool = False  # requests are in an inbox, where they may be found late
@@ -105,7 +108,7 @@ class Setting:
     @cached_property
     def writes_are_one_step(self) -> bool:
         """Whether no process can observe when a follower's tick truncated its log."""
-        is_never_cut_off = self.crashes == self.stops == self.lost_answers == 0
+        is_never_cut_off = self.crashes == self.stops == self.parks == self.lost_answers == 0
         return self.reduces and is_never_cut_off and self.mutation == Mutation()
 
 
@@ -209,6 +212,7 @@ class Spent(NamedTuple):
     lost_tails: int
     uncleans: int
     stops: int
+    parks: int
     lost_answers: int
     checkpoints: int
 
@@ -227,6 +231,7 @@ class State(NamedTuple):
     alive: int
     fenced: int
     stopping: int
+    parked: int  # brokers between two runs, which keep their places and registrations
     lost: int  # brokers whose journal has lost its tail, until they have left the sets for it
     unclean: int  # brokers whose machine has lost its power, until their start was handled (10.4)
     registering: int  # brokers in doubt (7.2, 10.4) that have registered, and not left yet
@@ -262,12 +267,13 @@ def initial_state(setting: Setting) -> State:
         alive=everyone,
         fenced=0,
         stopping=0,
+        parked=0,
         lost=0,
         unclean=0,
         registering=0,
         shortened=0,
         issued=0,
-        spent=Spent(0, 0, 0, 0, 0, 0, 0),
+        spent=Spent(0, 0, 0, 0, 0, 0, 0, 0),
         shown=(),
         answered=(),
         shown_since=0,
@@ -332,6 +338,7 @@ def _nameless(state: State, broker: int) -> tuple[object, ...]:
         | (state.stopping >> broker & 1) << 7
         | (state.unclean >> broker & 1) << 8
         | (state.shortened >> broker & 1) << 9
+        | (state.parked >> broker & 1) << 10
     )
     return (
         standing,
@@ -391,6 +398,7 @@ def renamed(state: State, order: tuple[int, ...]) -> State:
         masks[state.alive],
         masks[state.fenced],
         masks[state.stopping],
+        masks[state.parked],
         masks[state.lost],
         masks[state.unclean],
         masks[state.registering],

@@ -137,6 +137,11 @@ MUTANTS = {
         "acknowledged_records_survive",
         5,
     ),
+    "resumes_an_older_log": (
+        Setting(replicas=2, records=1, epochs=2, parks=1, lost_tails=1),
+        "acknowledged_records_survive",
+        6,
+    ),
     "lost_log_stays_eligible": (
         Setting(replicas=3, records=1, epochs=2, min_isr=2, crashes=1, lost_tails=1, pauses=0),
         "acknowledged_records_survive",

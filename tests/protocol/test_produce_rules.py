@@ -24,7 +24,9 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
         "named_leader_epoch": 4,
         "leader_epoch": 4,
         "waited_ms": 0,
+        "age_ms": None,
         "timeout_ms": 1000,
+        "clock_skew_ms": 10,
         "is_duplicate": False,
         "isr_size": 2,
         "min_isr": 2,
@@ -42,7 +44,7 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def errors(rules: Rules, *requests: dict[str, Any]) -> list[str | None]:
-    found = rules.run("request_errors", requests=list(requests))
+    found = rules.run("request_errors", requests=list(requests), repeats=[])
     return [row["error"] for row in sorted(found, key=lambda row: int(row["position"]))]
 
 
@@ -116,6 +118,38 @@ def test_a_request_may_wait_as_long_as_its_timeout(rules: Rules) -> None:
     """Rule 3.1: later the client has given up, and an append would be without its knowledge."""
     assert errors(rules, request(waited_ms=1000)) == [None]
     assert errors(rules, request(waited_ms=1001)) == ["REQUEST_TIMED_OUT"]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "is_in_time"),
+    [(-11, False), (-10, True), (0, True), (990, True), (991, False), (None, False)],
+)
+@pytest.mark.parametrize("waited_ms", [None, -1, 1001])
+def test_a_request_that_waited_unseen_is_judged_by_its_age(
+    rules: Rules, waited_ms: int | None, age_ms: int | None, is_in_time: bool
+) -> None:
+    """Rule 10.1: with clocks that differ by the allowance its producer has not given up yet. One
+    from further in the future shows that they differ by more.
+    """
+    found = errors(rules, request(waited_ms=waited_ms, age_ms=age_ms))
+    assert found == [None if is_in_time else "REQUEST_TIMED_OUT"]
+
+
+def test_a_request_that_was_seen_to_arrive_needs_no_clock(rules: Rules) -> None:
+    """Rule 10.1: its producer's clock may be years off."""
+    assert errors(rules, request(age_ms=1 << 45)) == [None]
+    assert errors(rules, request(age_ms=-(1 << 45))) == [None]
+
+
+def test_a_batch_is_in_time_if_one_of_its_requests_is(rules: Rules) -> None:
+    """Rule 10.1: a producer sends a batch again while it waits for the next run of the leader."""
+    times = ("position", "waited_ms", "age_ms", "timeout_ms", "clock_skew_ms")
+    requests = [request(at, request_id=str(at), waited_ms=None, age_ms=2000) for at in (0, 1)]
+    late = {name: requests[1][name] for name in times}
+    for repeat, expected in ((late, "REQUEST_TIMED_OUT"), (late | {"age_ms": 0}, None)):
+        found = rules.run("request_errors", requests=requests, repeats=[late, repeat])
+        by_position = {row["position"]: row["error"] for row in found}
+        assert by_position == {0: "REQUEST_TIMED_OUT", 1: expected}
 
 
 def test_a_duplicate_is_not_refused_for_what_concerns_appending(rules: Rules) -> None:

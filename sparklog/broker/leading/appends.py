@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,12 +15,16 @@ from sparklog.cluster.isr import min_isr
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.config import Settings
+from sparklog.errors import ERROR_CODES
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import RowTuples, Rules
 from sparklog.storage.batch_files import BatchFile, PassingFault
 from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 from sparklog.storage.request_files import ProduceRequest, RequestPartition
+
+_log = get_logger(__name__)
 
 
 class Standing(NamedTuple):
@@ -34,12 +39,14 @@ class AppendPlan(NamedTuple):
     """The outcome of a tick's requests.
 
     `answers` are sent with this commit, `delayed` wait for the high watermark, `batches` are
-    appended, by ascending offset in each partition.
+    appended, by ascending offset in each partition. `refused` are the numbers of refused batches by
+    error, those with acks=0 included.
     """
 
     answers: list[ProduceAnswer]
     delayed: list[DelayedProduce]
     batches: list[Batch]
+    refused: Mapping[str, int]
 
     @property
     def appended(self) -> set[TopicIdPartition]:
@@ -57,16 +64,16 @@ class Appends:
         rules: Rules,
         settings: Settings,
         execution: Execution,
-        polled_at_ms: int,
     ) -> None:
         self._root = root
         self._execution = execution
         self._rules = rules
         self._settings = settings
-        self.inbox = Inbox(root, polled_at_ms)
+        self.inbox = Inbox(root)
         self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)
+        self._refusals = RepeatedFailures(_log)
 
     def load(self, now_ms: int, standing: Standing) -> AppendPlan:
         """Decide on the pending requests.
@@ -78,24 +85,29 @@ class Appends:
         """
         pending = self.inbox.load(now_ms)
         if not pending:
-            return AppendPlan([], [], [])
+            return AppendPlan([], [], [], {})
         first = [one for one in pending if one.repeats is None]
         remembered = self._sequences.remembered(first, now_ms)
         duplicates = self._sequences.duplicates(first, remembered)
         candidates = self._candidates(pending, duplicates, now_ms, standing)
         faults = self._file_faults(candidates)
-        checked = self._rules.run("request_errors", requests=_checked_rows(candidates, faults))
+        checked = self._rules.run(
+            "request_errors",
+            requests=self._checked_rows(candidates, faults),
+            repeats=self._repeat_rows(pending),
+        )
+        errors: dict[int, str | None] = {row["position"]: row["error"] for row in checked}
         late = {
             candidate.pending.position
             for candidate, fault in zip(candidates, faults, strict=True)
             if _is_late(candidate.pending, fault)
+            and errors[candidate.pending.position] == "CORRUPT_MESSAGE"
         }
         if late:
             # Requests for the same batches are left, too.
             self.inbox.leave(one for one in pending if one.origin in late)
             pending = [one for one in pending if one.origin not in late]
             first = [one for one in first if one.position not in late]
-        errors: dict[int, str | None] = {row["position"]: row["error"] for row in checked}
         errors |= self._sequences.refused(first, errors, duplicates, remembered)
         fresh = [
             one for one in first if errors[one.position] is None and one.position not in duplicates
@@ -106,12 +118,56 @@ class Appends:
             for one, batch in zip(fresh, batches, strict=True)
         }
         answers, delayed = self._results(pending, errors, appended | duplicates, now_ms, standing)
-        return AppendPlan(answers, delayed, sorted(batches, key=lambda batch: batch.base_offset))
+        refused = Counter(error for one in pending if (error := errors[one.origin]) is not None)
+        in_order = sorted(batches, key=lambda batch: batch.base_offset)
+        return AppendPlan(answers, delayed, in_order, refused)
 
     def note(self, plan: AppendPlan, now_ms: int) -> None:
-        """Add the batches of a committed plan to the byte rates of their topics."""
+        """Log the refusals of a committed plan; add its batches to the byte rates of topics."""
+        for error, count in plan.refused.items():
+            self._refusals.warning(
+                error,
+                "requests refused",
+                root=self._root.location.uri,
+                error=error,
+                requests=count,
+                reason=ERROR_CODES[error].sentence,
+            )
         for batch in plan.batches:
             self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
+
+    def _checked_rows(
+        self, candidates: Sequence[_Candidate], faults: Sequence[str | None]
+    ) -> RowTuples:
+        """Return the input `requests` of the rule `request_errors`."""
+        rows = []
+        for one, fault in zip(candidates, faults, strict=True):
+            request = one.pending.request
+            rows.append(
+                (
+                    *self._times(one.pending),
+                    one.pending.position,
+                    *request.request_partition,
+                    request.acks,
+                    request.named_leader_epoch,
+                    request.byte_size,
+                    one.is_duplicate,
+                    one.requests_before,
+                    fault,
+                    *one.conditions,
+                )
+            )
+        return RowTuples(_OF_CANDIDATE, rows)
+
+    def _repeat_rows(self, pending: Iterable[PendingRequest]) -> RowTuples:
+        """Return the input `repeats` of the rule `request_errors`."""
+        rows = [(*self._times(one), one.repeats) for one in pending if one.repeats is not None]
+        return RowTuples(_OF_REPEAT, rows)
+
+    def _times(self, one: PendingRequest) -> tuple[int | None, ...]:
+        """Return the values of the columns `_TIMES`."""
+        skew_ms = self._settings.request_clock_skew_ms
+        return one.waited_ms, one.age_ms, one.request.timeout_ms, skew_ms
 
     def _candidates(
         self,
@@ -295,29 +351,6 @@ class _Candidate(NamedTuple):
         )
 
 
-def _checked_rows(candidates: Sequence[_Candidate], faults: Sequence[str | None]) -> RowTuples:
-    """Return the input of the rule `request_errors`."""
-    rows = []
-    for one, fault in zip(candidates, faults, strict=True):
-        request = one.pending.request
-        rows.append(
-            (
-                one.pending.position,
-                *request.request_partition,
-                request.acks,
-                request.named_leader_epoch,
-                one.pending.waited_ms,
-                request.timeout_ms,
-                request.byte_size,
-                one.is_duplicate,
-                one.requests_before,
-                fault,
-                *one.conditions,
-            )
-        )
-    return RowTuples(_OF_CANDIDATE, rows)
-
-
 def _batch(request: ProduceRequest, state: PartitionState, base_offset: int) -> Batch:
     """Return the batch that a request appends to a partition."""
     return Batch(
@@ -339,15 +372,20 @@ def _batch(request: ProduceRequest, state: PartitionState, base_offset: int) -> 
     )
 
 
+_TIMES = "waited_ms", "age_ms", "timeout_ms", "clock_skew_ms"
+"""The columns by which the rule `request_errors` decides whether a request is in time."""
+
+_OF_REPEAT = *_TIMES, "position"
+"""The columns of a repeated request's row for the rule `request_errors`."""
+
 _OF_CANDIDATE = (
+    *_TIMES,
     "position",
     "request_id",
     "topic_id",
     "partition",
     "acks",
     "named_leader_epoch",
-    "waited_ms",
-    "timeout_ms",
     "byte_size",
     "is_duplicate",
     "requests_before",
@@ -377,4 +415,7 @@ request."""
 
 def _is_late(pending: PendingRequest, fault: str | None) -> bool:
     """Return whether the file may still arrive, or its store be temporarily unavailable."""
-    return isinstance(fault, PassingFault) and pending.waited_ms < _UPLOAD_MS
+    waited_ms = pending.waited_ms
+    if waited_ms is None:
+        waited_ms = max(pending.loaded_ms, pending.age_ms or 0)
+    return isinstance(fault, PassingFault) and waited_ms < _UPLOAD_MS

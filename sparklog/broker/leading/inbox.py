@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sparklog.broker.leading.inbox_table import InboxTable
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import get_logger
+from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.journal import InboxPosition
 from sparklog.storage.location import one_line
@@ -27,15 +28,20 @@ _log = get_logger(__name__)
 class PendingRequest(NamedTuple):
     """A pending request as a tick has loaded it.
 
-    `position` is its index among the loaded requests, `waited_ms` the time that it may have been in
-    the inbox unread. `fault` is the reason why it cannot be a batch, or `None`. `repeats` is the
-    position of an earlier request for the same batch, or `None`. `table` and `added` are the number
-    of its request table and its position there.
+    `position` is its index among the loaded requests. `waited_ms` is an upper bound of the time
+    that it has been in the inbox; `None` if this process has not read the inbox before. `age_ms` is
+    the time since its producer sent it, on two clocks; `None` if the request does not name that
+    time. `loaded_ms` is the time since this process has found it. `fault` is the reason why it
+    cannot be a batch, or `None`. `repeats` is the position of an earlier request for the same
+    batch, or `None`. `table` and `added` are the number of its request table and its position
+    there.
     """
 
     request: ProduceRequest
     position: int
-    waited_ms: int
+    waited_ms: int | None
+    age_ms: int | None
+    loaded_ms: int
     fault: str | None
     repeats: int | None
     table: int
@@ -50,13 +56,13 @@ class PendingRequest(NamedTuple):
 class Inbox:
     """The pending requests of one root.
 
-    Parameters: `polled_at_ms`, the time of the last read by an earlier process of the broker, as
-    far as it is known.
+    The reads of earlier processes do not count: such a process may have run on another machine,
+    whose clock may differ.
     """
 
-    def __init__(self, root: BrokerRoot, polled_at_ms: int) -> None:
+    def __init__(self, root: BrokerRoot) -> None:
         self._root = root
-        self._polled_at_ms = polled_at_ms
+        self._polled_at_ms: int | None = None
         # On an object store a tick does not wait for maintenance of the tables.
         self._beside = None if root.location.is_local else background_thread("requests")
         self._tables: list[InboxTable] = []
@@ -69,7 +75,7 @@ class Inbox:
         return any(table.waiting for table in self._tables)
 
     def poll(self, now_ms: int) -> None:
-        """Read the request tables; note since when each request may have been there (rule 3.1)."""
+        """Read the request tables; note since when each request may have been there (rule 10.1)."""
         request_tables = self._root.request_tables
         self._spread(request_tables)
         self._take_over(request_tables)
@@ -107,11 +113,19 @@ class Inbox:
             for added, request in table.waiting.items():
                 table.loaded.add(added)
                 position = len(pending)
-                waited_ms = now_ms - table.unseen_since_ms[added]
+                found = table.found[added]
+                since_ms, sent_at_ms = found.unseen_since_ms, request.created_at_ms
+                waited_ms = now_ms - since_ms if since_ms is not None else None
+                # A time that is not plausible would exceed the range of the rule's numbers.
+                is_dated = 0 <= sent_at_ms <= MAX_TIMESTAMP_MS
+                age_ms = now_ms - sent_at_ms if is_dated else None
+                loaded_ms = now_ms - found.at_ms
                 fault = repetitions.file_fault(request) or request.fault
                 repeats = repetitions.earlier(request, position)
-                one = PendingRequest(request, position, waited_ms, fault, repeats, number, added)
-                pending.append(one)
+                times = waited_ms, age_ms, loaded_ms
+                pending.append(
+                    PendingRequest(request, position, *times, fault, repeats, number, added)
+                )
         return pending
 
     def leave(self, requests: Iterable[PendingRequest]) -> None:

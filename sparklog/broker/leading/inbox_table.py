@@ -8,6 +8,7 @@ requests after that version that are dealt with. So each request is dealt with o
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
+from typing import NamedTuple
 
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import get_logger
@@ -29,16 +30,30 @@ _ATTEMPTS_IN_A_TICK = 5
 """Attempts to commit a removal within a tick; the waits between them add up to 15 ms at most."""
 
 
+class Found(NamedTuple):
+    """The times in ms, on the broker's clock, at which a request was found.
+
+    It was not there at `unseen_since_ms`, the time of the read before; `None` if there was none.
+    """
+
+    at_ms: int
+    unseen_since_ms: int | None
+
+
 class InboxTable:
     """The requests of one request table of a root.
 
-    Parameters: `polled_at_ms`, the time of the last read of the table, as far as it is known;
+    Parameters: `polled_at_ms`, the time of this process's last read of the inbox, if any;
     `beside`, the executor that removes requests in parallel to ticks, or `None` if ticks wait for
     the removal.
     """
 
     def __init__(
-        self, root: BrokerRoot, table: RequestTable, polled_at_ms: int, beside: Executor | None
+        self,
+        root: BrokerRoot,
+        table: RequestTable,
+        polled_at_ms: int | None,
+        beside: Executor | None,
     ) -> None:
         self._root = root
         self._table = table
@@ -47,8 +62,8 @@ class InboxTable:
         self._polled_version = -1
         self.waiting: dict[Added, ProduceRequest] = {}
         """The pending requests."""
-        self.unseen_since_ms: dict[Added, int] = {}
-        """For each of them the time, in ms, since which it may have been there."""
+        self.found: dict[Added, Found] = {}
+        """For each of them, when it was found."""
         self.loaded: set[Added] = set()
         """Those of them that are being dealt with."""
         self._taken: set[Added] = set()
@@ -64,13 +79,13 @@ class InboxTable:
         return self._table.table_id
 
     def poll(self, now_ms: int) -> None:
-        """Read the table, and note since when each request may have been there (rule 3.1)."""
+        """Read the table, and note since when each request may have been there (rule 10.1)."""
         self._table.refresh()
         if self._table.generation != self._generation:
             # The requests of the replaced table are gone; their clients send them again.
             self._generation = self._table.generation
             self._polled_version = -1
-            for of in (self.waiting, self.unseen_since_ms, self.loaded, self._taken):
+            for of in (self.waiting, self.found, self.loaded, self._taken):
                 of.clear()
         recorded = self._root.log.inbox_positions.get(self._table.table_id)
         known, self._known = self._known, recorded or self._known
@@ -83,7 +98,7 @@ class InboxTable:
                     self.waiting.pop(at, None)
                 elif at not in self._taken:
                     self.waiting[at] = request
-                    self.unseen_since_ms.setdefault(at, self._polled_at_ms)
+                    self.found.setdefault(at, Found(now_ms, self._polled_at_ms))
             self._polled_version = self._table.version
         self._polled_at_ms = now_ms
 
@@ -117,7 +132,7 @@ class InboxTable:
         self._taken |= self.loaded
         for at in self.loaded:
             self.waiting.pop(at, None)
-            self.unseen_since_ms.pop(at, None)
+            self.found.pop(at, None)
         self.loaded.clear()
         self._known = position or self._known
 

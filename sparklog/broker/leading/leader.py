@@ -51,8 +51,7 @@ class Leader:
         self._purgatory = purgatory
         self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
-        polled_at_ms = replicas.last_report_ms() or now_ms
-        self.appends = Appends(self._root, producer_state, rules, settings, execution, polled_at_ms)
+        self.appends = Appends(self._root, producer_state, rules, settings, execution)
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None

@@ -1,10 +1,11 @@
 -- The leader of each partition (rules 7.2, 7.5). A valid leader stays: it is alive, and it is the
 -- process that was elected. If its broker is stopping, it stays only until another replica can take
 -- over. Otherwise the first assigned replica in sync and alive is elected, preferably one whose
--- broker is not stopping. Next come eligible replicas, and in an unclean election any that are
--- alive. If there is no candidate, there is no leader, and the in-sync set is kept. Losing the
--- leader, to another process or to none, raises the leader epoch, and so does the first election in
--- a partition of a new topic, which has no leader and leader epoch -1.
+-- broker is not stopping. A parked broker counts as stopping where it does not lead. Next come
+-- eligible replicas, and in an unclean election any that are alive. If there is no candidate, there
+-- is no leader, and the in-sync set is kept. Losing the leader, to another process or to none,
+-- raises the leader epoch, and so does the first election in a partition of a new topic, which has
+-- no leader and leader epoch -1.
 -- `allows` is the kind of election that the partition allows: 'clean' or 'unclean'.
 -- takes replicas:
 --   topic_id string,

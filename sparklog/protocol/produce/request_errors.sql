@@ -2,7 +2,13 @@
 -- 3.6). INVALID_REQUIRED_ACKS, INVALID_TOPIC_EXCEPTION (internal topic), UNKNOWN_TOPIC_OR_PARTITION
 -- and NOT_LEADER_OR_FOLLOWER apply to every batch; the others not to a batch that the log already
 -- has. FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH: the request names a lower or higher leader
--- epoch. REQUEST_TIMED_OUT: it may have been unread for longer than its timeout.
+-- epoch. REQUEST_TIMED_OUT: its producer may have given up, so an append would be behind its back
+-- (10.1). A request is in time if it was first read within `timeout_ms` of the last read of the
+-- inbox, on the leader's own clock (`waited_ms`, null without an earlier read by this process); or
+-- if its age, the leader's clock minus the producer's time of sending, is within `timeout_ms`.
+-- Assumption of the latter: the clocks differ by at most `clock_skew_ms`. So an age counts as that
+-- much higher, and below minus that much it shows that the assumption does not hold. A batch is in
+-- time if one of its requests is: the first one or one of `repeats`, which have its position.
 -- THROTTLING_QUOTA_EXCEEDED: queued.max.requests requests came before it in the tick, or the topic
 -- exceeded producer_byte_rate (bytes per second) over the last `window_ms`. NOT_ENOUGH_REPLICAS:
 -- acks=all under min ISR. MESSAGE_TOO_LARGE. CORRUPT_MESSAGE: the file does not match the request.
@@ -19,8 +25,10 @@
 --   is_leader boolean,
 --   named_leader_epoch int,
 --   leader_epoch int?,
---   waited_ms bigint,
+--   waited_ms bigint?,
+--   age_ms bigint?,
 --   timeout_ms bigint,
+--   clock_skew_ms bigint,
 --   is_duplicate boolean,
 --   requests_before int,
 --   queued_max_requests int,
@@ -33,13 +41,30 @@
 --   byte_size bigint,
 --   max_message_bytes bigint,
 --   file_fault string?
+-- takes repeats:
+--   position int,
+--   waited_ms bigint?,
+--   age_ms bigint?,
+--   timeout_ms bigint,
+--   clock_skew_ms bigint
 -- gives: position int, error string?
-with judged as (
+with asked as (
+    select position, waited_ms, age_ms, timeout_ms, clock_skew_ms from requests
+    union all
+    select position, waited_ms, age_ms, timeout_ms, clock_skew_ms from repeats
+),
+timely as (
+    select distinct position
+    from asked
+    where waited_ms between 0 and timeout_ms
+        or age_ms + clock_skew_ms between 0 and timeout_ms
+),
+judged as (
     select
-        position,
-        request_id,
-        topic_id,
-        partition,
+        r.position,
+        r.request_id,
+        r.topic_id,
+        r.partition,
         case
             when acks not in (-1, 0, 1) then 'INVALID_REQUIRED_ACKS'
             when is_internal then 'INVALID_TOPIC_EXCEPTION'
@@ -48,7 +73,7 @@ with judged as (
             when is_duplicate then null
             when named_leader_epoch < leader_epoch then 'FENCED_LEADER_EPOCH'
             when named_leader_epoch > leader_epoch then 'UNKNOWN_LEADER_EPOCH'
-            when waited_ms > timeout_ms then 'REQUEST_TIMED_OUT'
+            when t.position is null then 'REQUEST_TIMED_OUT'
             when requests_before >= queued_max_requests
                 or cast(recent_bytes as double) * 1000 / window_ms > byte_rate
                 then 'THROTTLING_QUOTA_EXCEEDED'
@@ -56,7 +81,8 @@ with judged as (
             when byte_size > max_message_bytes then 'MESSAGE_TOO_LARGE'
             when file_fault is not null then 'CORRUPT_MESSAGE'
         end as error
-    from requests
+    from requests r
+    left join timely t on t.position = r.position
 )
 select
     j.position,
