@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from deltalake.exceptions import DeltaError
@@ -159,7 +159,6 @@ class Application:
         self._spark = spark
         self._clock = clock or SystemClock()
         self._rules = rules_of(config, spark)
-        self._execution: Execution
         self._brokers: dict[int, Broker] = {}
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
@@ -213,7 +212,7 @@ class Application:
 
     def _start(self) -> None:
         check_roots(self.config)
-        self._execution = execution_of(self.config, self._spark)
+        _ = self._execution  # One that is impossible is refused before anything is created.
         _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
         roots = [root for entry in self.config.brokers for root in entry.log_dirs]
         cluster = ClusterRoot.create(
@@ -229,6 +228,11 @@ class Application:
         if self.config.log_merger_enable:
             self._merging.start()
         self._start_brokers()
+
+    @cached_property
+    def _execution(self) -> Execution:
+        """The place of the record work. The first access checks the executors by a job."""
+        return execution_of(self.config, self._spark)
 
     def _start_brokers(self) -> None:
         """Start all brokers; in parallel on object stores, where a start takes many requests."""

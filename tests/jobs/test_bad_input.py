@@ -180,12 +180,12 @@ def test_an_unforeseen_error_is_a_plain_traceback_without_the_values_of_variable
     values["storage.options"] = {"s3://bucket": {"AWS_SECRET_ACCESS_KEY": "hunter2"}}
     file.write_text(yaml.safe_dump(values))
     code = (
-        "import jobs.cluster, sparklog.cli.application\n"
+        "import sparklog.cli, sparklog.cli.application\n"
         "def broken(*_, **__):\n    raise RuntimeError('unforeseen')\n"
         "sparklog.cli.application.run_application = broken\n"
-        "jobs.cluster.app()\n"
+        "sparklog.cli.app()\n"
     )
-    process = cluster.start([sys.executable, "-c", code, "--config", str(file)])
+    process = cluster.start([sys.executable, "-c", code, "cluster", "--config", str(file)])
     assert process.exit_code() == 1
     assert "RuntimeError: unforeseen" in process.stderr
     assert "hunter2" not in process.stderr

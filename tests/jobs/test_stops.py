@@ -126,16 +126,16 @@ class TestTheBound:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             options = {"s3://bucket": store_options(silent.getsockname()[1])}
             code = (
-                "import jobs.broker\n"
+                "import sparklog.cli\n"
                 "from sparklog.broker.broker import Broker\n"
                 "from sparklog.storage.location import Location\n"
                 "def controller_tick(_):\n"
                 f"    Location.of('s3://bucket/cluster', {options!r}).read_bytes('file')\n"
                 "Broker.controller_tick = controller_tick\n"
-                "jobs.broker.app()\n"
+                "sparklog.cli.app()\n"
             )
             config = str(cluster.configuration(0))
-            command = [sys.executable, "-c", code, "--config", config, "--without-spark"]
+            command = [sys.executable, "-c", code, "broker", "--config", config, "--without-spark"]
             process = cluster.start(command)
             silent.settimeout(PATIENCE)
             with silent.accept()[0]:
@@ -151,13 +151,13 @@ class TestTheBound:
         """The interpreter waits for the threads of pools, such as reads of a dead peer's store."""
         cluster.settings["controlled.shutdown.timeout.ms"] = 1_000
         code = (
-            "import threading, jobs.broker\n"
+            "import threading, sparklog.cli\n"
             "from sparklog.storage.parallel import reading_threads\n"
             "reading_threads().submit(threading.Event().wait)\n"
-            "jobs.broker.app()\n"
+            "sparklog.cli.app()\n"
         )
         config = str(cluster.configuration(0))
-        options = ["--config", config, "--without-spark", "--until-idle"]
+        options = ["broker", "--config", config, "--without-spark", "--until-idle"]
         process = cluster.start([sys.executable, "-c", code, *options])
         assert process.exit_code() == ExitCode.NOT_STOPPED
         assert "the brokers have ended, but requests of this process hang" in line_of(process)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from sparklog.cli.exit_codes import ExitCode
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import FencedError
 from sparklog.model import BROKERS, new_batch_path
@@ -134,7 +135,7 @@ def test_the_older_of_two_processes_of_a_leader_is_fenced_and_the_newer_goes_on(
 
     older.send(signal.SIGCONT)
     told[b"b"] = client.produce(b"b")
-    assert older.exit_code() == 2
+    assert older.exit_code() == ExitCode.TAKEN_OVER
     assert older.stderr.splitlines()[-1].startswith("sparklog: ")
     assert "Traceback" not in older.stderr
     told |= acknowledged_by_all(sent)
