@@ -121,10 +121,9 @@ import json, sys
 import sparklog.session
 
 def report(_):
-    import sparklog
+    import os, sparklog
     from sparklog.protocol.rules import rule_names
-    from pyspark import SparkFiles
-    yield sparklog.__file__, len(rule_names()), SparkFiles.getRootDirectory()
+    yield os.path.abspath(sparklog.__file__), len(rule_names()), os.getcwd()
 
 spark = sparklog.session.spark_session("where is sparklog")
 found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(report).collect()
