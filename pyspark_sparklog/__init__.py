@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from pyspark_sparklog.from_files import FromFiles
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -40,7 +42,7 @@ def errors_in_one_line() -> Iterator[None]:
         raise
 
 
-class DefaultSource(DataSource):
+class DefaultSource(FromFiles, DataSource):
     """`format("sparklog")` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
     Options are those of Spark's Kafka connector. An option that is unknown or has no meaning is

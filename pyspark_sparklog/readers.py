@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from pyspark_sparklog import errors_in_one_line
+from pyspark_sparklog.from_files import FromFiles
 from sparklog.datasource.options import ReadOptions
 from sparklog.errors import ConfigError, SparklogError
 
@@ -39,7 +40,7 @@ except ImportError:
     HAS_ADMISSION_CONTROL = False
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(FromFiles, DataSourceReader):
     """Reads the records of a batch query between its starting and ending offsets."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -57,7 +58,7 @@ class BatchReader(DataSourceReader):
         return _read(partition)
 
 
-class StateReader(DataSourceReader):
+class StateReader(FromFiles, DataSourceReader):
     """Reads the state of replicas in one task, when the query runs."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -75,7 +76,7 @@ class StateReader(DataSourceReader):
         return iter(read_state(self._options).to_batches())
 
 
-class RefusedStreamReader(DataSourceStreamReader):
+class RefusedStreamReader(FromFiles, DataSourceStreamReader):
     """The reader of a stream with invalid options: each of its methods raises the error.
 
     If `DataSource.streamReader` raises, Spark 4.2 shows an UnboundLocalError of its own instead.
@@ -99,7 +100,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._error
 
 
-class _StreamReader(DataSourceStreamReader):
+class _StreamReader(FromFiles, DataSourceStreamReader):
     """The common part of the readers of streams for all versions of Spark."""
 
     def __init__(self, options: ReadOptions) -> None:

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_sparklog import errors_in_one_line
+from pyspark_sparklog.from_files import FromFiles
 from sparklog.datasource.write_options import WriteOptions
 from sparklog.errors import SparklogError
 
@@ -38,7 +39,7 @@ class _Written(WriterCommitMessage):
     query_id: str | None = None
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(FromFiles, DataSourceArrowWriter):
     """Writes a DataFrame. It is stored when `save` returns, and perhaps twice after a retry."""
 
     def __init__(self, options: WriteOptions) -> None:
@@ -59,7 +60,7 @@ class BatchWriter(DataSourceArrowWriter):
         commit_write(self._options, _files(messages))
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(FromFiles, DataSourceStreamArrowWriter):
     """Writes a stream: each micro-batch is stored once, even if it is run repeatedly."""
 
     def __init__(self, options: WriteOptions) -> None:

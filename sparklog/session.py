@@ -7,6 +7,7 @@ neither RDDs nor the JVM: Spark Connect has neither.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -130,7 +132,7 @@ def spark_session(
     if connected is not None:
         return _with_delta(connected)
     if SparkContext._active_spark_context is not None or "DATABRICKS_RUNTIME_VERSION" in os.environ:
-        return _with_delta(SparkSession.builder.getOrCreate())
+        return _with_format(_with_delta(SparkSession.builder.getOrCreate()))
     wanted = {"spark.app.name": app_name, **(config or {})}
     remote = remote or os.environ.get(_REMOTE)
     if remote is not None:
@@ -142,7 +144,7 @@ def spark_session(
     if SparkContext._gateway is not None or _SUBMITTED in os.environ:
         conf = _launched_conf(wanted)
         with with_environment({"PYSPARK_PYTHON": python_for_spark()}):
-            return SparkSession.builder.config(conf=conf).getOrCreate()
+            return _with_format(SparkSession.builder.config(conf=conf).getOrCreate())
     conf = _launch_conf(wanted)
     try:
         with launching(local=_is_local(_master(conf))):
@@ -395,3 +397,25 @@ def _with_delta(session: SparkSession) -> SparkSession:
                 f"This Spark session has Delta Lake's JARs but is not set up for them: set {needed}"
             ) from error
     return session
+
+
+def _with_format(session: SparkSession) -> SparkSession:
+    """Return `session`, in which `format("sparklog")` is registered if Spark does not find it.
+
+    Spark looks for modules `pyspark_*` on the path of its own Python workers. The zip of --py-files
+    is not on it.
+    """
+    from pyspark.errors import AnalysisException
+
+    is_in_zip = hasattr(sys.modules["sparklog"].__loader__, "archive")
+    if is_in_zip and session not in _with_formats:
+        # By name: the package of Spark's interface stands above this one.
+        source = importlib.import_module("pyspark_sparklog").DefaultSource
+        # Spark has found another copy of it where the name is taken.
+        with suppress(AnalysisException):
+            session.dataSource.register(source)
+        _with_formats.add(session)
+    return session
+
+
+_with_formats: weakref.WeakSet[SparkSession] = weakref.WeakSet()
