@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 class FromFiles:
     """A base class of objects that are unpickled where the package is a file of the application.
 
-    The pickle begins with a function by value, which looks for the zip unless the package is
+    The pickle begins with a function by value, which finds the zip unless the package is
     installed.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import re
 import sys
 import threading
@@ -132,7 +133,7 @@ def spark_session(
     if connected is not None:
         return _with_delta(connected)
     if SparkContext._active_spark_context is not None or "DATABRICKS_RUNTIME_VERSION" in os.environ:
-        return _with_format(_with_delta(SparkSession.builder.getOrCreate()))
+        return _with_sources(_with_delta(SparkSession.builder.getOrCreate()))
     wanted = {"spark.app.name": app_name, **(config or {})}
     remote = remote or os.environ.get(_REMOTE)
     if remote is not None:
@@ -144,7 +145,7 @@ def spark_session(
     if SparkContext._gateway is not None or _SUBMITTED in os.environ:
         conf = _launched_conf(wanted)
         with with_environment({"PYSPARK_PYTHON": python_for_spark()}):
-            return _with_format(SparkSession.builder.config(conf=conf).getOrCreate())
+            return _with_sources(SparkSession.builder.config(conf=conf).getOrCreate())
     conf = _launch_conf(wanted)
     try:
         with launching(local=_is_local(_master(conf))):
@@ -399,23 +400,23 @@ def _with_delta(session: SparkSession) -> SparkSession:
     return session
 
 
-def _with_format(session: SparkSession) -> SparkSession:
-    """Return `session`, in which `format("sparklog")` is registered if Spark does not find it.
+def _with_sources(session: SparkSession) -> SparkSession:
+    """Return `session` with the data sources in the zip of --py-files that has this package.
 
-    Spark looks for modules `pyspark_*` on the path of its own Python workers. The zip of --py-files
-    is not on it.
+    Spark registers modules `pyspark_*` on the path of its own Python workers, which lacks the zip.
     """
     from pyspark.errors import AnalysisException
 
-    is_in_zip = hasattr(sys.modules["sparklog"].__loader__, "archive")
-    if is_in_zip and session not in _with_formats:
-        # By name: the package of Spark's interface stands above this one.
-        source = importlib.import_module("pyspark_sparklog").DefaultSource
-        # Spark has found another copy of it where the name is taken.
-        with suppress(AnalysisException):
-            session.dataSource.register(source)
-        _with_formats.add(session)
+    archive = getattr(sys.modules[__name__].__loader__, "archive", None)
+    if archive is None or session in _with_all_sources:
+        return session
+    for module in pkgutil.iter_modules([archive]):
+        if module.name.startswith("pyspark_"):
+            # Spark has found another copy of the source if its name is taken.
+            with suppress(AnalysisException):
+                session.dataSource.register(importlib.import_module(module.name).DefaultSource)
+    _with_all_sources.add(session)
     return session
 
 
-_with_formats: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+_with_all_sources: weakref.WeakSet[SparkSession] = weakref.WeakSet()

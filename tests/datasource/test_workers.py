@@ -45,7 +45,7 @@ def test_the_search_for_the_format_costs_other_programs_next_to_nothing() -> Non
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert answer.stdout.split() == ["pyspark_sparklog"]
+    assert answer.stdout.split() == ["pyspark_sparklog", "pyspark_sparklog.from_files"]
 
 
 def test_a_task_imports_no_rules_engine_and_no_metadata() -> None:
