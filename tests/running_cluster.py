@@ -21,7 +21,7 @@ from sparklog.storage.record_log import RecordLog
 class RunningCluster:
     """Three brokers in threads of this process, over tables in a folder."""
 
-    def __init__(self, folder: Path, tick_interval_ms: int = 2) -> None:
+    def __init__(self, folder: Path, tick_interval_ms: int = 50) -> None:
         self.folder = folder
         values = {
             "cluster.root": str(folder / "cluster"),

@@ -20,7 +20,7 @@ from tests.running_cluster import RunningCluster
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    cluster = RunningCluster(tmp_path_factory.mktemp("running"), tick_interval_ms=20)
+    cluster = RunningCluster(tmp_path_factory.mktemp("running"))
     yield cluster
     cluster.stop()
 

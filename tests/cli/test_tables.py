@@ -35,7 +35,7 @@ SELECT = ("--select=cast(id as string) as key", "--select=to_json(struct(*)) as 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     # The brokers tick every 50 ms only, because Spark needs the two cores as well.
-    cluster = RunningCluster(tmp_path_factory.mktemp("running"), tick_interval_ms=50)
+    cluster = RunningCluster(tmp_path_factory.mktemp("running"))
     yield cluster
     cluster.stop()
 

@@ -44,7 +44,7 @@ def on_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnStore]:
         values = {
             "cluster.root": f"{bucket}/cluster".replace("s3://", "s3a://"),
             "brokers": [{"broker.id": one, "log.dirs": f"{bucket}/{one}"} for one in (0, 1)],
-            "tick.interval.ms": 20,
+            "tick.interval.ms": 500,
         }
         own = folder / "brokers.yaml"
         own.write_text(yaml.safe_dump({**values, "storage.options": options(store, "b", "s")}))

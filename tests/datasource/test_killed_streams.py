@@ -31,7 +31,7 @@ PATIENCE = 240.0
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[RunningCluster]:
     # The brokers tick every 50 ms only, because Spark needs the two cores as well.
-    cluster = RunningCluster(tmp_path / "running", tick_interval_ms=50)
+    cluster = RunningCluster(tmp_path / "running")
     yield cluster
     cluster.stop()
 
