@@ -73,7 +73,7 @@ def jobs(spark: SparkSession) -> list[Job]:
 
 
 def ui(spark: SparkSession) -> str:
-    """Return the address of a session's UI; raise `SparklogError` if it has none."""
+    """Return the address of a session's UI; raise `SparklogError` for a session without UI."""
     address = spark.sparkContext.uiWebUrl
     if address is None:
         raise SparklogError("this Spark session has no UI: set spark.ui.enabled to true")

@@ -29,7 +29,7 @@ def replicated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 def described() -> str:
     """Return the section about the UI of docs/running.md."""
     text = (CHECKOUT / "docs" / "running.md").read_text(encoding="utf-8")
-    return text.split("\n### Jobs in the Spark UI\n")[1].split("\n## ")[0]
+    return text.split("\n## Jobs in the Spark UI\n")[1].split("\n## ")[0]
 
 
 def test_the_ui_lists_the_jobs_of_all_roles_by_the_names_in_the_document(
@@ -62,6 +62,14 @@ def test_a_missing_chromium_is_one_clear_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("sparklog: Chromium is missing: the variable CHROMIUM names ")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_words_of_a_browser_that_ends_are_in_the_error(tmp_path: Path) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\necho no display >&2\n")
+    program.chmod(0o700)
+    with pytest.raises(SparklogError, match=r"^Chromium ended: no display$"):
+        spark_ui.picture(str(program), "http://127.0.0.1:1", 1)
 
 
 def test_the_picture_of_the_document_is_a_small_png() -> None:
