@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -80,12 +81,15 @@ _DESCRIPTION = "spark.job.description"
 
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     """Return a session of the same application with these settings; `spark` keeps its own."""
-    # Only Spark Connect has to copy the session for it: it has no other way to a second one.
-    session: SparkSession = (
-        spark.cloneSession()  # type: ignore[attr-defined]
-        if is_connect(spark)
-        else spark.newSession()
-    )
+    session: SparkSession
+    if is_connect(spark):
+        # Spark Connect has no other way to a second session than a copy.
+        session = spark.cloneSession()  # type: ignore[attr-defined]
+        # Spark closes a session when it is collected. At the exit of the interpreter this would
+        # wait for ever: the threads of grpc have ended.
+        weakref.finalize(session, session.client.close)
+    else:
+        session = spark.newSession()
     for key, value in settings.items():
         session.conf.set(key, value)
     return session

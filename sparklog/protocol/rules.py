@@ -31,7 +31,7 @@ from sparklog.errors import SparklogError
 from sparklog.spark_jobs import own_session, spark_job
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _TYPES = {
     "string": pa.string(),
@@ -371,7 +371,7 @@ class SparkRules:
         views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
         try:
             for table, rows in checked.items():
-                frame = self._spark.createDataFrame(rows)
+                frame = _frame(self._spark, rows)
                 if rows.num_rows <= _ROWS_PER_PARTITION:
                     # Otherwise each input has as many tasks as Spark has cores.
                     frame = frame.coalesce(1)
@@ -384,6 +384,15 @@ class SparkRules:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
         return checked_output(of_rule, names, rows_given)
+
+
+def _frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    if rows.num_rows:
+        return spark.createDataFrame(rows)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    # Spark Connect takes no columns from a table without rows.
+    return spark.createDataFrame([], from_arrow_schema(rows.schema))
 
 
 _ROWS_PER_PARTITION = 100_000
