@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -413,10 +413,31 @@ def _with_sources(session: SparkSession) -> SparkSession:
     for module in pkgutil.iter_modules([archive]):
         if module.name.startswith("pyspark_"):
             # Spark has found another copy of the source if its name is taken.
-            with suppress(AnalysisException):
+            with _on_path(session, archive), suppress(AnalysisException):
                 session.dataSource.register(importlib.import_module(module.name).DefaultSource)
     _with_all_sources.add(session)
     return session
+
+
+@contextmanager
+def _on_path(session: SparkSession, archive: str) -> Iterator[None]:
+    """Put a zip on the Python path of functions that the block passes to Spark.
+
+    Spark gives the files of --py-files to tasks, but not to the workers that plan a stream.
+    """
+    environment = session.sparkContext.environment
+    before = environment.get(_PYTHONPATH)
+    environment[_PYTHONPATH] = os.pathsep.join(filter(None, [before, archive]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del environment[_PYTHONPATH]
+        else:
+            environment[_PYTHONPATH] = before
+
+
+_PYTHONPATH = "PYTHONPATH"
 
 
 _with_all_sources: weakref.WeakSet[SparkSession] = weakref.WeakSet()
