@@ -5,7 +5,7 @@ tick.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,11 @@ def start(tmp_path: Path, empty_roots: Path) -> Callable[..., LocalCluster]:
 
 
 @pytest.fixture
-def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None]:
-    """Run an action once within a tick, just before a rule runs next."""
+def before_rule(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Action], None]]:
+    """Run an action once within a tick, just before a rule runs next; the test fails if none does.
+
+    Rules that can have no result are not run.
+    """
     run = DriverRules.run
     waiting: dict[str, Action] = {}
 
@@ -74,7 +77,8 @@ def before_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Action], None
         return run(self, name, **inputs)
 
     monkeypatch.setattr(DriverRules, "run", interposed)
-    return waiting.__setitem__
+    yield waiting.__setitem__
+    assert not waiting, f"rules that have not run: {', '.join(waiting)}"
 
 
 @pytest.fixture

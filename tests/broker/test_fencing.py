@@ -181,7 +181,7 @@ class TestAnOldLeader:
         check_at_rest(cluster, "a", "b")
         assert cluster.partition("t", 0).leader == 1
 
-    @pytest.mark.parametrize("rule", ["request_errors", "isr_shrink"])
+    @pytest.mark.parametrize("rule", ["request_errors", "delayed_operations"])
     def test_deposed_in_the_middle_of_its_tick_acknowledges_nothing_that_is_lost(
         self, start: Start, before_rule: BeforeRule, rule: str
     ) -> None:
