@@ -35,6 +35,8 @@ SETTINGS = {
     # 10 % faster than 64 MiB: JVM and Python work in parallel, within their caches.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.python.worker.reuse": "true",
+    # Rules on Spark compile some 200 classes; with Spark's 100, each run compiles them again.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.ui.showConsoleProgress": "false",
 }
 """The settings of each session that sparklog starts, on any master."""
