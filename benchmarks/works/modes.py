@@ -57,7 +57,8 @@ def _measure(bench: Bench, figures: Figures, system: str, settings: dict[str, st
             cluster.create_topic("t", assignment={one: [0, 1] for one in range(_PARTITIONS)})
             cluster.tick_until_idle()
             for _ in range(_WARM_ROUNDS):
-                cluster.produce("t", 0, [b"warm"])
+                for number in range(_PARTITIONS):
+                    cluster.produce("t", number, [b"warm"])
                 cluster.tick_until_idle()
             _produce(cluster, bench.scaled(size_bytes, least=0))
             os.sync()
@@ -108,8 +109,8 @@ WORK = Work(
     "Pending are one batch of 100 records of 100 bytes, or batches of 16 MiB that do not compress. "
     "One tick of the leader checks and appends all of them, one tick of the follower copies all, "
     "and the leader's next one advances the high watermarks and answers. The names of columns are "
-    "the values of `execution` and of `rules.engine`. Three rounds of a record each have warmed "
-    "the mode before. Files are not synced. [modes.md](modes.md) has the jobs by name.",
+    "the values of `execution` and of `rules.engine`. Three rounds of a record a partition have "
+    "warmed the mode before. Files are not synced. [modes.md](modes.md) has the jobs by name.",
     run,
     (
         Target(f"{SMALL}: {APPEND}, Spark jobs", "auto, duckdb", 0),
