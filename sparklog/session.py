@@ -317,7 +317,8 @@ def _await_server(remote: str) -> None:
 
 def _is_of_session(key: str) -> bool:
     """Return whether a setting may be changed in a session of a running Spark."""
-    return key.startswith("spark.sql.") and not re.search(r"\.(extensions|spark_catalog)$", key)
+    is_static = re.search(r"\.(extensions|spark_catalog|maxEntries)$", key)
+    return key.startswith("spark.sql.") and not is_static
 
 
 def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
