@@ -28,10 +28,12 @@ from jobs.demo_output import (
     print_claims,
     print_description,
     print_how_to_look,
+    print_jobs,
     step,
     title,
 )
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
+from jobs.spark_status import counted, jobs_since
 from sparklog.broker.application import Application
 from sparklog.broker.tick import StoppedError
 from sparklog.cli import output, sql
@@ -101,12 +103,18 @@ class Demo:
         self.config = config
         with step("start Spark"):
             # In a run of a minute the optimising compiler costs more than its code saves.
-            quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-            self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=quick)
+            settings = {
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+                # For the table of jobs, which Spark forgets otherwise from the 1,000th on.
+                "spark.ui.retainedJobs": "100000",
+            }
+            self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=settings)
             signal.signal(signal.SIGINT, _interrupt)
         self.application = Application(load(ClusterConfig, config), self.spark)
         self.rounds = threading.Thread(target=self.application.run, name="rounds", daemon=True)
-        with step("start brokers 0, 1 and 2 in this one Spark application"):
+        with step(
+            "start brokers 0, 1 and 2 in this one Spark application; its tasks check and copy files"
+        ):
             self.application.start()
             self.rounds.start()
         self.connection = Connection(self.application.config.cluster_root)
@@ -127,6 +135,8 @@ class Demo:
             with step("park the brokers"):
                 self.application.stop()
                 self.rounds.join()
+        title("The Spark jobs of each role, as Spark has recorded them")
+        print_jobs(counted(jobs_since(self.spark)))
         return holds
 
     def create_topic(self) -> None:
@@ -313,7 +323,8 @@ def prepare(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARKER).touch()
         brokers = [{"broker.id": one, "log.dirs": f"broker-{one}"} for one in BROKER_IDS]
-        text = yaml.safe_dump({"cluster.root": "cluster", "brokers": brokers}, sort_keys=False)
+        keys = {"cluster.root": "cluster", "execution": "spark", "brokers": brokers}
+        text = yaml.safe_dump(keys, sort_keys=False)
         (folder / CONFIG).write_text(text, encoding="utf-8")
     except OSError as error:
         raise SparklogError(f"{folder} cannot be used ({error.strerror}): name another") from None

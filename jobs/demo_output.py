@@ -13,9 +13,10 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from jobs.demo_proof import Claim
+from jobs.spark_status import JobCount
 from sparklog.cluster.admin import TopicDescription
 from sparklog.logger import event_of
 
@@ -32,6 +33,8 @@ STORY = {
     "failed": "{action} of broker {broker} failed: {error}",
 }
 """The format of each of the brokers' log events that the demo prints."""
+
+_OTHER_JOBS = "others: producer, consumer, queries, and one check of the executors"
 
 _WIDE = 200
 """The width in columns of output that does not go to a terminal."""
@@ -75,12 +78,30 @@ def print_description(description: TopicDescription) -> None:
     console.print()
 
 
+def print_jobs(counts: Sequence[JobCount]) -> None:
+    """Print the numbers of the brokers' Spark jobs and tasks by name, and those of all others."""
+    table = Table(
+        "Spark jobs", Column("jobs", justify="right"), Column("tasks", justify="right"),
+        box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    of_brokers = [one for one in counts if one.name.startswith("broker ")]
+    others = [one for one in counts if one not in of_brokers]
+    jobs, tasks = sum(one.jobs for one in others), sum(one.tasks for one in others)
+    for count in [*of_brokers, JobCount(_OTHER_JOBS, jobs, tasks)]:
+        table.add_row(escape(count.name), f"{count.jobs:,}", f"{count.tasks:,}")
+    _print_table(table)
+
+
 def print_claims(claims: Sequence[Claim]) -> None:
     """Print the claims and their checks as a table."""
     table = Table("claim", "found", "holds", box=SIMPLE_HEAD, pad_edge=False)
     for claim in claims:
         holds = "[green]yes[/green]" if claim.holds else "[bold red]NO[/bold red]"
         table.add_row(escape(claim.text), escape(claim.found), holds)
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
     (console if console.is_terminal else Console(width=_WIDE, highlight=False)).print(table)
 
 

@@ -38,6 +38,8 @@ SETTINGS = {
     # 10 % faster than 64 MiB: JVM and Python work in parallel, within their caches.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.python.worker.reuse": "true",
+    # Rules on Spark compile some 200 classes; with Spark's 100, each run compiles them again.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.ui.showConsoleProgress": "false",
 }
 """The settings of each session that sparklog starts, on any master."""
@@ -318,7 +320,8 @@ def _await_server(remote: str) -> None:
 
 def _is_of_session(key: str) -> bool:
     """Return whether a setting may be changed in a session of a running Spark."""
-    return key.startswith("spark.sql.") and not re.search(r"\.(extensions|spark_catalog)$", key)
+    is_static = re.search(r"\.(extensions|spark_catalog|maxEntries)$", key)
+    return key.startswith("spark.sql.") and not is_static
 
 
 def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:

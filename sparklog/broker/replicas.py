@@ -480,6 +480,8 @@ class Replicas:
         Parameters: `keys`, the replicas; `offsets`, their known log start offsets and high
         watermarks; `entries`, the known epoch entries.
         """
+        if not keys:
+            return _Derived([], {})
         log = self.root.log
         loaded = [
             {

@@ -49,6 +49,8 @@ class TransactionalIds:
         """Return the rows without expired ids, `None` if nothing changes, and the expired ids."""
         rows: list[dict[str, Any]] = table.to_pylist()
         named = [row for row in rows if row["transactional_id"] is not None]
+        if not named:
+            return None, []
         undated = [row for row in named if row["used_at_ms"] is None]
         for row in undated:
             # The row is of a version without this column: the id counts as used now.

@@ -20,7 +20,16 @@ from benchmarks.report import rendered
 from benchmarks.rows import SIZES
 from benchmarks.s3_store import CLIENT, running_store
 from benchmarks.work import Work
-from benchmarks.works import WORKS, control_state, idle_tick, partitions, produce, read, store_start
+from benchmarks.works import (
+    WORKS,
+    control_state,
+    idle_tick,
+    modes,
+    partitions,
+    produce,
+    read,
+    store_start,
+)
 from benchmarks.works.store_record import send, timed
 from sparklog import Producer
 from sparklog.errors import SparklogError
@@ -88,6 +97,24 @@ def test_an_idle_tick_runs_no_job_and_writes_no_file(measured: Measure) -> None:
         for what in (idle_tick.JOBS, idle_tick.FILES, idle_tick.ELSEWHERE)
     ]
     assert [one and one.values for one in counted] == [(0.0,)] * 3
+
+
+def test_a_mode_runs_the_jobs_that_it_names(measured: Measure) -> None:
+    """Small files are a job with execution=spark alone, rules with rules.engine=spark alone."""
+    figures = measured("modes")
+    jobs = {
+        system: [
+            figures.get(f"{size}: {tick}, Spark jobs", system)
+            for size in modes.SIZES
+            for tick in modes.TICKS
+        ]
+        for system in modes.SYSTEMS
+    }
+    counts = {system: [one.values[0] for one in of if one] for system, of in jobs.items()}
+    assert counts["driver, duckdb"] == counts["auto, duckdb"] == [0.0] * 9
+    assert counts["spark, duckdb"] == [1.0, 1.0, 0.0] * 3
+    assert all(count > 0 for count in counts["spark, spark"])
+    assert counts["spark, spark"][:3] == counts["spark, spark"][3:6] == counts["spark, spark"][6:]
 
 
 def test_partitions(measured: Measure) -> None:

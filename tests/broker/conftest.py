@@ -13,6 +13,7 @@ import pytest
 
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.protocol.driver_rules import DriverRules
+from sparklog.protocol.rules import _ONE_JOB
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.location import Location
@@ -34,6 +35,16 @@ def empty_roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root = Location.of(str(folder / f"broker-{broker}"))
         BrokerRoot.create(root, cluster.cluster_id, broker)
     return folder
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules on Spark are interpreted: most run once or twice, and compiling takes as long as that.
+
+    tests/protocol runs the same texts compiled.
+    """
+    for key, value in {"wholeStage": "false", "factoryMode": "NO_CODEGEN"}.items():
+        monkeypatch.setitem(_ONE_JOB, f"spark.sql.codegen.{key}", value)
 
 
 @pytest.fixture

@@ -22,20 +22,12 @@ ON_SPARK = {"execution": "spark"}
 ALL_ON_SPARK = ON_SPARK | {"rules.engine": "spark"}
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", scenarios(), ids=lambda case: case["name"])
 def test_scenarios_have_the_same_steps(
     spark: SparkSession, case: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each scenario has the same steps if Spark's tasks do the work on records."""
-    config = case.get("config", {}) | ON_SPARK
-    play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
-
-
-@pytest.mark.parametrize("case", scenarios()[1:3], ids=lambda case: case["name"])
-def test_scenarios_with_rules_on_spark(
-    spark: SparkSession, case: dict[str, Any], tmp_path: Path
-) -> None:
-    """rules.engine=spark and execution=spark: no rule runs on DuckDB, no file is copied here."""
+    """Each scenario has the same steps if Spark runs all rules and all work on records."""
     config = case.get("config", {}) | ALL_ON_SPARK
     play(case, LocalCluster(tmp_path, brokers=case["brokers"], spark=spark, config=config))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from jobs.demo import CONFIG, MARKER, flights_in_order_of_time, prepare
+from jobs.demo import BROKER_IDS, CONFIG, MARKER, flights_in_order_of_time, prepare
 from jobs.demo_output import STORY
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
 from sparklog.cluster.connection import Connection
@@ -24,6 +24,8 @@ from tests.jobs.processes import ROOT, Process
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+ROLES = ("leader: check", "follower: copy")
 
 
 @pytest.fixture
@@ -67,6 +69,8 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
         r"broker (\d) alone has offsets (\d+) to (\d+) of flights-0", told
     )
     assert f"broker {crashed} truncates flights-0 from {int(last) + 1} to {first}" in told
+    for job in [f"broker {one}, {of}" for one in BROKER_IDS for of in ROLES]:
+        assert re.search(rf"^ {job} +[1-9]\d* +[1-9]\d* *$", told, re.MULTILINE), job
     assert f"sparklog topics describe flights --cluster {folder / CONFIG}" in told
 
     connection = Connection(load(ClusterConfig, folder / CONFIG).cluster_root)
