@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.cli.cluster import given_storage_options
 from sparklog.errors import ConfigError, SparklogError
+from sparklog.session import is_connect, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +61,7 @@ def produce_batch(
     spark: SparkSession, cluster: str, topic: str, source: Source, select: Sequence[str], acks: str
 ) -> None:
     """Produce the rows of a source to a topic; a run that is repeated stores its records again."""
+    _register_format(spark)
     if source.format == SQL:
         frame = spark.sql(_named(source))
     else:
@@ -83,6 +86,7 @@ def produce_stream(
     """Start a query that produces each new row of a source to a topic exactly once."""
     if source.format == SQL:
         raise ConfigError("a SELECT statement is no stream: name a table or a path, and --select")
+    _register_format(spark)
     reader = spark.readStream.options(**source.options)
     if source.format == TABLE:
         frame = reader.table(_named(source))
@@ -107,6 +111,7 @@ def consume_to_delta(
     Delta commits a micro-batch together with the query's id and the number of the micro-batch, and
     ignores one that it has. A new checkpoint begins at the earliest offsets.
     """
+    _register_format(spark)
     reader = spark.readStream.format("sparklog").options(**of_cluster(cluster))
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     frame = reader.options(**options).load()
@@ -152,6 +157,47 @@ def of_cluster(cluster: str) -> dict[str, str]:
 def absolute(path: str) -> str:
     """Return a local path as an absolute one: Spark may have started in another folder."""
     return path if "://" in path else str(Path(path).expanduser().resolve())
+
+
+def _register_format(spark: SparkSession) -> None:
+    """Register format("sparklog") in a session, unless Spark has found it by itself.
+
+    Spark searches the path of its own Python workers. The zip of `spark-submit --py-files` is not
+    on that path; workers get it with the functions of a registered format.
+    """
+    from pyspark_sparklog import DefaultSource
+
+    try:
+        with _own_path(spark):
+            spark.dataSource.register(DefaultSource)
+    except spark_errors() as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+
+
+@contextmanager
+def _own_path(spark: SparkSession) -> Iterator[None]:
+    """Put this package on the Python path of functions that the block hands to a classic session.
+
+    The workers that plan a stream run in the driver, and Spark gives them no --py-files.
+    """
+    if is_connect(spark):
+        yield
+        return
+    environment = spark.sparkContext.environment
+    before = environment.get(_PATH)
+    own = str(Path(__file__).parents[2])
+    environment[_PATH] = own if before is None else f"{before}{os.pathsep}{own}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del environment[_PATH]
+        else:
+            environment[_PATH] = before
+
+
+_PATH = "PYTHONPATH"
 
 
 def _named(source: Source) -> str:
