@@ -30,9 +30,10 @@ LAYERS: Sequence[Sequence[str]] = (
     ("producer", "groups"),
     ("consumer",),
     ("broker", "datasource", "maintenance"),
+    ("pyspark_sparklog",),
     ("cli", "testing"),
     ("sparklog",),
-    ("jobs", "pyspark_sparklog"),
+    ("jobs",),
 )
 """The layers from the bottom up. A module in one layer imports neither its neighbours nor higher
 layers; `sparklog` is the package's own `__init__`, which offers the public names.

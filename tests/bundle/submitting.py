@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyspark
-
+from benchmarks.spark_home import spark_home
 from jobs.bundle import Bundle
 from sparklog.jars import resolve_jars
 from sparklog.java import find_java
@@ -76,16 +75,6 @@ class Submitter:
         process = self.start(*arguments, file=file, master=master, with_package=with_package)
         assert process.popen.wait(PATIENCE) == 0, process.stderr[-10_000:]
         return process
-
-
-def spark_home(folder: Path) -> Path:
-    """Return a folder with all of pyspark, in which workers may create their folder `work`."""
-    folder.mkdir(exist_ok=True, parents=True)
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        link = folder / entry.name
-        if not link.is_symlink():
-            link.symlink_to(entry)
-    return folder
 
 
 def environment(python: Path, home: Path) -> Mapping[str, str]:

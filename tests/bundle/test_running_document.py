@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.spark_home import spark_home
 from jobs.bundle import Bundle
 from sparklog import __version__
 from sparklog.jars import resolve_jars
 from tests.bundle.command_arguments import parsed
-from tests.bundle.submitting import spark_home
 from tests.examples import CHECKOUT
 from tests.jobs.processes import Cluster
 
