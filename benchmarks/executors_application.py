@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -250,8 +251,13 @@ def _listed(sequence: Any) -> list[Any]:
     return [sequence.apply(number) for number in range(sequence.size())]
 
 
-def _kill_copying(executors: Executors, after_job: int, processes: dict[str, int]) -> None:
-    """Kill an executor by SIGKILL while it copies, once a task of the job has succeeded."""
+def _kill_copying(
+    executors: Executors, after_job: int, processes: dict[str, int], is_over: Callable[[], bool]
+) -> None:
+    """Kill an executor by SIGKILL while it copies, once a task of the job has succeeded.
+
+    A small backlog may be copied before that is seen: nothing is killed then, and no task repeated.
+    """
 
     def copying() -> str | None:
         tasks = executors.tasks(after_job, "copy")
@@ -259,10 +265,9 @@ def _kill_copying(executors: Executors, after_job: int, processes: dict[str, int
         running = [executor for executor, status in tasks if status == "RUNNING"]
         return running[0] if is_begun and running else None
 
-    executor = wait_until(copying, _PATIENCE_MS, pause_ms=5)
-    if executor is None:
-        raise SparklogError("no executor has copied anything")
-    os.kill(processes[executor], signal.SIGKILL)
+    executor = wait_until(lambda: copying() or is_over(), pause_ms=5)
+    if isinstance(executor, str):
+        os.kill(processes[executor], signal.SIGKILL)
 
 
 def _copied(executors: Executors, backlog: Backlog, number: int, execution: Execution) -> Copied:
@@ -270,11 +275,15 @@ def _copied(executors: Executors, backlog: Backlog, number: int, execution: Exec
     way = WAYS[number - 1]
     processes = executors.await_count(1 if way == ONE else 2)
     before = executors.last_job()
+    over = threading.Event()
     with ThreadPoolExecutor(1) as other:
         killing = None
         if way == KILLED:
-            killing = other.submit(_kill_copying, executors, before, processes)
-        seconds, report, ticks = backlog.catch_up(number, execution)
+            killing = other.submit(_kill_copying, executors, before, processes, over.is_set)
+        try:
+            seconds, report, ticks = backlog.catch_up(number, execution)
+        finally:
+            over.set()
         if killing is not None:
             killing.result()
     backlog.discard(number)

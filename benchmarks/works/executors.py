@@ -86,6 +86,9 @@ def _run_application(folder: Path, options: Options) -> list[Copied]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(folder / "blocks"),
+        # The JVMs only distribute tasks, which Python runs.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         # The first job begins when both executors have registered.
         "spark.cores.max": "2",
         "spark.scheduler.minRegisteredResourcesRatio": "1",
