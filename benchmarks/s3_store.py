@@ -28,12 +28,17 @@ class Store:
     """A client's view of a running server."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
     def bucket(self, name: str) -> str:
         """Create a bucket and return its URI."""
         self._call("PUT", name)
         return f"s3://{name}"
+
+    def remove_bucket(self, name: str) -> None:
+        """Remove a bucket with all of its objects, which the server keeps in memory."""
+        self._call("DELETE", name)
 
     def options(self, sender: str = CLIENT) -> StorageOptions:
         """Return the storage options in delta-rs's keys; requests are counted for `sender`."""

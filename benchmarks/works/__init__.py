@@ -6,6 +6,7 @@ from benchmarks.work import Work
 from benchmarks.works import (
     catch_up,
     control_state,
+    executors,
     idle_tick,
     log_growth,
     modes,
@@ -34,6 +35,7 @@ WORKS: tuple[Work, ...] = (
     partitions.WORK,
     control_state.WORK,
     catch_up.WORK,
+    executors.WORK,
     storage_requests.WORK,
     store_month.WORK,
     store_record.WORK,

@@ -23,6 +23,7 @@ from benchmarks.work import Work
 from benchmarks.works import (
     WORKS,
     control_state,
+    executors,
     idle_tick,
     modes,
     partitions,
@@ -148,6 +149,17 @@ def test_starts_on_an_object_store_list_no_table_of_a_root_twice(measured: Measu
 def test_catch_up(measured: Measure) -> None:
     """The work checks that the follower has all records at the end."""
     assert len([*measured("catch_up")]) == 5
+
+
+def test_executors_copy_a_backlog_in_all_ways(measured: Measure) -> None:
+    """The application checks that each follower has all records; no task fails unless killed."""
+    repeated: dict[str, set[float]] = {}
+    for one in measured("executors"):
+        if one.unit == "repeated tasks":
+            repeated.setdefault(one.system, set()).update(one.values)
+    assert repeated.keys() == {executors.DRIVER, executors.TWO, executors.KILLED, executors.ONE}
+    assert repeated.pop(executors.KILLED) <= {0, 1}
+    assert list(repeated.values()) == [{0}] * 3
 
 
 def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None:

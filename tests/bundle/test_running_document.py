@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.spark_home import spark_home
 from jobs.bundle import Bundle
 from sparklog import __version__
 from sparklog.jars import resolve_jars
 from tests.bundle.command_arguments import parsed
-from tests.bundle.test_py_files import spark_home
 from tests.examples import CHECKOUT
 from tests.jobs.processes import Cluster
 
@@ -58,12 +58,23 @@ def script(folder: Path, python: Path) -> str:
     jars = ",".join(str(jar) for jar in resolve_jars())
     fetched = re.compile(r"--packages \S+ --conf spark\.jars\.ivy=\S+")
     assert fetched.search(text)
-    text = fetched.sub(f"--jars {jars} --driver-memory 1g", text)
+    # The Java processes have small work, for which the first compiler is enough.
+    quick = "-XX:TieredStopAtLevel=1"
+    options = f"--jars {jars} --driver-memory 1g --conf spark.ui.enabled=false"
+    for one in ("driver", "executor"):
+        options += f" --conf spark.{one}.extraJavaOptions={quick}"
+    text = fetched.sub(options, text)
     # Workers and drivers run in the environment without the package: only the zip has it.
     own = "PYSPARK_PYTHON=$PWD/.venv/bin/python"
     assert own in text
-    text = text.replace(own, f"PYSPARK_PYTHON={python} SPARK_HOME={spark_home(folder / 'spark')}")
-    return f"set -e\ncd {shlex.quote(str(folder))}\n{text}\n"
+    home = spark_home(folder / "spark")
+    text = text.replace(own, f"PYSPARK_PYTHON={python} SPARK_HOME={home} PYTHONPATH=/nowhere")
+    commands = re.compile(r"(?<!/)\.venv/bin/(?:python|sparklog) ")
+    assert commands.search(text)
+    text = commands.sub(rf"env PYTHONPATH={shlex.quote(str(CHECKOUT))} \g<0>", text)
+    # The trace of a failed run has the seconds since its start.
+    head = f"set -e\nPS4='+ ${{SECONDS}} s: '\nexport SPARK_DAEMON_JAVA_OPTS={quick}\n"
+    return f"{head}cd {shlex.quote(str(folder))}\n{text}\n"
 
 
 def test_the_commands_run_three_brokers_and_survive_a_killed_worker_and_a_killed_broker(
@@ -71,7 +82,7 @@ def test_the_commands_run_three_brokers_and_survive_a_killed_worker_and_a_killed
 ) -> None:
     file = checkout / "commands.sh"
     file.write_text(script(checkout, bare_python))
-    process = cluster.start(["bash", "-x", str(file)], {"PYTHONPATH": str(CHECKOUT)})
+    process = cluster.start(["bash", "-x", str(file)])
     code = process.popen.wait(PATIENCE)
     assert code == 0, process.stderr[-5_000:] + process.stdout[-2_000:]
     assert process.stdout.endswith("No inconsistencies found: 2 partitions.\n")

@@ -74,6 +74,7 @@ class Process:
         command: Sequence[str | Path],
         output: Path,
         environment: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
     ) -> None:
         self.command = [str(part) for part in command]
         self._output = output
@@ -83,7 +84,7 @@ class Process:
         ):
             self.popen = subprocess.Popen(
                 self.command,
-                cwd=ROOT,
+                cwd=folder,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -173,10 +174,14 @@ class Cluster:
         return self.start([sys.executable, "-m", job, "--config", config, *how, *options])
 
     def start(
-        self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
     ) -> Process:
-        """Start a process that is ended with the test at the latest."""
-        process = Process(command, self.folder / f"process-{len(self.processes)}", environment)
+        """Start a process in a folder; it is ended with the test at the latest."""
+        output = self.folder / f"process-{len(self.processes)}"
+        process = Process(command, output, environment, folder)
         self.processes.append(process)
         return process
 
