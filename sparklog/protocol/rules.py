@@ -29,6 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from sparklog.errors import SparklogError
+from sparklog.session import is_connect
 from sparklog.spark_jobs import own_session, spark_job
 
 if TYPE_CHECKING:
@@ -377,7 +378,7 @@ class SparkRules:
     def planned(self, name: str, **inputs: RuleInput) -> Iterator[DataFrame]:
         """Yield the rows that a rule gives, as a part of a larger plan that the block runs.
 
-        Nothing is run here. Whoever runs the plan checks the rows with `checked_output`.
+        Nothing is run here. The caller runs the plan, and checks the rows with `checked_output`.
         """
         of_rule = rule(name)
         checked = _checked_inputs(of_rule, inputs)
@@ -385,14 +386,19 @@ class SparkRules:
         views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
         try:
             for table, rows in checked.items():
-                self.table(rows).createOrReplaceTempView(views[table])
+                self._table(rows).createOrReplaceTempView(views[table])
             yield self._spark.sql(_reading(of_rule.text, views))
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
 
-    def table(self, rows: pa.Table) -> DataFrame:
+    def _table(self, rows: pa.Table) -> DataFrame:
         """Return rows of the driver for a plan, in one partition if they are few."""
+        if not rows.num_rows and is_connect(self._spark):
+            # Spark Connect infers no schema from an empty Arrow table.
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            return self._spark.createDataFrame([], from_arrow_schema(rows.schema))
         frame = self._spark.createDataFrame(rows)
         if rows.num_rows <= _ROWS_PER_PARTITION:
             # Otherwise the rows have as many tasks as Spark has cores.

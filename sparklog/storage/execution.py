@@ -45,6 +45,25 @@ class BatchSlice(NamedTuple):
     target: Location
 
 
+class ListedFile(NamedTuple):
+    """A file that may be copied; `source` is the number of the log that has it."""
+
+    source: int
+    size_bytes: int
+    checksum: str
+    path: str
+
+
+class WorkList(NamedTuple):
+    """The names of files for a query, in the order of the files, and the number of tasks.
+
+    A name has the parts of a `Copy` that differ between files. Tasks get about equal bytes of all.
+    """
+
+    names: list[str]
+    task_count: int
+
+
 class Execution(Protocol):
     """The place of the work on record bytes.
 
@@ -142,32 +161,43 @@ class SparkExecution:
         """Whether every call is a job, however few bytes it has (`execution` = spark)."""
         return self._min_bytes == 0
 
-    def copy_found(
-        self, found: DataFrame, sources: Sequence[Location], target: Location, max_bytes: int
-    ) -> pa.Table | None:
-        """Copy the files that a query finds, as part of its plan: one job finds and copies them.
+    def work_list(self, files: Sequence[ListedFile], max_bytes: int) -> WorkList:
+        """Name files for a query that decides which of them `copy_found` copies.
 
-        Parameters: `found`, a row for each file, with the columns `source` (a number in `sources`),
-        `path`, `size_bytes` and `checksum`; `max_bytes`, the most that it finds. Returns the rows
-        with two more columns, those of `Copied`. If the job fails, a warning is logged and `None`
-        returned: files may have been copied, and are named nowhere.
+        Parameters: `max_bytes`, the most that the query gives.
         """
-        count = self._task_count(max_bytes)
-        # Dealt in turn by size, tasks get about equal bytes. A task that runs again gets the same
-        # files, since their order depends on nothing but the files.
-        order = "row_number() over (order by size_bytes desc, source, path)"
-        dealt = found.selectExpr("*", f"cast({order} % {count} as int) as {_TASK}")
-        if not hasattr(dealt, "repartitionById"):
-            # Before Spark 4.1, where some tasks get the files of two.
-            dealt = dealt.repartition(count, _TASK)
-        elif count > 1:
-            dealt = dealt.repartitionById(count, _TASK)
-        dealt = dealt.drop(_TASK)
-        columns = ", ".join(f"{name} {type_}" for name, type_ in dealt.dtypes)
+        sizes = [file.size_bytes for file in files]
+        shares = _shares(sizes, self._task_count(min(max_bytes, sum(sizes))))
+        names = {
+            number: " ".join(map(str, (task, *files[number])))
+            for task, share in enumerate(shares)
+            for number in share
+        }
+        return WorkList([names[number] for number in range(len(files))], len(shares))
+
+    def copy_found(
+        self, found: DataFrame, task_count: int, sources: Sequence[Location], target: Location
+    ) -> pa.Table | None:
+        """Copy the files that a query gives, as part of its plan: one job finds and copies them.
+
+        Parameters: `found`, rows with the name of a file of a work list as `path`; `task_count`,
+        that of the work list; `sources`, the logs to which the numbers in the names refer.
+
+        Returns the rows with two more columns, those of `Copied`. If the job fails, a warning is
+        logged and `None` returned; the files that it copied are then named nowhere.
+        """
+        if task_count > 1:
+            # The number is in the name, so a task that runs again has the same files.
+            task = "cast(substring_index(path, ' ', 1) as int)"
+            dealt = found.selectExpr("*", f"{task} as {_TASK}")
+            # Before Spark 4.1 some tasks get the files of two.
+            by_number = getattr(dealt, "repartitionById", dealt.repartition)
+            found = by_number(task_count, _TASK).drop(_TASK)
+        columns = ", ".join(f"{name} {type_}" for name, type_ in found.dtypes)
         schema = f"{columns}, copied_path string, fault string"
         try:
             with spark_job(found.sparkSession, "fetch"):
-                copied = dealt.mapInArrow(_copying(sources, target), schema).toArrow()
+                copied = found.mapInArrow(_copying(sources, target), schema).toArrow()
         except spark_errors() as error:
             self._failures.warning("fetch", "job failed", action="fetch", error=one_line(error))
             return None
@@ -293,10 +323,10 @@ def _copying(
         import pyarrow as pa
 
         for batch in batches:
-            columns = (batch.column(name).to_pylist() for name in _OF_FOUND)
+            named = [name.split(" ", 4) for name in batch.column("path").to_pylist()]
             copied = [
-                _copied(Copy(sources[number], path, target, path, size_bytes, checksum))
-                for number, path, size_bytes, checksum in zip(*columns, strict=True)
+                _copied(Copy(sources[int(source)], path, target, path, int(size_bytes), checksum))
+                for _, source, size_bytes, checksum, path in named
             ]
             added = [pa.array(column, pa.string()) for column in zip(*copied, strict=True)]
             names = [*batch.schema.names, "copied_path", "fault"]
@@ -304,9 +334,6 @@ def _copying(
 
     return run
 
-
-_OF_FOUND = "source", "path", "size_bytes", "checksum"
-"""The columns of a row of `SparkExecution.copy_found` that its tasks need."""
 
 _TASK = "task"
 """The column with the number of the task that copies a file."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.rules import RuleInput, Rules, SparkRules, checked_output, rule
 from sparklog.storage.copying import Copied
-from sparklog.storage.execution import Execution, SparkExecution
+from sparklog.storage.execution import Execution, ListedFile, SparkExecution
 from sparklog.storage.location import Location
 
 
@@ -46,15 +46,17 @@ class FetchPlan:
 
         `None`: the job has failed, with a warning. Copies that it made are named by no commit.
         """
-        files = pa.concat_tables(
-            table.append_column(_SOURCE, pa.array([number] * table.num_rows, pa.int32()))
-            for number, (_, table) in enumerate(logs)
-        )
-        most = min(max_bytes, sum(files["size_bytes"].to_pylist()))
-        with self._rules.planned("fetch", positions=positions, batches=files) as given:
-            found = given.join(self._rules.table(files.select(_OF_FILE)), list(_OF_BATCH))
-            sources = [location for location, _ in logs]
-            copied = self._execution.copy_found(found, sources, self._target, most)
+        files = pa.concat_tables(table for _, table in logs)
+        sources = [number for number, (_, table) in enumerate(logs) for _ in range(len(table))]
+        columns = (files[name].to_pylist() for name in ("size_bytes", "checksum", "path"))
+        listed = [ListedFile(*of) for of in zip(sources, *columns, strict=True)]
+        names, task_count = self._execution.work_list(listed, max_bytes)
+        # The rule passes paths on as they are.
+        at = files.schema.get_field_index("path")
+        batches = files.set_column(at, "path", pa.array(names, pa.string()))
+        with self._rules.planned("fetch", positions=positions, batches=batches) as found:
+            locations = [location for location, _ in logs]
+            copied = self._execution.copy_found(found, task_count, locations, self._target)
         return None if copied is None else _batches(copied)
 
 
@@ -84,13 +86,3 @@ def fetch_plan(rules: Rules, execution: Execution, target: Location) -> FetchPla
     ):
         return FetchPlan(rules, execution, target)
     return None
-
-
-_SOURCE = "source"
-"""The column with the number of the leader's root in which a file is."""
-
-_OF_BATCH = "topic_id", "partition", "path"
-"""The columns that identify a batch, of the rule's rows and of the files."""
-
-_OF_FILE = (*_OF_BATCH, _SOURCE, "size_bytes", "checksum")
-"""The columns of a file that a copy needs."""
