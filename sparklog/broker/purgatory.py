@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import get_logger
 from sparklog.model import DELAYED_OPERATIONS, Row, TopicIdPartition
+from sparklog.protocol.produce.completed_operations import may_be_complete
 from sparklog.protocol.produce.expired_operations import may_have_expired
 from sparklog.protocol.rules import RowTuples, Rules
 
@@ -289,7 +290,10 @@ class Purgatory:
         if not operations:
             return {}
         kind = type(operations[0])
-        rows = [one + progress(one) for one in operations]
+        tried = [(one, progress(one)) for one in operations]
+        rows = [one + state for one, state in tried if _may_be_complete(one, state)]
+        if not rows:
+            return {}
         inputs = RowTuples(_OF_KIND[kind], rows)
         completed = self._rules.run(_COMPLETED_BY[kind], operations=inputs)
         return {row["operation_id"]: row["error"] for row in completed}
@@ -309,6 +313,15 @@ class Purgatory:
         watched.discard(operation_id)
         if not watched:
             del self._watched[key]
+
+
+def _may_be_complete(operation: Operation, progress: tuple[Any, ...]) -> bool:
+    """Return False only if the rule does not complete this operation."""
+    if not isinstance(operation, DelayedProduce) or not isinstance(progress, ProduceProgress):
+        # A fetch completes with the others of its request.
+        return True
+    required_offset = operation.required_offset
+    return may_be_complete(progress.is_leader, progress.high_watermark, required_offset)
 
 
 _OF_KIND: dict[Kind, tuple[str, ...]] = {

@@ -15,6 +15,7 @@ from sparklog.cluster.metadata import Metadata, TopicInfo
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.protocol.controller.isr_fence import may_be_fenced
 from sparklog.protocol.rules import Rules
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -55,7 +56,8 @@ class Elections:
             for row in rows
             if controller_epoch is not None and row["min_isr"] != row["published_min_isr"]
         }
-        leaving = self._rules.run("isr_fence", replicas=rows)
+        has_fenced = any(may_be_fenced(row["in_isr"], row["is_alive"]) for row in rows)
+        leaving = self._rules.run("isr_fence", replicas=rows) if has_fenced else []
         fenced = {(row["topic_id"], row["partition"], row["broker_id"]) for row in leaving}
         changed = {TopicIdPartition(row["topic_id"], row["partition"]) for row in leaving}
         changed |= republished

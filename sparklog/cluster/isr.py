@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.config import Settings
 from sparklog.model import PARTITION_STATE, TopicIdPartition
+from sparklog.protocol.controller.eligible_replicas import may_be_eligible
 from sparklog.protocol.rules import Rules
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
@@ -133,6 +134,8 @@ def set_eligible_replicas(rules: Rules, rows: list[dict[str, Any]]) -> set[Topic
     Each row has the rule's other inputs in addition to the columns of `partition_state`. Returns
     the partitions that changed.
     """
+    if not any(may_be_eligible(row["was_in_isr"], row["in_isr"], row["in_elr"]) for row in rows):
+        return set()
     eligible = {
         (row["topic_id"], row["partition"], row["broker_id"]): row["in_elr"]
         for row in rules.run("eligible_replicas", replicas=rows)

@@ -20,6 +20,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -28,6 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from sparklog.errors import SparklogError
+from sparklog.session import is_connect
 from sparklog.spark_jobs import own_session, spark_job
 
 if TYPE_CHECKING:
@@ -356,6 +358,8 @@ class _Input:
 class SparkRules:
     """Runs rules on Spark, each as one job: for state that outgrows a driver, and for audits.
 
+    The rows of a rule can also be a part of a larger plan, which then is one job (`planned`).
+
     The session is one of its own, with settings under which a rule is one job: broadcasts, range
     sampling and adaptive execution each start further ones.
     """
@@ -365,34 +369,41 @@ class SparkRules:
 
     def run(self, name: str, **inputs: RuleInput) -> list[dict[str, Any]]:
         """Run a rule; see `Rules.run`."""
+        with self.planned(name, **inputs) as given, spark_job(self._spark, name.replace("_", " ")):
+            output = given.toArrow()
+        rows = list(zip(*(column.to_pylist() for column in output.columns), strict=True))
+        return checked_output(rule(name), output.column_names, rows)
+
+    @contextmanager
+    def planned(self, name: str, **inputs: RuleInput) -> Iterator[DataFrame]:
+        """Yield the rows that a rule gives, as a part of a larger plan that the block runs.
+
+        Nothing is run here. The caller runs the plan, and checks the rows with `checked_output`.
+        """
         of_rule = rule(name)
         checked = _checked_inputs(of_rule, inputs)
         # The session may be the user's (Spark Connect), so names of views are used once.
         views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
         try:
             for table, rows in checked.items():
-                frame = _frame(self._spark, rows)
-                if rows.num_rows <= _ROWS_PER_PARTITION:
-                    # Otherwise each input has as many tasks as Spark has cores.
-                    frame = frame.coalesce(1)
-                frame.createOrReplaceTempView(views[table])
-            with spark_job(self._spark, name.replace("_", " ")):
-                output = self._spark.sql(_reading(of_rule.text, views)).toArrow()
-            names = output.column_names
-            rows_given = list(zip(*(column.to_pylist() for column in output.columns), strict=True))
+                self._table(rows).createOrReplaceTempView(views[table])
+            yield self._spark.sql(_reading(of_rule.text, views))
         finally:
             for view in views.values():
                 self._spark.catalog.dropTempView(view)
-        return checked_output(of_rule, names, rows_given)
 
+    def _table(self, rows: pa.Table) -> DataFrame:
+        """Return rows of the driver for a plan, in one partition if they are few."""
+        if not rows.num_rows and is_connect(self._spark):
+            # Spark Connect infers no schema from an empty Arrow table.
+            from pyspark.sql.pandas.types import from_arrow_schema
 
-def _frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    if rows.num_rows:
-        return spark.createDataFrame(rows)
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    # Spark Connect takes no columns from a table without rows.
-    return spark.createDataFrame([], from_arrow_schema(rows.schema))
+            return self._spark.createDataFrame([], from_arrow_schema(rows.schema))
+        frame = self._spark.createDataFrame(rows)
+        if rows.num_rows <= _ROWS_PER_PARTITION:
+            # Otherwise the rows have as many tasks as Spark has cores.
+            return frame.coalesce(1)
+        return frame
 
 
 _ROWS_PER_PARTITION = 100_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from sparklog.errors import StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, batch_id, new_batch_path
 from sparklog.session import spark_errors
-from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks
+from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, spark_job
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
@@ -26,7 +26,8 @@ from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 _log = get_logger(__name__)
 
@@ -42,6 +43,25 @@ class BatchSlice(NamedTuple):
     from_offset: int
     below_offset: int
     target: Location
+
+
+class ListedFile(NamedTuple):
+    """A file that may be copied; `source` is the number of the log that has it."""
+
+    source: int
+    size_bytes: int
+    checksum: str
+    path: str
+
+
+class WorkList(NamedTuple):
+    """The names of files for a query, in the order of the files, and the number of tasks.
+
+    A name has the parts of a `Copy` that differ between files. Tasks get about equal bytes of all.
+    """
+
+    names: list[str]
+    task_count: int
 
 
 class Execution(Protocol):
@@ -136,6 +156,54 @@ class SparkExecution:
         sizes = [copy.size_bytes for copy in copies]
         return self._run("copy", _copied, copies, sizes, self._driver.copy)
 
+    @property
+    def is_always_in_tasks(self) -> bool:
+        """Whether every call is a job, however few bytes it has (`execution` = spark)."""
+        return self._min_bytes == 0
+
+    def work_list(self, files: Sequence[ListedFile], max_bytes: int) -> WorkList:
+        """Name files for a query that decides which of them `copy_found` copies.
+
+        Parameters: `max_bytes`, the most that the query gives.
+        """
+        sizes = [file.size_bytes for file in files]
+        shares = _shares(sizes, self._task_count(min(max_bytes, sum(sizes))))
+        names = {
+            number: " ".join(map(str, (task, *files[number])))
+            for task, share in enumerate(shares)
+            for number in share
+        }
+        return WorkList([names[number] for number in range(len(files))], len(shares))
+
+    def copy_found(
+        self, found: DataFrame, task_count: int, sources: Sequence[Location], target: Location
+    ) -> pa.Table | None:
+        """Copy the files that a query gives, as part of its plan: one job finds and copies them.
+
+        Parameters: `found`, rows with the name of a file of a work list as `path`; `task_count`,
+        that of the work list; `sources`, the logs to which the numbers in the names refer.
+
+        Returns the rows with two more columns, those of `Copied`. If the job fails, a warning is
+        logged and `None` returned; the files that it copied are then named nowhere.
+        """
+        if task_count > 1:
+            # The number is in the name, so a task that runs again has the same files.
+            task = "cast(substring_index(path, ' ', 1) as int)"
+            dealt = found.selectExpr("*", f"{task} as {_TASK}")
+            # Before Spark 4.1 some tasks get the files of two.
+            by_number = getattr(dealt, "repartitionById", dealt.repartition)
+            found = by_number(task_count, _TASK).drop(_TASK)
+        columns = ", ".join(f"{name} {type_}" for name, type_ in found.dtypes)
+        schema = f"{columns}, copied_path string, fault string"
+        try:
+            with spark_job(found.sparkSession, "fetch"):
+                copied = found.mapInArrow(_copying(sources, target), schema).toArrow()
+        except spark_errors() as error:
+            self._failures.warning("fetch", "job failed", action="fetch", error=one_line(error))
+            return None
+        self._failures.over("fetch")
+        return copied
+
     def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
         sizes = [one.batch.size_bytes for one in slices]
@@ -161,8 +229,7 @@ class SparkExecution:
         total = sum(sizes)
         if not items or total < (self._min_bytes if min_bytes is None else min_bytes):
             return in_driver(items)
-        most = _TASKS_PER_SLOT * parallelism(self._spark)
-        shares = _shares(sizes, min(most, max(1, -(-total // self._bytes_per_task))))
+        shares = _shares(sizes, self._task_count(total))
         try:
             given = [[items[number] for number in share] for share in shares]
             results = run_in_tasks(self._spark, action, function, given)
@@ -178,6 +245,11 @@ class SparkExecution:
             for number, result in zip(share, of, strict=True)
         }
         return [by_number[number] for number in range(len(items))]
+
+    def _task_count(self, size_bytes: int) -> int:
+        """Return the number of tasks for work of this size in bytes."""
+        most = _TASKS_PER_SLOT * parallelism(self._spark)
+        return min(most, max(1, -(-size_bytes // self._bytes_per_task)))
 
 
 _TASKS_PER_SLOT = 4
@@ -240,6 +312,31 @@ def _copied(copy: Copy) -> Copied:
     """Copy a file in a task, to a path that no other attempt uses."""
     path = new_batch_path(batch_id(copy.target_path))
     return Copied(path, copy_file(copy._replace(target_path=path)))
+
+
+def _copying(
+    sources: Sequence[Location], target: Location
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function with which the tasks of `SparkExecution.copy_found` copy files."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            named = [name.split(" ", 4) for name in batch.column("path").to_pylist()]
+            copied = [
+                _copied(Copy(sources[int(source)], path, target, path, int(size_bytes), checksum))
+                for _, source, size_bytes, checksum, path in named
+            ]
+            added = [pa.array(column, pa.string()) for column in zip(*copied, strict=True)]
+            names = [*batch.schema.names, "copied_path", "fault"]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *added], names)
+
+    return run
+
+
+_TASK = "task"
+"""The column with the number of the task that copies a file."""
 
 
 def _merged(merge: Merge) -> Batch | str:

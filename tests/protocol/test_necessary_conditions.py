@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.model import Batch
+from sparklog.protocol.controller.eligible_replicas import may_be_eligible
+from sparklog.protocol.controller.isr_fence import may_be_fenced
 from sparklog.protocol.controller.silent_brokers import may_be_silent
+from sparklog.protocol.produce.completed_operations import may_be_complete
 from sparklog.protocol.produce.expired_operations import may_have_expired
 from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.replication.high_watermark import may_advance
-from sparklog.protocol.replication.isr_expand import may_expand
+from sparklog.protocol.replication.isr_expand import may_expand, may_join
 from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind, may_leave
 from sparklog.protocol.replication.mergeable_batches import (
     first_open_offset,
@@ -39,6 +42,26 @@ def test_no_operation_expires_before_the_first_deadline(
     ]
     expired = rules.run("expired_operations", operations=operations)
     assert may_have_expired(min(deadlines), now_ms) or not expired
+
+
+@PROPERTY
+@given(
+    required_offset=SMALL,
+    is_leader=st.booleans(),
+    of_leader=st.none() | st.tuples(SMALL, *[st.integers(1, 3)] * 3),
+)
+def test_an_operation_completes_only_at_its_offset_or_without_a_leader(
+    rules: Rules,
+    required_offset: int,
+    is_leader: bool,
+    of_leader: tuple[int, int, int, int] | None,
+) -> None:
+    """`may_be_complete` and rules 3.2, 4.4."""
+    names = "high_watermark", "isr_size", "min_isr", "replica_count"
+    progress = dict(zip(names, of_leader or [None] * 4, strict=True))
+    of = {"operation_id": "o", "required_offset": required_offset, "is_leader": is_leader}
+    completed = rules.run("completed_operations", operations=[of | progress])
+    assert may_be_complete(is_leader, progress["high_watermark"], required_offset) or not completed
 
 
 @PROPERTY
@@ -171,18 +194,22 @@ def replica_rows(
     now_ms=SMALL,
     all_in=st.booleans(),
 )
-def test_nobody_joins_where_all_are_in_sync(
+def test_nobody_joins_where_all_are_in_sync_or_below_the_high_watermark(
     rules: Rules,
     partition: dict[str, Any],
     followers: list[dict[str, Any]],
     now_ms: int,
     all_in: bool,
 ) -> None:
-    """`may_expand` and rule 5.2."""
+    """`may_expand`, `may_join` and rule 5.2."""
     followers = [one | {"in_isr": one["in_isr"] or all_in} for one in followers]
     rows = replica_rows(partition, followers, now_ms)
     joining = rules.run("isr_expand", replicas=rows)
     assert may_expand(sum(row["in_isr"] for row in rows), len(rows)) or not joining
+    may = {
+        row["broker_id"] for row in rows if may_join(row["log_end_offset"], row["high_watermark"])
+    }
+    assert {row["broker_id"] for row in joining} <= may
 
 
 @PROPERTY
@@ -246,6 +273,30 @@ def test_a_follower_leaves_only_when_its_time_has_run_out(
         limits = row["lag_time_max_ms"], row["lag_max_messages"]
         if row["broker_id"] in leaving:
             assert may_leave(row["last_caught_up_ms"], now_ms, *limits)
+
+
+REPLICA = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("was_in_isr", "in_isr", "in_elr", "is_alive", "is_unclean")}
+)
+
+
+@PROPERTY
+@given(replicas=st.lists(REPLICA, min_size=1, max_size=4), min_isr=st.integers(1, 3))
+def test_members_that_are_fenced_or_eligible_may_be(
+    rules: Rules, replicas: list[dict[str, bool]], min_isr: int
+) -> None:
+    """`may_be_fenced`, `may_be_eligible` and rules 7.2, 7.5: else the sets are as they were."""
+    rows = [
+        {"topic_id": "t", "partition": 0, "broker_id": number, "min_isr": min_isr, **one}
+        for number, one in enumerate(replicas)
+    ]
+    for row in rules.run("isr_fence", replicas=rows):
+        one = replicas[row["broker_id"]]
+        assert may_be_fenced(one["in_isr"], one["is_alive"])
+    for row in rules.run("eligible_replicas", replicas=rows):
+        one = replicas[row["broker_id"]]
+        may = may_be_eligible(one["was_in_isr"], one["in_isr"], one["in_elr"])
+        assert may or row["in_elr"] == one["in_elr"]
 
 
 @PROPERTY

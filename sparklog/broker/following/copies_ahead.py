@@ -115,6 +115,11 @@ class CopiesAhead:
             if inbox.scan is None or inbox.scan.done():
                 inbox.scan = _threads().submit(self._scan, inbox, frozenset(keys))
 
+    def has_copies(self, root: Location) -> bool:
+        """Return whether there are copies ahead of batches of this leader's root."""
+        inbox = self._inboxes.get(root.uri)
+        return inbox is not None and bool(inbox.copies)
+
     def pop(self, root: Location, batch: Batch) -> str | None:
         """Remove and return the path of a copy ahead of a leader's batch, `None` without one.
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sparklog.broker.following.copies_ahead import CopiesAhead
 from sparklog.broker.following.delayed_fetch import Fetch, delayed_fetches, may_be_delayed
+from sparklog.broker.following.fetch_plan import FoundBatch, fetch_plan
 from sparklog.broker.following.leader_roots import LeaderRoot, LeaderRoots
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
@@ -21,7 +22,7 @@ from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.rules import RowTuples, Rules
 from sparklog.storage.batch_files import file_damage
-from sparklog.storage.copying import Copy
+from sparklog.storage.copying import Copied, Copy
 from sparklog.storage.execution import BatchSlice, Execution
 from sparklog.storage.new_file import discard_file
 
@@ -30,6 +31,9 @@ _log = get_logger(__name__)
 
 _Work: TypeAlias = list[tuple[Batch, bool]]
 """The batches to fetch from a root, each with whether it has to be cut."""
+
+_Behind: TypeAlias = dict[LeaderRoot, dict[TopicIdPartition, int]]
+"""The partitions that are behind their leaders, by root, with this root's log end offsets."""
 
 
 class Followed(NamedTuple):
@@ -73,6 +77,7 @@ class ReplicaFetcher:
         self._rules = rules
         self._settings = settings
         self._execution = execution
+        self._plan = fetch_plan(rules, execution, replicas.root.log.location)
         # By partition, the number of the fetch that last returned something for it.
         self._last_served: dict[TopicIdPartition, int] = {}
         self._fetches = 0
@@ -88,14 +93,17 @@ class ReplicaFetcher:
     ) -> list[Batch]:
         """Join the positions with the leaders' batches and copy the batches found.
 
-        Copies ahead are used. `while_copying` is called before files are copied, if there are any.
+        Copies ahead are used. `while_copying` is called before files are copied, if there may be
+        any.
 
         Partitions take turns if replica.fetch.response.max.bytes does not suffice for all: those
         that are served go to the end, even if a copy fails. A partition whose batches cannot be
         copied is tried again at once, and then after increasing waits. Returns the batches that
         arrived, to be committed.
         """
-        works = self._works([one for one in followed if not self._is_backing_off(one.key, now_ms)])
+        works, made = self._works(
+            [one for one in followed if not self._is_backing_off(one.key, now_ms)], while_copying
+        )
         waiting = self._waiting(followed, works, now_ms)
         served = [
             (root, batch, straddles)
@@ -108,7 +116,6 @@ class ReplicaFetcher:
             self._last_served[batch.topic_id_partition] = self._fetches
         straddling = [(root, batch) for root, batch, straddles in served if straddles]
         sliced, stopped = self._cut(straddling, now_ms)
-        copies: list[Copy] = []
         sources: list[tuple[LeaderRoot, Batch]] = []
         ready: list[Batch] = []
         # Partitions with a batch that is copied now, and may fail: no copy ahead after it is used.
@@ -117,21 +124,19 @@ class ReplicaFetcher:
             key = batch.topic_id_partition
             if straddles or key in stopped:
                 continue
-            if key not in copying and (path := self._ahead.pop(root.location, batch)):
+            is_needed = key not in copying and batch not in made
+            if is_needed and (path := self._ahead.pop(root.location, batch)):
                 ready.append(batch._replace(path=path))
                 continue
             copying.add(key)
-            copies.append(self._copy(root, batch))
             sources.append((root, batch))
-        if copies:
-            while_copying()
-        results = self._execution.copy(copies)
+        results = self._copied(sources, made, while_copying)
         copied = [
             batch._replace(path=result.path)
             for (_, batch), result in zip(sources, results, strict=True)
         ]
         faults = [result.fault for result in results]
-        report.files_copied += len(copies) + len(ready)
+        report.files_copied += len(sources) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
         for key in {batch.topic_id_partition for batch in ready} - copying:
             self._backoffs.pop(key, None)
@@ -153,13 +158,16 @@ class ReplicaFetcher:
         wait_ms = 0 if failures == 1 else _FIRST_WAIT_MS << min(failures - 2, 10)
         self._backoffs[key] = _Backoff(failures, now_ms + min(wait_ms, _LONGEST_WAIT_MS))
 
-    def _works(self, followed: list[Followed]) -> dict[LeaderRoot, _Work]:
-        """Return the batches to fetch from each leader's root that has any.
+    def _works(
+        self, followed: list[Followed], while_copying: Callable[[], None]
+    ) -> tuple[dict[LeaderRoot, _Work], dict[Batch, Copied]]:
+        """Return the batches to fetch from each leader's root that has any, and copies of these.
 
         Each batch with whether it has to be cut. One run of the rule for all roots, since their
-        bytes are bounded together.
+        bytes are bounded together. The batches are copied already if the rule and the copies were
+        one plan.
         """
-        behind: dict[LeaderRoot, dict[TopicIdPartition, int]] = defaultdict(dict)
+        behind: _Behind = defaultdict(dict)
         epochs: dict[TopicIdPartition, int] = {}
         for one in followed:
             end = self._replicas.log_end_offset(one.key)
@@ -171,7 +179,6 @@ class ReplicaFetcher:
             one.key: self._last_served[one.key] for one in followed if one.key in self._last_served
         }
         positions: list[tuple[Any, ...]] = []
-        batches: list[pa.Table] = []
         for root, ends in behind.items():
             for key, end in ends.items():
                 if key in root.log.damaged:
@@ -179,20 +186,55 @@ class ReplicaFetcher:
                     # report.
                     self._replicas.note_leader_fault(key, root.log.log_end_offset(key))
                 positions.append(self._position(key, epochs[key], end))
-            batches.append(root.log.batch_index(ends))
             logs |= dict.fromkeys(ends, root)
         works: dict[LeaderRoot, _Work] = {root: [] for root in behind}
-        if positions:
-            found = self._rules.run(
-                "fetch",
-                positions=RowTuples(_OF_POSITION, positions),
-                batches=pa.concat_tables(batches),
+        made: dict[Batch, Copied] = {}
+        if not positions:
+            return works, made
+        found = self._found(behind, RowTuples(_OF_POSITION, positions), while_copying)
+        for key, base_offset, straddles, copied in found:
+            [batch, *_] = logs[key].log.batches(key, base_offset)
+            works[logs[key]].append((batch, straddles))
+            if copied is not None:
+                made[batch] = copied
+        return works, made
+
+    def _found(
+        self, behind: _Behind, positions: RowTuples, while_copying: Callable[[], None]
+    ) -> list[FoundBatch]:
+        """Return the batches that the rule gives; with their copies, if one plan made both."""
+        files = [(root.log.location, root.log.batch_index(ends)) for root, ends in behind.items()]
+        if self._plan is not None and not self._is_decided_between(behind):
+            while_copying()
+            max_bytes = self._settings.replica_fetch_response_max_bytes
+            found = self._plan.run(positions, files, max_bytes)
+            if found is not None:
+                return found
+        batches = pa.concat_tables(index for _, index in files)
+        rows = self._rules.run("fetch", positions=positions, batches=batches)
+        return [
+            FoundBatch(
+                TopicIdPartition(row["topic_id"], row["partition"]),
+                row["base_offset"],
+                row["straddles"],
             )
-            for row in found:
-                key = TopicIdPartition(row["topic_id"], row["partition"])
-                [batch, *_] = logs[key].log.batches(key, row["base_offset"])
-                works[logs[key]].append((batch, row["straddles"]))
-        return works
+            for row in rows
+        ]
+
+    def _is_decided_between(self, behind: _Behind) -> bool:
+        """Return whether the driver may decide between the rule and the copies.
+
+        That is so for fetches that wait for more bytes, for batches that are copied ahead, and for
+        those that have to be cut, without which later ones are not copied.
+        """
+        return may_be_delayed(self._purgatory, self._settings) or any(
+            self._ahead.has_copies(root.location)
+            or any(
+                (batch := root.log.batch_at(key, end)) is not None and batch.base_offset < end
+                for key, end in ends.items()
+            )
+            for root, ends in behind.items()
+        )
 
     def _waiting(
         self, followed: list[Followed], works: Mapping[LeaderRoot, _Work], now_ms: int
@@ -210,6 +252,19 @@ class ReplicaFetcher:
             positions = {one.key: self._replicas.log_end_offset(one.key) for one in members}
             fetches[root.fetch_id] = Fetch(states, positions, bytes_of)
         return delayed_fetches(self._purgatory, fetches, self._settings, now_ms)
+
+    def _copied(
+        self,
+        sources: Sequence[tuple[LeaderRoot, Batch]],
+        made: Mapping[Batch, Copied],
+        while_copying: Callable[[], None],
+    ) -> list[Copied]:
+        """Return the copies of these batches: those that one plan has made, or new ones."""
+        if made:
+            return [made[batch] for _, batch in sources]
+        if sources:
+            while_copying()
+        return self._execution.copy([self._copy(root, batch) for root, batch in sources])
 
     def _copy(self, root: LeaderRoot, batch: Batch) -> Copy:
         return Copy(

@@ -285,6 +285,8 @@ class Appends:
                 refused[of] = error
         answers = [ProduceAnswer(*of, error) for of, error in refused.items()]
         operations: list[DelayedProduce] = []
+        if not taken:
+            return answers, operations
         for row in self._rules.run("delayed_operations", appended=RowTuples(_OF_APPENDED, taken)):
             of = (row["request_id"], row["topic_id"], row["partition"])
             if not row["is_delayed"]:

@@ -22,7 +22,7 @@ from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.replication.high_watermark import may_advance
-from sparklog.protocol.replication.isr_expand import may_expand
+from sparklog.protocol.replication.isr_expand import may_expand, may_join
 from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind, may_leave
 from sparklog.protocol.rules import RowTuples, Rules
 
@@ -189,7 +189,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         lagging = {key for key in keys if self[key].proposed_isr or self._may_shrink(key, now_ms)}
         shrunk = self._change_isr("isr_shrink", lagging, metadata, now_ms)
         moved = self._advance_high_watermarks(shrunk, metadata, now_ms)
-        short = {key for key in keys if may_expand(*_sizes(self[key].state))}
+        short = {key for key in keys if self._may_expand(key)}
         expanded = self._change_isr("isr_expand", short, metadata, now_ms)
         moved |= self._advance_high_watermarks(expanded, metadata, now_ms)
         return {Trigger.ISR_CHANGED: shrunk | expanded, Trigger.HIGH_WATERMARK_MOVED: moved}
@@ -309,6 +309,19 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             )
             for one in leadership.state.isr
             if one != self._broker_id
+        )
+
+    def _may_expand(self, key: TopicIdPartition) -> bool:
+        leadership = self[key]
+        if not may_expand(*_sizes(leadership.state)):
+            return False
+        high_watermark = self._replicas[key].high_watermark
+        return bool(leadership.proposed_isr) or any(
+            may_join(
+                leadership.progress.get(one.broker_id, _NO_PROGRESS).log_end_offset, high_watermark
+            )
+            for one in leadership.state.replicas
+            if not one.in_isr
         )
 
     def _change_isr(self, rule: str, keys: Keys, metadata: Metadata, now_ms: int) -> Keys:
