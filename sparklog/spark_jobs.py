@@ -123,10 +123,10 @@ def _setting(spark: SparkSession, key: str, default: str) -> str:
 def run_in_tasks(
     spark: SparkSession,
     action: str,
-    function: Callable[[_Of], _Result],
+    function: Callable[[Sequence[_Of]], list[_Result]],
     shares: Sequence[Sequence[_Of]],
 ) -> list[list[_Result]]:
-    """Apply a function to every member of the shares, each share in a task of its own, in one job.
+    """Apply a function to each share, in a task of its own, in one job.
 
     Parameters: `action`, the name of the job, such as "copy"; `function`, which must be importable
     on the executors, as its arguments and results must be. Returns the results of each share, in
@@ -141,7 +141,7 @@ def run_in_tasks(
         for batch in batches:
             numbers = batch.column("id")
             results = [
-                pickle.dumps([function(one) for one in pickle.loads(given[number])])
+                pickle.dumps(function(pickle.loads(given[number])))
                 for number in numbers.to_pylist()
             ]
             yield pa.RecordBatch.from_arrays(

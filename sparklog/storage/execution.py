@@ -24,6 +24,7 @@ from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
+from sparklog.storage.parallel import map_in_parallel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +146,7 @@ class SparkExecution:
         """See `Execution.check`."""
         return self._run(
             "check",
-            partial(file_fault, log),
+            partial(_checked, log),
             files,
             [file.size_bytes for file in files],
             partial(self._driver.check, log),
@@ -207,7 +208,7 @@ class SparkExecution:
     def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
         sizes = [one.batch.size_bytes for one in slices]
-        return self._run("truncate", _cut, slices, sizes, self._driver.cut)
+        return self._run("truncate", _cut_each, slices, sizes, self._driver.cut)
 
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
@@ -215,12 +216,12 @@ class SparkExecution:
         # Merging holds the interpreter's lock, so it delays ticks in this process: a job pays
         # from the bytes of one task on.
         least = min(self._min_bytes, self._bytes_per_task)
-        return self._run("merge", _merged, merges, sizes, self._driver.merge, least)
+        return self._run("merge", _merged_each, merges, sizes, self._driver.merge, least)
 
     def _run(
         self,
         action: str,
-        function: Callable[[_Of], _Result],
+        function: Callable[[Sequence[_Of]], list[_Result]],
         items: Sequence[_Of],
         sizes: Sequence[int],
         in_driver: Callable[[Sequence[_Of]], list[_Result]],
@@ -295,9 +296,9 @@ _REMEDY = (
 )
 
 
-def _version(_: int) -> str:
+def _version(_: Sequence[int]) -> list[str]:
     """Return this package's version; the import of this module needs all that tasks need."""
-    return sparklog.__version__
+    return [sparklog.__version__]
 
 
 def _executor_fault(error: str) -> str:
@@ -308,8 +309,31 @@ def _executor_fault(error: str) -> str:
     return f"the executors cannot run Python tasks: {lines[0] if lines else 'unknown error'}"
 
 
-def _copied(copy: Copy) -> Copied:
-    """Copy a file in a task, to a path that no other attempt uses."""
+def _checked(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+    """Check the files of a task."""
+    return _in_task(partial(file_fault, log), files, is_local=log.is_local)
+
+
+def _copied(copies: Sequence[Copy]) -> list[Copied]:
+    """Copy the files of a task."""
+    is_local = all(copy.source.is_local and copy.target.is_local for copy in copies)
+    return _in_task(_copied_one, copies, is_local=is_local)
+
+
+def _in_task(
+    action: Callable[[_Of], _Result], items: Sequence[_Of], *, is_local: bool
+) -> list[_Result]:
+    """Apply an action to the items of a task, in parallel on object stores, where it waits.
+
+    In local folders it needs the processor, of which a task has one core.
+    """
+    if is_local:
+        return [action(one) for one in items]
+    return map_in_parallel(action, items, 0, is_local=False)
+
+
+def _copied_one(copy: Copy) -> Copied:
+    """Copy a file, to a path that no other attempt uses."""
     path = new_batch_path(batch_id(copy.target_path))
     return Copied(path, copy_file(copy._replace(target_path=path)))
 
@@ -324,10 +348,12 @@ def _copying(
 
         for batch in batches:
             named = [name.split(" ", 4) for name in batch.column("path").to_pylist()]
-            copied = [
-                _copied(Copy(sources[int(source)], path, target, path, int(size_bytes), checksum))
-                for _, source, size_bytes, checksum, path in named
-            ]
+            copied = _copied(
+                [
+                    Copy(sources[int(source)], path, target, path, int(size_bytes), checksum)
+                    for _, source, size_bytes, checksum, path in named
+                ]
+            )
             added = [pa.array(column, pa.string()) for column in zip(*copied, strict=True)]
             names = [*batch.schema.names, "copied_path", "fault"]
             yield pa.RecordBatch.from_arrays([*batch.columns, *added], names)
@@ -339,9 +365,16 @@ _TASK = "task"
 """The column with the number of the task that copies a file."""
 
 
-def _merged(merge: Merge) -> Batch | str:
-    """Merge batches in a task, into a path that no other attempt uses."""
-    return merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path))))
+def _merged_each(merges: Sequence[Merge]) -> list[Batch | str]:
+    """Merge the batches of a task, into paths that no other attempt uses."""
+    return [
+        merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path)))) for merge in merges
+    ]
+
+
+def _cut_each(slices: Sequence[BatchSlice]) -> list[Batch | str]:
+    """Cut the batches of a task."""
+    return [_cut(one) for one in slices]
 
 
 def _cut(one: BatchSlice) -> Batch | str:

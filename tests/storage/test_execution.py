@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,11 +230,11 @@ def test_cut_files_of_a_full_disk_are_removed(
 def test_shares_keep_their_order_and_have_one_task_each(spark: SparkSession) -> None:
     """The results of each share are those of its members, in order."""
     shares = [[1, 2], [3], [], [4, 5, 6]]
-    assert run_in_tasks(spark, "square", _square, shares) == [[1, 4], [9], [], [16, 25, 36]]
+    assert run_in_tasks(spark, "square", _squares, shares) == [[1, 4], [9], [], [16, 25, 36]]
 
 
-def _square(number: int) -> int:
-    return number * number
+def _squares(numbers: Sequence[int]) -> list[int]:
+    return [number * number for number in numbers]
 
 
 def test_the_executors_of_this_session_can_run_the_package(spark: SparkSession) -> None:
