@@ -17,7 +17,7 @@ class FromFiles:
     """A base class of objects that are unpickled where the package is a file of the application.
 
     The pickle begins with a function by value, which finds the zip unless the package is
-    installed.
+    installed. It needs cloudpickle, as Spark uses it, and state in `__dict__` alone.
     """
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -31,15 +31,19 @@ def _restored(reduced: bytes) -> Any:
     import pickle
     import sys
     from pathlib import Path
-    from zipfile import ZipFile
+    from zipfile import ZipFile, is_zipfile
 
     from pyspark import SparkFiles
 
     if importlib.util.find_spec("pyspark_sparklog") is None:
         for file in Path(SparkFiles.getRootDirectory()).resolve().glob("*.zip"):
-            if "pyspark_sparklog/__init__.py" in ZipFile(file).namelist():
-                sys.path.insert(1, str(file))
-                break
+            # Spark unpacks the files of --archives into folders with their names.
+            if not is_zipfile(file):
+                continue
+            with ZipFile(file) as archive:
+                if "pyspark_sparklog/__init__.py" in archive.namelist():
+                    sys.path.insert(1, str(file))
+                    break
     make, arguments, state, *_ = pickle.loads(reduced)
     restored = make(*arguments)
     vars(restored).update(state or {})

@@ -411,7 +411,7 @@ def _with_sources(session: SparkSession) -> SparkSession:
     from pyspark.errors import AnalysisException
 
     archive = getattr(sys.modules[__name__].__loader__, "archive", None)
-    if archive is None or session in _with_all_sources:
+    if archive is None or is_connect(session) or session in _with_all_sources:
         return session
     for module in pkgutil.iter_modules([archive]):
         if module.name.startswith("pyspark_"):

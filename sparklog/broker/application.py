@@ -199,6 +199,8 @@ class Application:
             DUPLICATE_BROKER_REGISTRATION if a broker is alive elsewhere.
         ConfigError
             `execution` is spark, and the executors cannot run this package.
+        ApplicationFailedError
+            `execution` is spark, and the check of the executors has failed otherwise.
         """
         try:
             with self._step("the start"):
@@ -232,7 +234,7 @@ class Application:
     @cached_property
     def _execution(self) -> Execution:
         """The place of the record work. The first access checks the executors by a job."""
-        return execution_of(self.config, self._spark)
+        return execution_of(self.config, self._spark, self.config.storage_options)
 
     def _start_brokers(self) -> None:
         """Start all brokers; in parallel on object stores, where a start takes many requests."""

@@ -5,13 +5,15 @@ Both are decided once, at the start of an application.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparklog.config import Settings
-from sparklog.errors import ConfigError
+from sparklog.errors import ApplicationFailedError, ConfigError
 from sparklog.logger import get_logger
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules, SparkRules
+from sparklog.session import spark_errors
 from sparklog.spark_jobs import has_executors
 from sparklog.storage.execution import (
     DriverExecution,
@@ -19,6 +21,7 @@ from sparklog.storage.execution import (
     executors_fault,
     spark_execution,
 )
+from sparklog.storage.location import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,12 +36,18 @@ def rules_of(settings: Settings, spark: SparkSession | None) -> Rules:
     return SparkRules(_required(spark, "rules.engine"))
 
 
-def execution_of(settings: Settings, spark: SparkSession | None) -> Execution:
+def execution_of(
+    settings: Settings,
+    spark: SparkSession | None,
+    storage_options: Mapping[str, Mapping[str, str]] | None = None,
+) -> Execution:
     """Return the place of the work on record bytes.
 
-    Executors are checked by one job. If they cannot run this package, execution=auto logs it and
-    stays in the driver. Raises `ConfigError` if execution is spark and there is no Spark, or its
-    executors cannot do it.
+    Executors are checked by one job. If they cannot run this package, or resolve the references of
+    `storage_options`, execution=auto logs it and stays in the driver.
+
+    Raises `ConfigError` if execution is spark and there is no Spark, or its executors cannot do it;
+    `ApplicationFailedError` if execution is spark and the check fails for a reason that may pass.
     """
     is_always = settings.execution == "spark"
     if is_always:
@@ -46,7 +55,16 @@ def execution_of(settings: Settings, spark: SparkSession | None) -> Execution:
     if settings.execution == "driver" or spark is None:
         return DriverExecution()
     if is_always or has_executors(spark):
-        fault = executors_fault(spark)
+        try:
+            fault = executors_fault(spark, storage_options or {})
+        except spark_errors() as error:
+            reason = one_line(error)
+            if is_always:
+                message = f"the check of the executors has failed: {reason}: restart"
+                raise ApplicationFailedError(message) from error
+            # Each job that fails is done in the driver.
+            _log.warning("check of the executors failed", error=reason)
+            fault = None
         if fault is not None and is_always:
             raise ConfigError(f"execution=spark is not possible: {fault}")
         if fault is not None:

@@ -23,6 +23,8 @@ from sparklog.errors import SparklogError
 from sparklog.logger import ROOT, event_of
 from sparklog.session import spark_session
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 _LATER_MS = 2_000
 """ms for which Spark's JVM waits beyond the bound of a stop."""
 
@@ -97,6 +99,7 @@ def run_application(
     application = Application(config, spark)
     # Installed after Spark has started: it sets its own handler, and there is nothing to stop
     # before.
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     received = _stop_on_signals(application)
     if spark is not None:
         # Python is given its whole bound, and ends itself at that.
@@ -117,7 +120,12 @@ def run_application(
     # so a request that hangs there would delay them.
     Thread(target=run, name="application", daemon=True).start()
     Thread(target=_end_in_time, args=(application, outcome), name="bound", daemon=True).start()
-    outcome.result()
+    try:
+        outcome.result()
+    finally:
+        # The process may be a host that runs other code afterwards.
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if until_idle and received:
         sys.exit(OF_SIGNALS + received[0])
 
@@ -125,15 +133,14 @@ def run_application(
 def _stop_on_signals(application: Application) -> list[int]:
     """Stop `application` on signals; the returned list contains the numbers of those received."""
     received: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(number: int, _: object) -> None:
         received.append(number)
-        for one in numbers:
+        for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
         application.stop()
 
-    for number in numbers:
+    for number in _SIGNALS:
         signal.signal(number, stop)
     return received
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import sparklog
-from sparklog.errors import StorageError
+from sparklog.errors import ConfigError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, batch_id, new_batch_path
 from sparklog.session import spark_errors
@@ -25,6 +26,7 @@ from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.references import resolved
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +49,13 @@ class BatchSlice(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file that may be copied; `source` is the number of the log that has it."""
+    """A file that may be copied.
 
+    `rank` is its place among the files of its partition: a query gives the lowest of each.
+    `source` is the number of the log that has it.
+    """
+
+    rank: int
     source: int
     size_bytes: int
     checksum: str
@@ -132,15 +139,31 @@ class SparkExecution:
 
     A task that is run again, after its executor was lost or by speculation, writes files of its
     own. Those of the other attempt are named by no commit. If a job fails nevertheless, the work is
-    done in this process, and a warning is logged.
+    done in this process, and a warning is logged. So is all work of the next 10 s, and of twice as
+    long after each further failure: the tasks of failed jobs leave files that no commit names.
     """
 
-    def __init__(self, spark: SparkSession, min_bytes: float, bytes_per_task: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        min_bytes: float,
+        bytes_per_task: int,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._spark = spark
         self._min_bytes = min_bytes
         self._bytes_per_task = bytes_per_task
         self._driver = DriverExecution()
         self._failures = RepeatedFailures(_log)
+        self._monotonic_s = monotonic_s
+        self._failed_jobs = 0
+        """Consecutive failures."""
+        self._paused_until_s = -math.inf
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no job is started, since the last one has failed a short time ago."""
+        return self._monotonic_s() < self._paused_until_s
 
     def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
         """See `Execution.check`."""
@@ -168,9 +191,11 @@ class SparkExecution:
         Parameters: `max_bytes`, the most that the query gives.
         """
         sizes = [file.size_bytes for file in files]
-        shares = _shares(sizes, self._task_count(min(max_bytes, sum(sizes))))
+        # The files that the query gives are the first ones of each partition.
+        order = sorted(range(len(files)), key=lambda number: files[number].rank)
+        shares = _shares(sizes, self._task_count(min(max_bytes, sum(sizes))), order)
         names = {
-            number: " ".join(map(str, (task, *files[number])))
+            number: " ".join(map(str, (task, *files[number][1:])))
             for task, share in enumerate(shares)
             for number in share
         }
@@ -187,28 +212,28 @@ class SparkExecution:
         Returns the rows with two more columns, those of `Copied`. If the job fails, a warning is
         logged and `None` returned; the files that it copied are then named nowhere.
         """
-        if task_count > 1:
-            # The number is in the name, so a task that runs again has the same files.
-            task = "cast(substring_index(path, ' ', 1) as int)"
-            dealt = found.selectExpr("*", f"{task} as {_TASK}")
-            # Before Spark 4.1 some tasks get the files of two.
-            by_number = getattr(dealt, "repartitionById", dealt.repartition)
-            found = by_number(task_count, _TASK).drop(_TASK)
-        columns = ", ".join(f"{name} {type_}" for name, type_ in found.dtypes)
-        schema = f"{columns}, copied_path string, fault string"
         try:
+            columns = ", ".join(f"{name} {type_}" for name, type_ in found.dtypes)
+            schema = f"{columns}, copied_path string, fault string"
+            if task_count > 1:
+                # The number is in the name, so a task that runs again has the same files.
+                task = "cast(substring_index(path, ' ', 1) as int)"
+                dealt = found.selectExpr("*", f"{task} as {_TASK}")
+                # Before Spark 4.1 some tasks get the files of two.
+                by_number = getattr(dealt, "repartitionById", dealt.repartition)
+                found = by_number(task_count, _TASK).drop(_TASK)
             with spark_job(found.sparkSession, "fetch"):
                 copied = found.mapInArrow(_copying(sources, target), schema).toArrow()
         except spark_errors() as error:
-            self._failures.warning("fetch", "job failed", action="fetch", error=one_line(error))
+            self._note_failure("fetch", error)
             return None
-        self._failures.over("fetch")
+        self._note_success("fetch")
         return copied
 
     def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
         sizes = [one.batch.size_bytes for one in slices]
-        return self._run("truncate", _cut_each, slices, sizes, self._driver.cut)
+        return self._run("cut", _cut_each, slices, sizes, self._driver.cut)
 
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
@@ -228,18 +253,17 @@ class SparkExecution:
         min_bytes: float | None = None,
     ) -> list[_Result]:
         total = sum(sizes)
-        if not items or total < (self._min_bytes if min_bytes is None else min_bytes):
+        is_small = total < (self._min_bytes if min_bytes is None else min_bytes)
+        if not items or is_small or self.is_paused:
             return in_driver(items)
         shares = _shares(sizes, self._task_count(total))
         try:
             given = [[items[number] for number in share] for share in shares]
             results = run_in_tasks(self._spark, action, function, given)
         except spark_errors() as error:
-            self._failures.warning(
-                action, "job failed, done in the driver", action=action, error=one_line(error)
-            )
+            self._note_failure(action, error)
             return in_driver(items)
-        self._failures.over(action)
+        self._note_success(action)
         by_number = {
             number: result
             for share, of in zip(shares, results, strict=True)
@@ -247,11 +271,30 @@ class SparkExecution:
         }
         return [by_number[number] for number in range(len(items))]
 
+    def _note_failure(self, action: str, error: Exception) -> None:
+        pause_s = min(_FIRST_PAUSE_S << min(self._failed_jobs, 10), _LONGEST_PAUSE_S)
+        self._failed_jobs += 1
+        self._paused_until_s = self._monotonic_s() + pause_s
+        self._failures.warning(
+            action,
+            "job failed, done in the driver",
+            action=action,
+            error=one_line(error),
+            next_job_after_s=pause_s,
+        )
+
+    def _note_success(self, action: str) -> None:
+        self._failed_jobs = 0
+        self._failures.over(action)
+
     def _task_count(self, size_bytes: int) -> int:
         """Return the number of tasks for work of this size in bytes."""
         most = _TASKS_PER_SLOT * parallelism(self._spark)
         return min(most, max(1, -(-size_bytes // self._bytes_per_task)))
 
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10, 640
+"""The time in s without jobs after a failed one; it doubles with each consecutive failure."""
 
 _TASKS_PER_SLOT = 4
 """The most tasks for each that runs at once: a lost executor costs a small part of the work."""
@@ -270,18 +313,29 @@ def spark_execution(
     return SparkExecution(spark, min_bytes if has_executors(spark) else math.inf, bytes_per_task)
 
 
-def executors_fault(spark: SparkSession) -> str | None:
+def executors_fault(
+    spark: SparkSession, storage_options: Mapping[str, Mapping[str, str]]
+) -> str | None:
     """Return the reason why the executors cannot run this package's code, or `None` if they can.
 
-    One job with a task for each core imports what the tasks of `run_in_tasks` need.
+    One job with a task for each core imports what the tasks of `run_in_tasks` need, and resolves
+    the references of `storage_options`, by URI prefix. Raises Spark's errors if the job fails for
+    another reason than a missing package.
     """
+    fitness = partial(_fitness, storage_options)
     try:
         found = run_in_tasks(
-            spark, "check of the executors", _version, [[0]] * max(2, parallelism(spark))
+            spark, "check of the executors", fitness, [[0]] * max(2, parallelism(spark))
         )
     except spark_errors() as error:
-        return _executor_fault(str(error))
-    others = {version for share in found for version in share} - {sparklog.__version__}
+        missing = _missing_package(str(error))
+        if missing is None:
+            raise
+        return f"the executors lack the Python package {missing}: {_REMEDY}"
+    for _, fault in (one for share in found for one in share):
+        if fault is not None:
+            return f"on an executor, {fault}"
+    others = {version for share in found for version, _ in share} - {sparklog.__version__}
     if others:
         return (
             f"the executors have sparklog {', '.join(sorted(others))}, the driver has "
@@ -296,17 +350,25 @@ _REMEDY = (
 )
 
 
-def _version(_: Sequence[int]) -> list[str]:
-    """Return this package's version; the import of this module needs all that tasks need."""
-    return [sparklog.__version__]
+def _fitness(
+    storage_options: Mapping[str, Mapping[str, str]], _: Sequence[int]
+) -> list[tuple[str, str | None]]:
+    """Return this package's version, and the fault of a reference, or `None`.
+
+    The import of this module needs all that tasks need.
+    """
+    fault = None
+    try:
+        for uri, options in storage_options.items():
+            resolved(options, uri)
+    except ConfigError as error:
+        fault = str(error)
+    return [(sparklog.__version__, fault)]
 
 
-def _executor_fault(error: str) -> str:
-    missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
-    if missing is not None:
-        return f"the executors lack the Python package {missing[1]}: {_REMEDY}"
-    lines = [line for line in error.splitlines() if line.strip()]
-    return f"the executors cannot run Python tasks: {lines[0] if lines else 'unknown error'}"
+def _missing_package(error: str) -> str | None:
+    found = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
+    return found[1] if found else None
 
 
 def _checked(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
@@ -354,9 +416,10 @@ def _copying(
                     for _, source, size_bytes, checksum, path in named
                 ]
             )
-            added = [pa.array(column, pa.string()) for column in zip(*copied, strict=True)]
+            paths = pa.array([one.path for one in copied], pa.string())
+            faults = pa.array([one.fault for one in copied], pa.string())
             names = [*batch.schema.names, "copied_path", "fault"]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *added], names)
+            yield pa.RecordBatch.from_arrays([*batch.columns, paths, faults], names)
 
     return run
 
@@ -373,8 +436,8 @@ def _merged_each(merges: Sequence[Merge]) -> list[Batch | str]:
 
 
 def _cut_each(slices: Sequence[BatchSlice]) -> list[Batch | str]:
-    """Cut the batches of a task."""
-    return [_cut(one) for one in slices]
+    """Cut the batches of a task; what it has written is removed if a part cannot be written."""
+    return DriverExecution().cut(slices)
 
 
 def _cut(one: BatchSlice) -> Batch | str:
@@ -384,11 +447,19 @@ def _cut(one: BatchSlice) -> Batch | str:
         return str(error)
 
 
-def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Distribute item numbers to at most `count` tasks with about equal bytes each."""
+def _shares(
+    sizes: Sequence[int], count: int, order: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Distribute item numbers to at most `count` tasks with about equal bytes each.
+
+    Parameters: `order`, the item numbers in the order in which they are dealt; any first part of it
+    has about equal bytes in each task, too. The largest items are first by default.
+    """
     shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
     dealt = [(0, number) for number in range(len(shares))]
-    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+    if order is None:
+        order = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    for item in order:
         size, least = heapq.heappop(dealt)
         shares[least].append(item)
         heapq.heappush(dealt, (size + sizes[item], least))

@@ -174,7 +174,7 @@ class LocalCluster:
         self._storage_options = storage_options
         self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
         self._rules = rules_of(self.settings, spark)
-        self._execution = execution_of(self.settings, spark)
+        self._execution = execution_of(self.settings, spark, storage_options)
         self._racks = dict(racks or {})
         self._observations = Observations()
         self.brokers: dict[int, Broker] = {}

@@ -85,7 +85,7 @@ def test_checks_copies_cuts_and_merges_run_on_both_executors(parts: Parts) -> No
     """Each kind of record work has tasks on both, and all of them succeed."""
     facts = parts["record_work"]
     tasks = by_name(facts["jobs"])
-    assert tasks.keys() == {"check", "copy", "truncate", "merge"}
+    assert tasks.keys() == {"check", "copy", "cut", "merge"}
     for of_name in tasks.values():
         assert {status for *_, status in of_name} == {"SUCCESS"}
         assert {executor for _, _, executor, _ in of_name} == {"0", "1"}

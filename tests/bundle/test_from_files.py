@@ -57,6 +57,9 @@ def test_tasks_import_the_package_from_the_files_of_their_executor(
         [sys.executable, "-c", PICKLED, kind], capture_output=True, check=True
     ).stdout
     shutil.copy(bundle.py_files, tmp_path)
+    # Spark unpacks an archive of the application into a folder with its name.
+    (tmp_path / "environment.zip").mkdir()
+    (tmp_path / "broken.zip").write_bytes(b"no zip")
     unpickled = subprocess.run(
         [bare_python, "-c", UNPICKLED],
         cwd=tmp_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ import pytest
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
 from sparklog.broker.merger import MergeReport
+from sparklog.cli.application import run_application
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.roots import ClusterRoot
@@ -131,6 +133,15 @@ def test_an_application_that_is_stopped_while_it_starts_registers_nobody(tmp_pat
     application.start()
     application.run()
     assert rows(tmp_path) == {}
+
+
+def test_the_handlers_of_signals_are_those_of_the_host_after_a_run(tmp_path: Path) -> None:
+    """A task of Databricks runs in an interpreter that goes on: a signal must reach it."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    run_application(config(tmp_path), until_idle=True, with_spark=False)
+    after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert after == before
+    assert states(tmp_path) == ["parked"] * 3
 
 
 def test_a_broker_that_runs_is_not_started_a_second_time(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparklog.broker.engines import execution_of
+from sparklog.config import Settings
+from sparklog.errors import ApplicationFailedError
 from sparklog.model import Batch, new_batch_path
 from sparklog.spark_jobs import jobs_started, role, run_in_tasks
 from sparklog.storage import execution as executing
@@ -26,6 +29,7 @@ from sparklog.storage.execution import (
     BatchSlice,
     DriverExecution,
     Execution,
+    ListedFile,
     SparkExecution,
     executors_fault,
     spark_execution,
@@ -198,16 +202,26 @@ def test_work_of_a_job_that_fails_is_done_in_the_driver(
 ) -> None:
     """Whether tasks raise or their workers die: one warning, and the files are copied."""
     monkeypatch.setattr(executing, "_copied", end)
-    execution = SparkExecution(spark, 0, 1 << 20)
-    for _ in range(2):
+    now_s = [100.0]
+    execution = SparkExecution(spark, 0, 1 << 20, lambda: now_s[0])
+    before = jobs_started()
+    # Failed jobs leave files that no commit names: none is started for 10 s, then for 20 s.
+    for at_s, jobs in ((100, 1), (109, 1), (110, 2), (129, 2), (130, 3)):
+        now_s[0] = at_s
         [copied] = execution.copy([copy_of(log, write_file(log, [b"v"]), target)])
         assert copied.fault is None
+        assert jobs_started() - before == jobs
+    monkeypatch.undo()
+    now_s[0] = 170
+    execution.copy([copy_of(log, write_file(log, [b"v"]), target)])
+    assert not execution.is_paused
     warnings = [one for one in caplog.records if "job failed" in one.message]
     assert len(warnings) == 1
 
 
+@pytest.mark.parametrize("cut_all", [DriverExecution().cut, executing._cut_each])
 def test_cut_files_of_a_full_disk_are_removed(
-    log: Location, target: Location, monkeypatch: pytest.MonkeyPatch
+    log: Location, target: Location, monkeypatch: pytest.MonkeyPatch, cut_all: Any
 ) -> None:
     """If a part cannot be written, the parts before it are removed: attempts are repeated."""
     batches = [batch_of_file(write_file(log, [b"a", b"b"])) for _ in range(2)]
@@ -222,9 +236,23 @@ def test_cut_files_of_a_full_disk_are_removed(
 
     monkeypatch.setattr(executing, "rewrite_slice", full)
     with pytest.raises(OSError, match="No space left"):
-        DriverExecution().cut([BatchSlice(log, batch, 1, 2, target) for batch in batches])
+        cut_all([BatchSlice(log, batch, 1, 2, target) for batch in batches])
     assert written
     assert not list(Path(target.uri).rglob("*.parquet"))
+
+
+def test_the_first_files_of_all_partitions_are_spread_over_the_tasks(spark: SparkSession) -> None:
+    """A fetch is bounded in bytes, so it copies the first files of a long backlog."""
+    execution = SparkExecution(spark, 0, 1 << 20)
+    files = [
+        ListedFile(rank, 0, (1 << 20) + partition, "", f"{partition} {rank}")
+        for partition in range(8)
+        for rank in range(64)
+    ]
+    listed = execution.work_list(files, 8 << 20)
+    heads = [name for file, name in zip(files, listed.names, strict=True) if file.rank == 0]
+    assert listed.task_count == 8
+    assert len({name.split(" ")[0] for name in heads}) == 8
 
 
 def test_shares_keep_their_order_and_have_one_task_each(spark: SparkSession) -> None:
@@ -239,7 +267,43 @@ def _squares(numbers: Sequence[int]) -> list[int]:
 
 def test_the_executors_of_this_session_can_run_the_package(spark: SparkSession) -> None:
     """Its workers have the environment of this process."""
-    assert executors_fault(spark) is None
+    assert executors_fault(spark, {}) is None
+
+
+def test_executors_without_the_variable_of_a_reference_are_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their copies would fail at every tick."""
+    options = {"s3://logs": {"AWS_SECRET_ACCESS_KEY": "${ONLY_THE_DRIVER_HAS_IT}"}}
+    monkeypatch.setenv("ONLY_THE_DRIVER_HAS_IT", "a secret")
+    found = executors_fault(spark, options)
+    assert found is not None
+    assert found.startswith("on an executor, ")
+    assert "ONLY_THE_DRIVER_HAS_IT" in found
+    assert "a secret" not in found
+
+
+class TestACheckThatFailsForAReasonThatMayPass:
+    @pytest.fixture(autouse=True)
+    def failing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(executing, "_fitness", _fail_in_task)
+
+    def test_ends_a_start_with_execution_spark_so_that_it_is_restarted(
+        self, spark: SparkSession
+    ) -> None:
+        """An executor may be lost while brokers start."""
+        with pytest.raises(ApplicationFailedError, match="check of the executors has failed"):
+            execution_of(Settings(execution="spark"), spark)
+
+    def test_keeps_tasks_with_execution_auto(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sparklog.broker.engines.has_executors", lambda _: True)
+        assert isinstance(execution_of(Settings(), spark), SparkExecution)
+
+
+def _fail_in_task(_: object, __: object) -> None:
+    raise RuntimeError("the task fails")
 
 
 def test_executors_with_another_release_or_without_the_package_are_named(
@@ -247,11 +311,19 @@ def test_executors_with_another_release_or_without_the_package_are_named(
 ) -> None:
     """One line says what the executors lack, and what to do."""
     monkeypatch.setattr("sparklog.__version__", "0.0.1")
-    found = executors_fault(spark)
+    found = executors_fault(spark, {})
     assert found is not None
     assert "the driver has 0.0.1" in found
     monkeypatch.undo()
-    text = "  File x\nModuleNotFoundError: No module named 'sparklog'\n"
-    assert executing._executor_fault(text).startswith(
-        "the executors lack the Python package sparklog: install the driver's release"
+    monkeypatch.setattr(executing, "_fitness", _lack_a_package)
+    found = executors_fault(spark, {})
+    assert found is not None
+    assert found.startswith(
+        "the executors lack the Python package sparklog_of_nobody: install the driver's release"
     )
+
+
+def _lack_a_package(_: object, __: object) -> None:
+    import sparklog_of_nobody  # type: ignore[import-not-found]
+
+    del sparklog_of_nobody

@@ -204,7 +204,7 @@ class ReplicaFetcher:
     ) -> list[FoundBatch]:
         """Return the batches that the rule gives; with their copies, if one plan made both."""
         files = [(root.log.location, root.log.batch_index(ends)) for root, ends in behind.items()]
-        if self._plan is not None and not self._is_decided_between(behind):
+        if self._plan is not None and not self._needs_two_steps(behind):
             while_copying()
             max_bytes = self._settings.replica_fetch_response_max_bytes
             found = self._plan.run(positions, files, max_bytes)
@@ -221,11 +221,11 @@ class ReplicaFetcher:
             for row in rows
         ]
 
-    def _is_decided_between(self, behind: _Behind) -> bool:
-        """Return whether the driver may decide between the rule and the copies.
+    def _needs_two_steps(self, behind: _Behind) -> bool:
+        """Return whether the driver may have to decide between the rule and the copies.
 
-        That is so for fetches that wait for more bytes, for batches that are copied ahead, and for
-        those that have to be cut, without which later ones are not copied.
+        Cases: a fetch may wait for more bytes; batches may be copied ahead; a batch has to be cut,
+        and later ones are copied only if that succeeds.
         """
         return may_be_delayed(self._purgatory, self._settings) or any(
             self._ahead.has_copies(root.location)

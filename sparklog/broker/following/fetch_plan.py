@@ -6,6 +6,7 @@ they do not pass through the driver in between.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,12 +45,15 @@ class FetchPlan:
         index of its batches; `max_bytes`, the limit of the fetch, which one batch may exceed.
         Precondition: no batch has to be cut, since files are copied whole.
 
-        `None`: the job has failed, with a warning. Copies that it made are named by no commit.
+        `None`: the job has failed, with a warning, or jobs are paused after another failure. Copies
+        that a failed job made are named by no commit.
         """
+        if self._execution.is_paused:
+            return None
         files = pa.concat_tables(table for _, table in logs)
         sources = [number for number, (_, table) in enumerate(logs) for _ in range(len(table))]
         columns = (files[name].to_pylist() for name in ("size_bytes", "checksum", "path"))
-        listed = [ListedFile(*of) for of in zip(sources, *columns, strict=True)]
+        listed = [ListedFile(*of) for of in zip(_ranks(files), sources, *columns, strict=True)]
         names, task_count = self._execution.work_list(listed, max_bytes)
         # The rule passes paths on as they are.
         at = files.schema.get_field_index("path")
@@ -58,6 +62,19 @@ class FetchPlan:
             locations = [location for location, _ in logs]
             copied = self._execution.copy_found(found, task_count, locations, self._target)
         return None if copied is None else _batches(copied)
+
+
+def _ranks(files: pa.Table) -> list[int]:
+    """Return the place of each file in its partition, by offset."""
+    names = ("topic_id", "partition", "base_offset")
+    rows = list(zip(*(files[name].to_pylist() for name in names), strict=True))
+    ranks = [0] * len(rows)
+    of_partition: Counter[tuple[str, int]] = Counter()
+    for number in sorted(range(len(rows)), key=lambda number: rows[number][2]):
+        key = rows[number][:2]
+        ranks[number] = of_partition[key]
+        of_partition[key] += 1
+    return ranks
 
 
 def _batches(copied: pa.Table) -> list[FoundBatch]:
