@@ -25,6 +25,9 @@ from sparklog.session import spark_session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+_SIGNALS_SECONDS = 0.5
+"""The longest time in s until a signal is handled."""
+
 _LATER_MS = 2_000
 """ms for which Spark's JVM waits beyond the bound of a stop."""
 
@@ -121,6 +124,10 @@ def run_application(
     Thread(target=run, name="application", daemon=True).start()
     Thread(target=_end_in_time, args=(application, outcome), name="bound", daemon=True).start()
     try:
+        # A signal that another thread receives, or that arrives just before the wait begins, does
+        # not interrupt it: Python's handlers run when this thread continues.
+        while wait([outcome], _SIGNALS_SECONDS).not_done:
+            pass
         outcome.result()
     finally:
         # The process may be a host that runs other code afterwards.

@@ -6,6 +6,7 @@ import inspect
 import pickle
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from pyspark_sparklog.readers import StreamReader, StreamReaderWithoutLimits, stream_reader
@@ -68,6 +69,8 @@ def test_a_reader_that_has_a_connection_can_go_to_a_task(readable: Readable) -> 
     reader = StreamReader(readable.options("stream", subscribe="t", startingOffsets="earliest"))
     start = reader.initialOffset()
     [partition] = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
-    sent, what = pickle.loads(pickle.dumps((reader, partition)))
+    # As Spark pickles what it sends to tasks.
+    pickled = cloudpickle.dumps((reader, partition))  # type: ignore[no-untyped-call]
+    sent, what = pickle.loads(pickled)
     [batch] = sent.read(what)
     assert batch.column("value").to_pylist() == [b"a0"]

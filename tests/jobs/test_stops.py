@@ -120,6 +120,29 @@ class TestTheBound:
         finally:
             store.resume()
 
+    def test_begins_with_a_signal_that_another_thread_receives(self, cluster: Cluster) -> None:
+        """Such a signal does not interrupt the wait of the main thread, where handlers run.
+
+        The same holds for a signal that arrives just before the wait begins.
+        """
+        code = (
+            "import signal, threading, sparklog.cli\n"
+            "from sparklog.broker.broker import Broker\n"
+            "tick, sent = Broker.controller_tick, []\n"
+            "def controller_tick(broker):\n"
+            "    if not sent:\n"
+            "        sent.append(signal.SIGTERM)\n"
+            "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+            "    return tick(broker)\n"
+            "Broker.controller_tick = controller_tick\n"
+            "sparklog.cli.app()\n"
+        )
+        config = str(cluster.configuration(0))
+        command = [sys.executable, "-c", code, "broker", "--config", config, "--without-spark"]
+        process = cluster.start(command)
+        assert process.exit_code() == ExitCode.DONE
+        assert states(cluster) == {0: "stopped"}
+
     def test_holds_for_a_request_in_the_thread_of_the_rounds(self, cluster: Cluster) -> None:
         """The client of a store does not return to Python, and thus to a handler, for a signal."""
         cluster.settings["controlled.shutdown.timeout.ms"] = 1_000
