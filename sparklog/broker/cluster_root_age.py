@@ -15,7 +15,28 @@ from sparklog.model import Row, TopicIdPartition
 
 
 def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]) -> None:
-    """Raise `StorageError` if an epoch or a topic of the broker's `roots` is ahead of `cluster`."""
+    """Raise `StorageError` if an epoch or a topic of the broker's `roots` is ahead of `cluster`.
+
+    `cluster` may have been opened before `roots`, and another process may have registered as the
+    broker in between. What looks older is therefore loaded again, now after the roots, and compared
+    a second time.
+    """
+    if _evidence(cluster, broker_id, roots) is None:
+        return
+    cluster.brokers.refresh()
+    cluster.partition_state.refresh()
+    if evidence := _evidence(cluster, broker_id, roots):
+        root, fact = evidence
+        raise StorageError(
+            f"the cluster root {cluster.location.uri} is older than {root.location.uri}: {fact}: "
+            "restore the newest state of the cluster root"
+        )
+
+
+def _evidence(
+    cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]
+) -> tuple[BrokerRoot, str] | None:
+    """Return the first root that is ahead of the loaded `cluster`, and in what, or None."""
     brokers = {row["broker_id"]: row for row in cluster.brokers.rows().to_pylist()}
     broker_epoch = brokers[broker_id]["broker_epoch"] if broker_id in brokers else 0
     leader_epochs = {
@@ -25,38 +46,27 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Broker
     for root in roots:
         held = root.broker_epoch
         if held > broker_epoch:
-            raise _older(
-                cluster,
-                root,
+            return root, (
                 f"the root knows broker epoch {broker_epoch} of broker {broker_id}, and the broker "
-                f"had {held}",
+                f"had {held}"
             )
         for row in _rows(root):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             name = f"{row['topic']}-{row['partition']}"
             if key in leader_epochs and row["leader_epoch"] > leader_epochs[key]:
-                raise _older(
-                    cluster,
-                    root,
+                return root, (
                     f"the root knows leader epoch {leader_epochs[key]} of {name}, and the broker "
-                    f"had {row['leader_epoch']}",
+                    f"had {row['leader_epoch']}"
                 )
             if key not in leader_epochs and row["log_end_offset"] > row["log_start_offset"]:
-                raise _older(
-                    cluster,
-                    root,
+                return root, (
                     f"the root knows no topic {row['topic']} with id {key.topic_id}, and the "
-                    f"broker has records of {name}",
+                    f"broker has records of {name}"
                 )
+    return None
 
 
 def _rows(root: BrokerRoot) -> Iterable[Row]:
     """Return the rows of the replicas; none if they are damaged and therefore derived again."""
     return () if root.is_rebuilt else root.log.rows.values()
 
-
-def _older(cluster: ClusterRoot, root: BrokerRoot, evidence: str) -> StorageError:
-    return StorageError(
-        f"the cluster root {cluster.location.uri} is older than {root.location.uri}: {evidence}: "
-        "restore the newest state of the cluster root"
-    )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.cluster.roots import ClusterRoot
+from sparklog.broker.cluster_root_age import check_not_older
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.model import BROKERS, PARTITION_STATE
 from sparklog.storage.control_table import ControlTable
@@ -159,6 +160,23 @@ class TestStart:
             "is older than .*broker-0: the root knows broker epoch 1 of broker 0, and the broker "
             "had 3: restore the newest state of the cluster root",
         )
+
+    def test_is_not_refused_where_another_process_registered_between_two_reads(
+        self, cluster: LocalCluster
+    ) -> None:
+        """Two processes that start at once may both have read `brokers` before either registered.
+
+        The one that is later finds the other's broker epoch in the broker's root.
+        """
+        opened = ClusterRoot(Location(str(cluster_root(cluster))))
+        cluster.restart(0)
+        cluster.crash(0)
+        roots = [BrokerRoot(Location(str(cluster.root / "broker-0")))]
+        check_not_older(opened, 0, roots)
+        put_in_place(cluster.root / "copy", cluster_root(cluster))
+        opened = ClusterRoot(Location(str(cluster_root(cluster))))
+        with pytest.raises(StorageError, match="the root knows broker epoch 1 of broker 0"):
+            check_not_older(opened, 0, roots)
 
     def test_is_refused_where_the_root_knows_an_earlier_leader(self, cluster: LocalCluster) -> None:
         """Broker 1 was elected since then; its own registration is unchanged."""
