@@ -69,4 +69,3 @@ def _evidence(
 def _rows(root: BrokerRoot) -> Iterable[Row]:
     """Return the rows of the replicas; none if they are damaged and therefore derived again."""
     return () if root.is_rebuilt else root.log.rows.values()
-
