@@ -184,6 +184,34 @@ class Settings(_Keys):
         gt=0,
         description="Bytes of a merged batch at most; batches over a quarter of it are not merged.",
     )
+    log_vacuum_enable: bool = Field(
+        True,
+        description="Whether files that no table names any more are removed in the background.",
+    )
+    log_vacuum_interval_ms: int = Field(
+        600_000,
+        gt=0,
+        description="ms between two searches for such files; if it is not set, 3600000 on object "
+        "stores.",
+    )
+    log_vacuum_unknown_file_retention_ms: int = Field(
+        604_800_000,
+        ge=3_600_000,
+        description="The least age in ms of a removed file that no known commit has named, such as "
+        "an upload whose request was never made.",
+    )
+    file_delete_delay_ms: int = Field(
+        3_600_000,
+        ge=0,
+        description="ms for which a file stays after a commit has removed it from its table; "
+        "readers of older versions need it until then.",
+    )
+    metadata_history_retention_ms: int = Field(
+        604_800_000,
+        ge=60_000,
+        description="ms for which earlier versions of topics and partition_state can be read; "
+        "leadership_history has the leaders of all times.",
+    )
     quota_window_num: int = Field(
         11, gt=0, description="The number of windows over which a rate is measured."
     )
@@ -327,6 +355,31 @@ class Settings(_Keys):
         if is_local or key in self.model_fields_set:
             return self.replica_high_watermark_checkpoint_interval_ms
         return 60_000
+
+    def vacuum_interval_ms(self, *, is_local: bool) -> int:
+        """Return the ms between two searches for files of a root that no table names any more.
+
+        If the key is not set, the interval is an hour on an object store, where listing a log takes
+        a request for 1,000 files.
+
+        Parameters
+        ----------
+        is_local : bool
+            Whether the root is a local folder.
+
+        Returns
+        -------
+        int
+            The interval in ms.
+
+        Examples
+        --------
+        >>> Settings().vacuum_interval_ms(is_local=True)
+        600000
+        """
+        if is_local or "log_vacuum_interval_ms" in self.model_fields_set:
+            return self.log_vacuum_interval_ms
+        return 3_600_000
 
 
 class TopicConfig(_Keys):

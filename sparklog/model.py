@@ -241,12 +241,21 @@ def check_topic_name(topic: str) -> None:
 _PROPERTIES = {"delta.checkpointInterval": "100"}
 
 
-def _kept_for(interval: str) -> dict[str, str]:
+def _kept_for(commits: str, removed_files: str = "2 hours") -> dict[str, str]:
+    """Return the properties of a table whose commits are kept for an interval of time.
+
+    Checkpoints name removed files for `removed_files`. It is twice the time for which the files
+    stay (file.delete.delay.ms), so that they are removed while they are known as removed.
+    """
     # Each retained commit slows down opening the table, which lists them.
     return _PROPERTIES | {
-        "delta.logRetentionDuration": f"interval {interval}",
-        "delta.deletedFileRetentionDuration": f"interval {interval}",
+        "delta.logRetentionDuration": f"interval {commits}",
+        "delta.deletedFileRetentionDuration": f"interval {removed_files}",
     }
+
+
+_HISTORY = _kept_for("7 days", "8 days")
+"""The properties of tables with a history for people (metadata.history.retention.ms)."""
 
 
 class TableSchema(NamedTuple):
@@ -322,8 +331,13 @@ def _table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> T
 
 
 def _busy_table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> TableSchema:
-    """Return the schema of a table that is written in most ticks and needs no history."""
+    """Return the schema of a table that needs no history."""
     return _table(name, key, **columns)._replace(properties=_kept_for("10 minutes"))
+
+
+def _history_table(name: str, key: tuple[str, ...] = (), /, **columns: pa.DataType) -> TableSchema:
+    """Return the schema of a table whose history people ask for, by time travel."""
+    return _table(name, key, **columns)._replace(properties=_HISTORY)
 
 
 LOG = TableSchema(
@@ -352,7 +366,7 @@ HIGH_WATERMARK_CHECKPOINT = _busy_table(
     leader_damaged_offset=_LONG,
     parked_lags=_STRING,
 )
-LEADER_EPOCH_CHECKPOINT = _table(
+LEADER_EPOCH_CHECKPOINT = _busy_table(
     "leader_epoch_checkpoint",
     ("topic_id", "partition", "epoch"),
     topic_id=_STRING,
@@ -462,7 +476,7 @@ BROKERS = _busy_table(
     parked_at_ms=_LONG,
 )
 CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
-TOPICS = _table(
+TOPICS = _history_table(
     "topics",
     ("topic_id",),
     topic_id=_STRING,
@@ -473,7 +487,7 @@ TOPICS = _table(
     state=_STRING,
     created_at_ms=_LONG,
 )
-PARTITION_STATE = _table(
+PARTITION_STATE = _history_table(
     "partition_state",
     ("topic_id", "partition", "broker_id"),
     topic_id=_STRING,
@@ -493,7 +507,20 @@ PARTITION_STATE = _table(
     controller_epoch=_INT,
     min_isr=_INT,
 )._replace(conflict_key=("topic_id", "partition"))
-PRODUCER_IDS = _table(
+LEADERSHIP_HISTORY = _busy_table(
+    "leadership_history",
+    ("topic_id", "partition", "leader_epoch"),
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    leader_epoch=_INT,
+    leader=_INT,
+    leader_broker_epoch=_LONG,
+    controller_epoch=_INT,
+    version=_LONG,
+    since_ms=_LONG,
+)
+PRODUCER_IDS = _busy_table(
     "producer_ids",
     ("transactional_id",),
     next_producer_id=_LONG,
@@ -511,7 +538,7 @@ STREAM_WRITES = _busy_table(
     files=_STRING,
     is_done=_BOOL,
 )
-CONSUMER_GROUPS = _table(
+CONSUMER_GROUPS = _busy_table(
     "consumer_groups",
     ("group_id", "member_id"),
     group_id=_STRING,
@@ -567,6 +594,7 @@ CLUSTER_TABLES = (
     CONTROLLER,
     TOPICS,
     PARTITION_STATE,
+    LEADERSHIP_HISTORY,
     PRODUCER_IDS,
     STREAM_WRITES,
     CONSUMER_GROUPS,

@@ -386,6 +386,27 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             ),
         },
     ),
+    "leadership_history": TableDocumentation(
+        rows=(
+            "A leader epoch of a partition, with its leader: from the first one that the history "
+            "of partition_state had when this table was written first."
+        ),
+        writers=(
+            "The controller, at each vacuum: the leader epochs in the commits of partition_state "
+            "since the last one, before their history is cleaned up."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": _TOPIC,
+            "partition": _PARTITION,
+            "leader_epoch": "The leader epoch.",
+            "leader": "Id of the broker that led; null where the partition was offline.",
+            "leader_broker_epoch": "Broker epoch of that leader; -1 where none may lead.",
+            "controller_epoch": "Epoch of the controller that had changed the partition last.",
+            "version": "Version of `partition_state` that began the epoch.",
+            "since_ms": "Time of that commit, in ms since 1970 on its writer's clock.",
+        },
+    ),
     "producer_ids": TableDocumentation(
         rows=(
             "A transactional id; the row without one (transactional_id is null) is the counter of "

@@ -80,6 +80,12 @@ NOT_KAFKAS = {
     "auto.create.cluster.enable": "Kafka's clusters are created by kafka-storage format",
     "request.clock.skew.ms": "a request to Kafka does not outlive its connection",
     "log.scrub.bytes.per.second": "Kafka does not verify batches that nobody reads",
+    "log.vacuum.enable": "Kafka deletes the files of a segment when it deletes the segment",
+    "log.vacuum.interval.ms": "see log.vacuum.enable",
+    "log.vacuum.unknown.file.retention.ms": "Kafka's producers store no files themselves",
+    "file.delete.delay.ms": "an hour, not a minute: a version of a table that can still be read "
+    "needs its files",
+    "metadata.history.retention.ms": "Kafka's metadata.max.retention.ms is about its own log",
     "log.merger.enable": "Kafka's batches are no files, and are never merged",
     "log.merger.backoff.ms": "as log.cleaner.backoff.ms",
     "log.merger.min.lag.ms": "as log.cleaner.min.compaction.lag.ms",

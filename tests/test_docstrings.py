@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FURTHER = {
     "pyspark_sparklog": ("DefaultSource",),
     "sparklog.broker.merger": ("MergeReport",),
+    "sparklog.storage.vacuum": ("VacuumReport",),
     "sparklog.broker.tick": ("TickReport",),
     "sparklog.cluster.admin": ("TopicDescription",),
     "sparklog.cluster.broker_admin": ("BrokerDescription",),

@@ -77,6 +77,9 @@ _REPLICA_TICKS = frozenset(tick.__name__ for tick in (Broker.leader_tick, Broker
 _TICKS = _REPLICA_TICKS | {Broker.controller_tick.__name__}
 
 
+_VACUUM_CHECK_S = 60
+"""Seconds between two checks whether a root is to be vacuumed."""
+
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 20, 1_000
 """The wait in ms after the second consecutive failure of a tick, and the longest wait. The wait
 doubles with each further failure."""
@@ -163,6 +166,7 @@ class Application:
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
         self._merge_lock = threading.Lock()
+        self._vacuum_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._steps: dict[int, _Step] = {}
@@ -170,6 +174,7 @@ class Application:
         self._ended_brokers: set[int] = set()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
+        self._vacuuming = threading.Thread(target=self._vacuum_beside, name="vacuum", daemon=True)
         self._traffic_at = 0.0
         roots = [config.cluster_root, *(uri for one in config.brokers for uri in one.log_dirs)]
         is_sparse = config.tick_interval_ms >= SPARSE_MS
@@ -229,6 +234,8 @@ class Application:
         self._heartbeats.start()
         if self.config.log_merger_enable:
             self._merging.start()
+        if self.config.log_vacuum_enable:
+            self._vacuuming.start()
         self._start_brokers()
 
     @cached_property
@@ -379,6 +386,8 @@ class Application:
             # A scheduled run ends before the merger's interval has passed.
             while self.config.log_merger_enable and self._is_going_on() and self._merge():
                 pass
+            if self.config.log_vacuum_enable and self._is_going_on():
+                self._vacuum()
         finally:
             self._end(Broker.park)
         if self._fatal or self._fenced:
@@ -706,6 +715,20 @@ class Application:
                 self._attempt(merge, broker)
         return any(report.batches for report in reports)
 
+    def _vacuum_beside(self) -> None:
+        while not self._ended.wait(_VACUUM_CHECK_S):
+            self._vacuum()
+
+    def _vacuum(self) -> None:
+        """Remove files that no table names any more, in the roots for which that is due."""
+
+        def vacuum(broker: Broker) -> None:
+            broker.vacuum(self._ended.is_set)
+
+        with self._vacuum_lock:
+            for broker in list(self._brokers.values()):
+                self._attempt(vacuum, broker)
+
     def _is_stuck(self, broker: Broker, ticks: AbstractSet[str]) -> bool:
         """Whether one of these ticks of the broker has failed for longer than a session lasts.
 
@@ -723,7 +746,7 @@ class Application:
         self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
-        for thread in (self._heartbeats, self._merging):
+        for thread in (self._heartbeats, self._merging, self._vacuuming):
             if thread.is_alive():
                 with self._step(f"the thread {thread.name!r}"):
                     thread.join()

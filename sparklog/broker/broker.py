@@ -38,6 +38,7 @@ from sparklog.broker.replicas import Replicas
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
+from sparklog.broker.vacuum import Vacuuming
 from sparklog.clock import Clock
 from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.cluster.observations import Observations
@@ -56,6 +57,7 @@ from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.parallel import in_parallel
+from sparklog.storage.vacuum import VacuumReport
 
 _log = get_logger(__name__)
 
@@ -187,9 +189,12 @@ class Broker:
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
         self._mergers: list[Merger] = []
-        # Merging runs in parallel to the ticks. Its reads of shared state and its commits happen
-        # between two ticks.
+        # Merging and the vacuum run in parallel to the ticks. Their reads of shared state and their
+        # commits happen between two ticks.
         self._lock = threading.RLock()
+        self._vacuuming = Vacuuming(
+            broker_id, cluster, self._roots, self._controller, settings, self._lock
+        )
         for number, root in self._roots.items():
             interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
             purgatory = Purgatory(root, rules)
@@ -416,6 +421,22 @@ class Broker:
         if failure is not None:
             raise failure
         return MergeReport(*map(sum, zip(*reports, strict=True)))
+
+    def vacuum(
+        self,
+        is_stopping: Callable[[], bool] = lambda: False,
+        stop_after: str | None = None,
+        after_ms: int | None = None,
+    ) -> VacuumReport:
+        """Remove files that no table of the broker's roots names any more; may run during a tick.
+
+        A root is searched if log.vacuum.interval.ms have passed since it was. The controller's
+        broker also searches the cluster root. `is_stopping` ends the search early; `stop_after`:
+        retention, files, history, cluster_retention, cluster_files; `after_ms` sets the clock
+        forward for tests. Raises as `leader_tick` does.
+        """
+        with role(f"broker {self.broker_id}, vacuum"):
+            return self._vacuuming.run(Effects(stop_after), is_stopping, after_ms)
 
     def heartbeat(self) -> None:
         """Show that the broker is alive, and renew the lease if it holds it; may run during a tick.

@@ -90,6 +90,11 @@ class Controller:
         """Whether this broker held the lease when it last read it."""
         return self._fence is not None
 
+    @property
+    def fence(self) -> Fence | None:
+        """The fence of this broker's controller epoch, `None` if it does not hold the lease."""
+        return self._fence
+
     def tick(self, now_ms: int, wall_clock_ms: int, effects: Effects) -> TickReport:
         """Observe; with the lease: fence silent brokers, remove them from ISRs, elect leaders.
 

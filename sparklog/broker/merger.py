@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects
-from sparklog.clock import Clock
+from sparklog.clock import Clock, clocks
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
@@ -36,7 +36,7 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_merging import Merge
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.execution import Execution
-from sparklog.storage.new_file import discard_file
+from sparklog.storage.new_file import check_present, discard_file
 
 _log = get_logger(__name__)
 
@@ -137,7 +137,7 @@ class Merger:
         Raises `FencedError` if a newer process runs this broker, and the errors of reading and
         writing the root's tables.
         """
-        now_ms = self._clock.now_ms()
+        now_ms, began = self._clock.now_ms(), clocks()
         with self._lock:
             self._replicas.settle()
             windows = self._windows(now_ms)
@@ -150,6 +150,7 @@ class Merger:
         with self._lock:
             try:
                 with self._log.discarding([batch for _, batch in merged]):
+                    check_present(self._log.location, (one.path for _, one in merged), began)
                     return self._commit(merged, self._clock.now_ms(), effects)
             except CommitConflictError as conflict:
                 # The broker's own maintenance has committed first.

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sparklog.broker.checkpoints import CheckpointWriter
 from sparklog.broker.purgatory import Purgatory
+from sparklog.clock import clocks
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
@@ -23,6 +24,7 @@ from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.journal import Histories, InboxPosition, ProduceAnswer, Step
 from sparklog.storage.location import one_line
+from sparklog.storage.new_file import check_present
 
 _log = get_logger(__name__)
 
@@ -97,6 +99,7 @@ class Replicas:
         """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
         self._version = self._journal.content_version
+        self._settled_at = clocks()
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
@@ -224,6 +227,8 @@ class Replicas:
                 for key, row in rows.items()
             )
         )
+        paths = (batch.path for batch in added)
+        check_present(self.root.log.location, paths, self._settled_at)
         self._journal.commit_step(added, removed, step, now_ms)
         if is_news:
             self.news += 1
@@ -361,6 +366,7 @@ class Replicas:
         Called before a tick decides anything; costs nothing if there is no such commit.
         """
         self._discard_staged()
+        self._settled_at = clocks()
         log = self._journal
         if log.is_uncertain:
             log.refresh()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
@@ -10,27 +12,53 @@ FAILED = 1
 """The exit code if a table could not be maintained."""
 
 
-def maintain(cluster: ClusterOption) -> None:
-    """Write Delta checkpoints of all tables that have commits since their last one.
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Write and remove nothing; print the files that would be removed."
+    ),
+]
 
-    Tables with a checkpoint are opened with fewer requests. Brokers and
-    clients may run; no row and no commit is changed or removed. Brokers merge
-    small batches themselves, also in a run with --until-idle. Batch files that
-    are no longer live are not removed yet.
+
+def maintain(cluster: ClusterOption, is_dry_run: DryRunOption = False) -> None:
+    """Write Delta checkpoints of tables with new commits; remove files that no table names.
+
+    Tables with a checkpoint are opened with fewer requests. A file is removed
+    file.delete.delay.ms after a commit has removed it from its table, or
+    log.vacuum.unknown.file.retention.ms after it was written if no commit is
+    known that names it; both are those of the configuration file that --cluster
+    names, or the defaults. Brokers and clients may run. Brokers do the same by
+    themselves, also in a run with --until-idle.
 
     Exits with 0 if all tables are done, with 1 if some failed, and with 2 if
     the cluster cannot be read.
     """
+    from sparklog.config import Settings
     from sparklog.maintenance.table_checkpoints import checkpoint_tables
+    from sparklog.maintenance.vacuum import total, vacuum_cluster
 
     named = Cluster.of(cluster)
     with reaching(named.root):
-        tables = checkpoint_tables(named.connect())
-    written = [one for one in tables if one.commits]
-    failed = [one for one in tables if one.error]
-    for one in failed:
-        typer.echo(f"{one.uri}: no checkpoint: {' '.join(one.error.split())}")
-    commits = sum(one.commits for one in written)
-    typer.echo(f"Wrote checkpoints of {len(written)} of {len(tables)} tables ({commits} commits).")
-    if failed:
+        connection = named.connect()
+        tables = [] if is_dry_run else checkpoint_tables(connection)
+        vacuums = vacuum_cluster(connection, named.settings or Settings(), is_dry_run=is_dry_run)
+    faults = [
+        *(f"{one.uri}: no checkpoint: {one.error}" for one in tables if one.error),
+        *(f"{one.uri}: no files removed: {one.error}" for one in vacuums if one.error),
+    ]
+    for fault in faults:
+        typer.echo(" ".join(fault.split()))
+    if not is_dry_run:
+        written = [one for one in tables if one.commits]
+        commits = sum(one.commits for one in written)
+        typer.echo(
+            f"Wrote checkpoints of {len(written)} of {len(tables)} tables ({commits} commits)."
+        )
+    removed = total(vacuums)
+    typer.echo(
+        f"{'Would remove' if is_dry_run else 'Removed'} {removed.files} files "
+        f"({removed.size_bytes} bytes); {removed.kept} that are not live stay "
+        f"({removed.kept_bytes} bytes)."
+    )
+    if faults:
         raise typer.Exit(FAILED)

@@ -73,6 +73,7 @@ class ClusterRoot:
     """
 
     controller = _opened_when_asked_for(model.CONTROLLER)
+    leadership_history = _opened_when_asked_for(model.LEADERSHIP_HISTORY)
     producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
     stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
     consumer_groups = _sharded_when_asked_for(model.CONSUMER_GROUPS)
@@ -291,6 +292,12 @@ class BrokerRoot:
             )
         add_tables(found, model.BROKER_TABLES)
         return cls(location)
+
+    def refresh(self) -> None:
+        """Load the newest version of each table; must not run within a step of the broker."""
+        for table in self._tables.values():
+            table.refresh()
+        self.log.refresh()
 
     def commits(self) -> int:
         """Return the number of commits that this process has made to the root's tables."""

@@ -92,8 +92,8 @@ class Commit:
     """The actions of one commit, and the id of the attempt that wrote it, if it has one.
 
     `user_metadata` is the text that the writer stores with it; Delta shows it in the table's
-    history. Invariant: a commit is not changed after it was read, since its readers in this process
-    share it.
+    history. `made_at_ms` is the time on its writer's clock, in ms since 1970. Invariant: a commit
+    is not changed after it was read, since its readers in this process share it.
     """
 
     version: int
@@ -103,6 +103,7 @@ class Commit:
     protocol: Protocol | None = None
     commit_id: str | None = None
     user_metadata: str | None = None
+    made_at_ms: int | None = None
     _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def derived(self, function: Callable[[Commit], _Derived]) -> _Derived:
@@ -258,6 +259,7 @@ def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
     elif info := action.get("commitInfo"):
         commit.commit_id = info.get(COMMIT_ID)
         commit.user_metadata = info.get(USER_METADATA)
+        commit.made_at_ms = info.get("timestamp")
         check_metadata(info)
 
 

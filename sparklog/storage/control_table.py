@@ -7,6 +7,7 @@ raises `CommitConflictError`.
 from __future__ import annotations
 
 import io
+import math
 import threading
 import time
 import uuid
@@ -39,7 +40,7 @@ from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence, check_fence, take_fence
 from sparklog.storage.location import Location, one_line
-from sparklog.storage.new_file import discard_file, new_file
+from sparklog.storage.new_file import check_present, discard_file, new_file
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.unknown_columns import with_unknown_columns
 
@@ -277,7 +278,13 @@ class ControlTable:
         with self._lock:
             version = self._log.version
             if self._rows is None or self._rows[0] != version:
-                self._rows = version, self._read(self._files)
+                try:
+                    self._rows = version, self._read(self._files)
+                except DamagedError:
+                    # A reader that was paused may find the files of its version removed.
+                    if not self.refresh():
+                        raise
+                    self._rows = self._log.version, self._read(self._files)
             return self._rows
 
     def rows_at(self, version: int) -> pa.Table:
@@ -363,7 +370,9 @@ class ControlTable:
     def _discarding(self, *files: AddedFile) -> Iterator[None]:
         """Remove files whose commit fails within the block, unless the commit exists."""
         version = self._log.version + 1
+        written_at = min((file.modified_at_ms / 1000 for file in files), default=math.inf)
         try:
+            check_present(self.location, (file.path for file in files), (written_at, math.inf))
             yield
         except CommitConflictError:
             self._discard(files)

@@ -174,8 +174,10 @@ def write_log(folder: Path, contents: Mapping[str, bytes]) -> list[str]:
 def _listed(table: Location, version: int | None) -> list[str]:
     """Return the names of the files in the log: all, or those from the last checkpoint on.
 
-    If one request lists all names, the checkpoint hint is not read.
+    If one request lists all names of a log on an object store, the checkpoint hint is not read.
     """
+    if table.is_local:
+        return log_names(table)
     names = next(table.pages(LOG_FOLDER), [])
     if len(names) < PAGE_NAMES:
         return names

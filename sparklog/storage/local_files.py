@@ -7,7 +7,17 @@ it. Tests replace `FILES` by an object that fails or that loses unsynced data.
 from __future__ import annotations
 
 import os
-from typing import IO
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+
+class StoredFile(NamedTuple):
+    """A file in a listing: its path below the listed folder, size and time in ms since 1970."""
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int
 
 
 class LocalFiles:
@@ -39,3 +49,17 @@ class LocalFiles:
 
 FILES = LocalFiles()
 """The writer to local file systems in this process. Read this name at each call."""
+
+
+def files_below(folder: str) -> Iterator[StoredFile]:
+    """Yield the regular files below a folder at any depth; none if the folder does not exist.
+
+    A file that is removed meanwhile may be left out.
+    """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with suppress(FileNotFoundError):
+                found = os.lstat(path)
+                modified_at_ms = found.st_mtime_ns // 1_000_000
+                yield StoredFile(os.path.relpath(path, folder), found.st_size, modified_at_ms)

@@ -160,6 +160,14 @@ class Location:
         except FileNotFoundError:
             return []
 
+    def files(self) -> Iterator[local_files.StoredFile]:
+        """Yield all files below this location, at any depth, by their paths relative to it."""
+        if self.is_local:
+            yield from local_files.files_below(self.uri)
+        else:
+            store, key = self._object("")
+            yield from store.files(key)
+
     def pages(self, path: str, after: str | None = None) -> Iterator[list[str]]:
         """Yield the names of the files in a folder of an object store; see `ObjectStore.pages`."""
         store, key = self._object(path)
@@ -255,6 +263,15 @@ class Location:
             return
         store, key = self._object(path)
         store.remove(key)
+
+    def remove_all(self, paths: Sequence[str]) -> None:
+        """Remove files; missing ones are ignored. An object store gets one request for 1,000."""
+        if self.is_local:
+            for path in paths:
+                self.remove(path)
+        elif paths:
+            store = self._object("")[0]
+            store.remove_all([self._object(path)[1] for path in paths])
 
     def remove_durably(self, path: str) -> None:
         """Remove a file and sync its folder to the disk, so that a power loss does not undo it."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from sparklog.clock import is_ago
+from sparklog.errors import StorageError
 from sparklog.storage.location import Location
+
+SUSPENDED_S = 1_800
+"""Seconds between writing a file and committing it after which the process must have been
+suspended. A vacuum keeps files that no commit names for an hour at least.
+"""
 
 
 @contextmanager
@@ -31,3 +38,19 @@ def discard_file(location: Location, path: str) -> None:
     """Remove a file that no commit names; a missing file or a failed removal is ignored."""
     with suppress(OSError):
         location.remove(path)
+
+
+def check_present(location: Location, paths: Iterable[str], since: tuple[float, float]) -> None:
+    """Raise `StorageError` if a file to be committed was removed while this process was suspended.
+
+    Parameters: `since`, the `clocks` at or before the time when the files were written. Costs
+    nothing if that is less than `SUSPENDED_S` ago.
+    """
+    if not is_ago(since, SUSPENDED_S):
+        return
+    for path in paths:
+        if not location.exists(path):
+            raise StorageError(
+                f"{location.uri}/{path} was removed before it was committed: this process was "
+                "suspended for longer than files stay that no commit names; try again"
+            )

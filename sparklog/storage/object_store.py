@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
@@ -30,6 +30,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from sparklog.errors import StorageError
+from sparklog.storage.local_files import StoredFile
 
 PART_BYTES = 8 << 20
 """Bytes of an object that are written by one request; a larger object is put in such parts."""
@@ -148,6 +149,31 @@ class ObjectStore:
                 obstore.delete(self._store, path)
         except FileNotFoundError:
             return
+
+    def remove_all(self, paths: Sequence[str]) -> None:
+        """Remove objects, up to 1,000 in one request where the store can; missing ones are ignored.
+
+        Raises `OSError` if some could not be removed.
+        """
+        try:
+            with _as_os_error(paths[0] if paths else ""):
+                obstore.delete(self._store, paths)
+        except FileNotFoundError:
+            # A store without requests for several objects stops at a missing one.
+            for path in paths:
+                self.remove(path)
+
+    def files(self, folder: str) -> Iterator[StoredFile]:
+        """Yield the objects below `folder` at any depth, by one request for `PAGE_NAMES` of them.
+
+        Their paths are relative to `folder`.
+        """
+        with _as_os_error(folder):
+            for page in obstore.list(self._store, f"{folder}/", chunk_size=PAGE_NAMES):
+                for one in page:
+                    path = str(one["path"])[len(folder) + 1 :]
+                    modified_at_ms = int(one["last_modified"].timestamp() * 1000)
+                    yield StoredFile(path, one["size"], modified_at_ms)
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the objects and folders directly below `folder`."""

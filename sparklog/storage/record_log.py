@@ -43,6 +43,11 @@ from sparklog.storage.soundness import first_fault
 REMEMBERED_BATCHES = 5
 """The number of an idempotent producer's last batches that detect duplicates (rule 3.6)."""
 
+REMOVED_S = 7_200
+"""The seconds for which a log's owner remembers the paths of removed batches. A request that names
+such a path later is refused for its age (rule 3.1), or because its file is gone.
+"""
+
 _base_offset = attrgetter("base_offset")
 _next_offset = attrgetter("next_offset")
 
@@ -82,7 +87,8 @@ class RecordLog:
         self._by_batch_id: dict[str, Batch] = {}
         self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
         self._appended_at_ms: dict[str, int] = {}
-        self._removed: set[str] = set()
+        # By path, the monotonic time in s at which the batch was removed, oldest first.
+        self._removed: dict[str, float] = {}
         # Of damaged replicas: the batches at or after the first fault, and all with a wrong header.
         self._unsound: dict[TopicIdPartition, list[Batch]] = {}
         self._wrong_headers: dict[TopicIdPartition, dict[str, tuple[Batch, str]]] = {}
@@ -271,7 +277,10 @@ class RecordLog:
         return self._live.get(batch.path) == batch
 
     def was_committed(self, path: str) -> bool:
-        """Return whether `path` is in the log, or was since its owner opened it (3.7)."""
+        """Return whether `path` is in the log, or was in the last `REMOVED_S` seconds (3.7).
+
+        Batches that were removed before the owner opened the log do not count.
+        """
         return path in self._live or path in self._removed
 
     def commit(
@@ -522,7 +531,12 @@ class RecordLog:
     def _forget(self, path: str) -> None:
         if self.fence is not None:
             # Only the owner asks for it, and a reader may follow a log for months.
-            self._removed.add(path)
+            now_s = time.monotonic()
+            self._removed[path] = now_s
+            while (oldest := next(iter(self._removed))) != path:
+                if self._removed[oldest] >= now_s - REMOVED_S:
+                    break
+                del self._removed[oldest]
         batch = self._live.pop(path, None)
         if batch is None:
             return

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from sparklog.errors import CommitConflictError
+from sparklog.errors import CommitConflictError, DamagedError
 from sparklog.model import TableSchema
 from sparklog.storage.commit_retries import moved, retrying
 from sparklog.storage.commits import AddedFile, RemovedFile
@@ -61,7 +61,13 @@ class ShardedTable(ControlTable):
             if self._current is None or self._current[0] != self.state:
                 new = [path for path in sorted(self._files) if path not in self._shards]
                 is_local = self.location.is_local
-                tables = map_in_parallel(self.read_file, new, 0, is_local=is_local)
+                try:
+                    tables = map_in_parallel(self.read_file, new, 0, is_local=is_local)
+                except DamagedError:
+                    # A reader that was paused may find the files of its version removed.
+                    if not self.refresh():
+                        raise
+                    return self.sharded_rows()
                 self._shards |= {
                     path: Shard(rows, self.schema) for path, rows in zip(new, tables, strict=True)
                 }

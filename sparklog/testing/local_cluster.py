@@ -37,6 +37,7 @@ from sparklog.storage.batch_files import BatchFileWriter, read_records, records_
 from sparklog.storage.copying import Copy, copy_file
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.vacuum import VacuumReport
 from sparklog.testing.local_producer import LocalProducer
 from sparklog.testing.manual_clock import ManualClock
 
@@ -416,6 +417,46 @@ class LocalCluster:
         except StoppedError:
             self.crash(broker_id)
             return MergeReport()
+
+    def vacuum(
+        self, broker_id: int, stop_after: str | None = None, after_ms: int = 0
+    ) -> VacuumReport:
+        """Remove files that no table of a broker's roots names any more.
+
+        The controller's broker also vacuums the cluster root. Files and removals are dated by the
+        system's clock, not by the cluster's.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+        stop_after : str, optional
+            The step after which the broker crashes: retention, files, history, cluster_retention
+            or cluster_files.
+        after_ms : int, default 0
+            The ms by which the system's clock is set forward.
+
+        Returns
+        -------
+        VacuumReport
+            The numbers of files that were removed and that stay.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
+
+        Examples
+        --------
+        >>> LocalCluster("vacuuming", brokers=[0]).vacuum(0).files
+        0
+        """
+        broker = self._living(broker_id)
+        try:
+            return broker.vacuum(stop_after=stop_after, after_ms=after_ms)
+        except StoppedError:
+            self.crash(broker_id)
+            return VacuumReport()
 
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Run the controller role of each live broker once: all observe, the lease holder acts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,13 +87,36 @@ def test_a_table_that_fails_is_named_and_the_others_are_done(
         context.setattr("sparklog.maintenance.table_checkpoints.write_checkpoint", on_a_full_disk)
         failed = run("maintain", "--cluster", root)
     assert failed.exit_code == 1
-    first, last = failed.stdout.splitlines()
+    first, last, removed = failed.stdout.splitlines()
     assert first == f"{topics.uri}: no checkpoint: [Errno 28] No space left on device"
     assert last.startswith("Wrote checkpoints of ")
     assert log_files(Path(topics.uri)) == before
 
-    [again] = run("maintain", "--cluster", root).printed.splitlines()
+    assert removed.startswith("Removed 0 files (0 bytes); ")
+    again, _ = run("maintain", "--cluster", root).printed.splitlines()
     assert again.startswith("Wrote checkpoints of 1 of ")
+
+
+def test_files_that_no_table_names_are_removed_after_the_delay_of_the_configuration(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """A dry run removes nothing and writes no checkpoint."""
+    configuration = tmp_path / "cluster.yaml"
+    dead = Path(connect(cluster).cluster) / "topics" / "part-0-dead.parquet"
+    dead.write_bytes(b"never committed")
+    os.utime(dead, (0, 0))
+    configuration.write_text(
+        f"cluster.root: {connect(cluster).cluster}\nbrokers:\n- broker.id: 0\n"
+        f"  log.dirs: {cluster.root / 'broker-0'}\n"
+    )
+    before = log_files(tmp_path)
+    [dry] = run("maintain", "--cluster", configuration, "--dry-run").printed.splitlines()
+    assert dry.startswith("Would remove 1 files (15 bytes); ")
+    assert dead.exists()
+    assert log_files(tmp_path) == before
+    _, removed = run("maintain", "--cluster", configuration).printed.splitlines()
+    assert removed.startswith("Removed 1 files (15 bytes); ")
+    assert not dead.exists()
 
 
 def test_a_missing_cluster_is_refused(tmp_path: Path) -> None:

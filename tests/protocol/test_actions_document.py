@@ -129,6 +129,7 @@ def test_the_code_has_rules_and_crash_points() -> None:
         "follower",
         "controller",
         "merger",
+        "vacuum",
         "repairs",
     }
     assert len(NUMBERS) > 50
