@@ -113,8 +113,8 @@ def query(
     """Run a SELECT statement over the cluster's tables, and print its rows.
 
     Tables of the cluster root: brokers, controller, topics, partition_state,
-    producer_ids, stream_writes, consumer_groups, consumer_group_heartbeats,
-    consumer_offsets.
+    leadership_history, producer_ids, stream_writes, consumer_groups,
+    consumer_group_heartbeats, consumer_offsets.
 
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
