@@ -492,6 +492,8 @@ PARTITION_STATE = _table(
     partition_epoch=_INT,
     controller_epoch=_INT,
     min_isr=_INT,
+    delete_records_offset=_LONG,
+    delete_records_epoch=_INT,
 )._replace(conflict_key=("topic_id", "partition"))
 PRODUCER_IDS = _table(
     "producer_ids",

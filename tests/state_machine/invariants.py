@@ -247,7 +247,8 @@ class Invariants:
                     log = self._roots[one.broker_id].log
                     row, epochs = log.rows.get(state.key), log.epochs.get(state.key, ())
                     of = state, one.broker_id, one.in_isr
-                    replicas.append(AuditedReplica(*of, row, row, log, epochs))
+                    start = row["log_start_offset"] if row is not None else 0
+                    replicas.append(AuditedReplica(*of, row, row, log, epochs, start))
         findings = audit_checks.check(Reading(partitions, replicas, [], []), self._rules)
         assert not findings, "; ".join(f"{one.rule}: {one}" for one in findings)
 
