@@ -389,8 +389,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "without a request."
             ),
             "delete_records_epoch": (
-                "Leader epoch of the record before that offset: the request is void for another "
-                "record."
+                "Leader epoch of the record before that offset, null without a request: a request "
+                "is void if another record is there."
             ),
         },
     ),
