@@ -286,7 +286,7 @@ class Admin:
             The new first offset of each partition; -1 stands for its high watermark. Pairs (topic,
             number) may be used as well.
         timeout_ms : float, default 60000
-            The time in ms to wait. With 0 the replicas are looked at once.
+            The time in ms to wait. With 0 the replicas are read once.
 
         Returns
         -------

@@ -87,7 +87,7 @@ class RecordDeletion:
         return {name: self._results.get(name) or self._timed_out(name) for name in self._asked}
 
     def _poll(self) -> bool:
-        """Request what can be requested, look at the replicas, and return whether all is done."""
+        """Request what can be requested, read the replicas, and return whether all is done."""
         metadata = self._logs.metadata(max_age_ms=0)
         states: dict[TopicPartition, PartitionState] = {}
         for name in self._asked.keys() - self._results.keys():
@@ -204,5 +204,6 @@ def _with_requests(
         if before[0] is not None and before[0] >= targets[key].offset and before != over.get(key):
             continue
         row["delete_records_offset"], row["delete_records_epoch"] = targets[key]
+        row["partition_epoch"] += 1
         changed.append(row)
     return RowChanges(PARTITION_STATE.rows(changed))

@@ -480,7 +480,7 @@ class LocalCluster:
     def delete_records(
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Request to delete records, and look at the replicas once; see `Admin.delete_records`.
+        """Request to delete records, and read the replicas once; see `Admin.delete_records`.
 
         The brokers serve the request in their next ticks. A second call shows the outcome.
 
