@@ -155,6 +155,32 @@ class Settings(_Keys):
         ge=7_200_000,
         description="ms after which an unused transactional id expires; producers renew it hourly.",
     )
+    log_retention_ms: int | None = Field(
+        None,
+        ge=-1,
+        description="ms for which records are kept at least; -1: forever. Takes precedence over "
+        "log.retention.minutes and log.retention.hours; a topic may override it.",
+    )
+    log_retention_minutes: int | None = Field(
+        None,
+        ge=-1,
+        description="Minutes for which records are kept; takes precedence over "
+        "log.retention.hours.",
+    )
+    log_retention_hours: int = Field(
+        168, ge=-1, description="Hours for which records are kept; -1: forever."
+    )
+    log_retention_bytes: int = Field(
+        -1,
+        ge=-1,
+        description="Bytes of batch files that a partition keeps at least; -1: no limit. A topic "
+        "may override it.",
+    )
+    log_retention_check_interval_ms: int = Field(
+        300_000,
+        gt=0,
+        description="ms between a leader's checks for records that are to be deleted.",
+    )
     log_scrub_bytes_per_second: int = Field(
         4 * _MEBIBYTE,
         ge=0,
@@ -310,6 +336,23 @@ class Settings(_Keys):
         "spark, one job for each rule.",
     )
 
+    @field_validator("log_retention_ms", "log_retention_minutes", "log_retention_hours")
+    @classmethod
+    def _some_retention(cls, value: int | None) -> int | None:
+        """Refuse 0, as Kafka does: all records would be deleted."""
+        if value == 0:
+            raise ValueError("must be -1 (forever), or 1 or more")
+        return value
+
+    @property
+    def retention_ms(self) -> int:
+        """The ms for which records are kept, -1 for ever: of Kafka's three keys the finest."""
+        if self.log_retention_ms is not None:
+            return self.log_retention_ms
+        if self.log_retention_minutes is not None:
+            return max(self.log_retention_minutes * 60_000, -1)
+        return max(self.log_retention_hours * 3_600_000, -1)
+
     @model_validator(mode="after")
     def _fetch_within_lag(self) -> Settings:
         waits = self.replica_fetch_min_bytes > 1
@@ -396,6 +439,10 @@ class TopicConfig(_Keys):
     unclean_leader_election_enable : bool or None
         Whether a replica outside the in-sync set may lead if no other is live
         (unclean.leader.election.enable).
+    retention_ms : int or None
+        ms for which records are kept at least; -1 is forever (retention.ms).
+    retention_bytes : int or None
+        Bytes of batch files that a partition keeps at least; -1 is no limit (retention.bytes).
 
     Examples
     --------
@@ -411,6 +458,8 @@ class TopicConfig(_Keys):
     max_message_bytes: int | None = Field(None, gt=0)
     producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")
     unclean_leader_election_enable: bool | None = None
+    retention_ms: int | None = Field(None, ge=-1)
+    retention_bytes: int | None = Field(None, ge=-1)
 
 
 class ProducerConfig(_Keys):

@@ -506,6 +506,8 @@ PARTITION_STATE = _history_table(
     partition_epoch=_INT,
     controller_epoch=_INT,
     min_isr=_INT,
+    delete_records_offset=_LONG,
+    delete_records_epoch=_INT,
 )._replace(conflict_key=("topic_id", "partition"))
 LEADERSHIP_HISTORY = _busy_table(
     "leadership_history",

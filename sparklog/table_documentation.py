@@ -358,8 +358,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
         writers=(
             "The controller: elections, fenced brokers. Leaders: in-sync sets. Any broker: leaves "
             "the ISR and ELR with a replica that is damaged, was lost, or is to be truncated below "
-            "its high watermark. An administrator: new topics, elections by hand, the end of a "
-            "broker."
+            "its high watermark. An administrator: new topics, elections by hand, requests to "
+            "delete records, the end of a broker."
         ),
         columns={
             **_OF_PARTITION,
@@ -383,6 +383,14 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             ),
             "min_isr": (
                 "Published `min.insync.replicas` of the partition; null until one is published."
+            ),
+            "delete_records_offset": (
+                "Offset before which an administrator has requested to delete the records; null "
+                "without a request."
+            ),
+            "delete_records_epoch": (
+                "Leader epoch of the record before that offset, null without a request: a request "
+                "is void if another record is there."
             ),
         },
     ),

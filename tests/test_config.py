@@ -48,6 +48,11 @@ KAFKA_DEFAULTS = {
     "quota.window.size.seconds": 1,
     "replica.fetch.min.bytes": 1,
     "replica.fetch.wait.max.ms": 500,
+    "log.retention.ms": None,
+    "log.retention.minutes": None,
+    "log.retention.hours": 168,
+    "log.retention.bytes": -1,
+    "log.retention.check.interval.ms": 300_000,
     "min.insync.replicas": 1,
     "message.max.bytes": 1_048_588,
     "unclean.leader.election.enable": False,
@@ -166,7 +171,7 @@ def test_an_unknown_key_like_no_other_is_answered_with_all_that_there_are() -> N
     message = refusal(TopicConfig, {"colour": "red"})
     assert message.endswith(
         "known keys: min.insync.replicas, max.message.bytes, producer_byte_rate, "
-        "unclean.leader.election.enable"
+        "unclean.leader.election.enable, retention.ms, retention.bytes"
     )
 
 
@@ -476,3 +481,28 @@ def test_every_key_of_a_cluster_and_of_a_consumer_says_what_it_does() -> None:
     for model in (Settings, ConsumerConfig):
         for field in model.model_fields.values():
             assert field.description, field.alias
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({}, 604_800_000),
+        ({"log.retention.hours": 1}, 3_600_000),
+        ({"log.retention.hours": 1, "log.retention.minutes": 1}, 60_000),
+        ({"log.retention.hours": 1, "log.retention.minutes": 1, "log.retention.ms": 1}, 1),
+        ({"log.retention.hours": -1}, -1),
+        ({"log.retention.minutes": -1}, -1),
+        ({"log.retention.ms": -1, "log.retention.hours": 1}, -1),
+    ],
+)
+def test_the_finest_unit_of_retention_counts(given: dict[str, int], retention_ms: int) -> None:
+    assert parse(Settings, given, "here.yaml").retention_ms == retention_ms
+
+
+@pytest.mark.parametrize("unit", ["ms", "minutes", "hours"])
+def test_a_retention_of_nothing_is_refused(unit: str) -> None:
+    """As in Kafka, -1 is for ever; a topic may have retention.ms=0."""
+    for value in (0, -2):
+        with pytest.raises(ConfigError, match=rf"log.retention.{unit}"):
+            parse(Settings, {f"log.retention.{unit}": value}, "here.yaml")
+    assert parse(TopicConfig, {"retention.ms": 0}, "here.yaml").retention_ms == 0

@@ -45,6 +45,7 @@ _FURTHER = {
         "TopicInfo",
     ),
     "sparklog.cluster.offsets": ("OffsetAndTimestamp",),
+    "sparklog.cluster.record_deletion": ("DeletedRecords",),
     "sparklog.config": (
         "BrokerEntry",
         "ConsumerConfig",

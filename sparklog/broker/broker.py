@@ -22,6 +22,7 @@ from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.leading.leader import Leader
 from sparklog.broker.leading.led_partitions import FollowerReports
 from sparklog.broker.log_directories import number_log_directories, open_log_directories
+from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.metadata_polls import MetadataPoll, MetadataPolls
 from sparklog.broker.pace import TickStep
@@ -201,6 +202,7 @@ class Broker:
             replicas = Replicas(root, number, purgatory, rules, interval_ms)
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
+            log_starts = LogStarts(replicas, known)
             self._replicas.append(replicas)
             self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
             self._leaders.append(
@@ -209,6 +211,7 @@ class Broker:
                     cluster,
                     replicas,
                     known,
+                    log_starts,
                     purgatory,
                     rules,
                     settings,
@@ -223,6 +226,7 @@ class Broker:
                     cluster.partition_state,
                     replicas,
                     known,
+                    log_starts,
                     purgatory,
                     rules,
                     settings,
@@ -331,11 +335,11 @@ class Broker:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
-        as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
-        journal, with answers), isr_change, checkpoint (the commit of high watermarks and answers
-        after changes of in-sync sets), responses (before taken requests are removed and checkpoints
-        written). Raises `FencedError` if a newer process plays this broker; the caller must then
-        drop it.
+        as a crash there would: damage_isr, damage_cut, epoch_entry, producer_state and log_start (a
+        deletion of old records), log_commit (the commit of the journal, with answers), isr_change,
+        checkpoint (the commit of high watermarks and answers after changes of in-sync sets),
+        responses (before taken requests are removed and checkpoints written). Raises `FencedError`
+        if a newer process plays this broker; the caller must then drop it.
         """
         with self._lock:
             metadata = self._load()
@@ -371,7 +375,8 @@ class Broker:
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: truncate to where logs agree, copy the leaders' batches, report.
 
-        `stop_after`: truncate, copy, log_commit, checkpoint. Raises as `leader_tick` does.
+        `stop_after`: truncate, copy, producer_state (of batches below the log start offset),
+        log_commit, checkpoint. Raises as `leader_tick` does.
         """
         with self._lock:
             metadata = self._load()

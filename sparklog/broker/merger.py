@@ -178,7 +178,11 @@ class Merger:
                 continue
             if now_ms < self._left_alone_until_ms.get(key, 0):
                 continue
-            batches = self._log.batches(key, looked.settled_offset)
+            # A batch that begins before the log start offset is only waiting to be deleted.
+            log_start_offset = self._replicas[key].log_start_offset
+            batches = self._log.batches(key, max(looked.settled_offset, log_start_offset))
+            if batches and batches[0].base_offset < log_start_offset:
+                batches = batches[1:]
             old = list(islice(takewhile(partial(self._is_old, now_ms=now_ms), batches), left))
             if not may_have_run(len(old), self._settings.log_merger_min_batches):
                 continue
@@ -340,7 +344,9 @@ class Merger:
         first, last = merge.batches[0], merge.batches[-1]
         key = first.topic_id_partition
         found = self._log.batches(key, first.base_offset)[: len(merge.batches)]
-        high_watermark = self._replicas[key].high_watermark
-        return tuple(found) == merge.batches and is_below_high_watermark(
-            last.next_offset, high_watermark
+        replica = self._replicas[key]
+        return (
+            tuple(found) == merge.batches
+            and first.base_offset >= replica.log_start_offset
+            and is_below_high_watermark(last.next_offset, replica.high_watermark)
         )

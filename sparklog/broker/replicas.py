@@ -174,6 +174,21 @@ class Replicas:
             kept = (entry for entry in self.epochs(key) if entry.start_offset < offset)
             self._staged_epochs[key] = tuple(kept)
 
+    def cut_epochs(self, starts: Mapping[TopicIdPartition, int]) -> None:
+        """Drop the entries before each replica's new log start offset (rule 8.3).
+
+        The boundary is kept: the entry of the last record before that offset. By it a log whose
+        records were all deleted is still compared with its leader's.
+        """
+        for key, offset in starts.items():
+            entries = self.epochs(key)
+            before = sum(entry.start_offset < offset for entry in entries)
+            self._staged_epochs[key] = tuple(entries[max(before - 1, 0) :])
+
+    def restart_epochs(self, entries: Mapping[TopicIdPartition, Sequence[EpochEntry]]) -> None:
+        """Replace the histories of replicas whose logs are restarted (rule 6.7)."""
+        self._staged_epochs |= {key: tuple(of_replica) for key, of_replica in entries.items()}
+
     # --- committing -----------------------------------------------------------------------------
 
     def commit(

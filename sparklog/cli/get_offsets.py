@@ -19,7 +19,7 @@ def get_offsets(
         str,
         typer.Option(
             metavar="TIME",
-            help="earliest, latest, or a time: ISO 8601, or ms since 1970.",
+            help="earliest (-2), latest (-1), or a time: ISO 8601, or ms since 1970.",
         ),
     ] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of objects.")] = False,
@@ -35,6 +35,7 @@ def get_offsets(
     from sparklog.cluster.offsets import Offsets
     from sparklog.model import TopicPartition
 
+    time = {"-1": "latest", "-2": "earliest"}.get(time, time)
     time_ms = None if time in ("earliest", "latest") else read_time_ms(time, "--time")
     named = Cluster.of(cluster)
     with reaching(named.root):

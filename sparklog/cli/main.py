@@ -21,6 +21,7 @@ from sparklog.cli.cluster import (
     reaching,
 )
 from sparklog.cli.consume import consume
+from sparklog.cli.delete_records import delete_records
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
@@ -60,6 +61,7 @@ app.command("consume")(consume)
 app.command("audit")(audit)
 app.command("maintain")(maintain)
 app.command("get-offsets")(get_offsets)
+app.command("delete-records")(delete_records)
 
 
 @app.callback()

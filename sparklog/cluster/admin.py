@@ -17,10 +17,11 @@ from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.election import Elections, ElectionType
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.cluster.naming import ClusterName
+from sparklog.cluster.record_deletion import DeletedRecords, RecordDeletion
 from sparklog.cluster.topic_creation import store_topic
 from sparklog.config import Settings, TopicConfig, parse
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
-from sparklog.model import TopicIdPartition, check_topic_name, new_id
+from sparklog.model import TopicIdPartition, TopicPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
 from sparklog.storage.location import StorageOptions
 from sparklog.storage.shard_rewrites import RowChanges
@@ -150,8 +151,9 @@ class Admin:
             The broker ids of each partition, the preferred leader first, in place of Kafka's
             placement. Then `partitions` and `replication_factor` may be left out.
         configs : dict of str to object, optional
-            Kafka's topic keys: min.insync.replicas, max.message.bytes,
-            unclean.leader.election.enable, and producer_byte_rate (bytes per second).
+            Kafka's topic keys: min.insync.replicas, max.message.bytes, retention.ms,
+            retention.bytes, unclean.leader.election.enable, and producer_byte_rate (bytes per
+            second).
 
         Returns
         -------
@@ -269,6 +271,41 @@ class Admin:
             partition: _election_error(election_type, before.partitions[key], after.partitions[key])
             for key, partition in asked.items()
         }
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], *, timeout_ms: float = 60_000
+    ) -> dict[TopicPartition, DeletedRecords]:
+        """Delete the records before an offset of each partition (rule 8.3; Kafka's DeleteRecords).
+
+        The request is stored. Leaders serve it in their next ticks, and followers take it over.
+        This method waits for that in every live replica, parked ones included.
+
+        Parameters
+        ----------
+        offsets : dict of TopicPartition to int
+            The new first offset of each partition; -1 stands for its high watermark. Pairs (topic,
+            number) may be used as well.
+        timeout_ms : float, default 60000
+            The time in ms to wait. With 0 the replicas are read once.
+
+        Returns
+        -------
+        dict of TopicPartition to DeletedRecords
+            The low watermark of each partition, or the name of Kafka's error: OFFSET_OUT_OF_RANGE
+            above the high watermark, UNKNOWN_TOPIC_OR_PARTITION, or REQUEST_TIMED_OUT. A request
+            that has timed out is served later if it was stored; see `DeletedRecords.detail`.
+
+        Raises
+        ------
+        SparklogError
+            An offset or a partition is not usable.
+
+        Examples
+        --------
+        >>> admin.delete_records({("payments", 0): -1})
+        {TopicPartition(topic='payments', partition=0): DeletedRecords(low_watermark=0, ...)}
+        """
+        return RecordDeletion(self._connection, offsets).run(timeout_ms)
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic.

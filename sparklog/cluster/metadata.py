@@ -178,6 +178,10 @@ class PartitionState(NamedTuple):
         The epoch of the controller that made the last change.
     min_isr : int or None
         Its min.insync.replicas; `None` until a controller has published it.
+    delete_records_offset : int or None
+        The offset below which an administrator has requested to delete the records.
+    delete_records_epoch : int or None
+        The leader epoch of the record before that offset.
     replicas : tuple of AssignedReplica
         The replicas, in the order of the assignment.
 
@@ -198,6 +202,8 @@ class PartitionState(NamedTuple):
     partition_epoch: int
     controller_epoch: int
     min_isr: int | None
+    delete_records_offset: int | None
+    delete_records_epoch: int | None
     replicas: tuple[AssignedReplica, ...]
 
     @property

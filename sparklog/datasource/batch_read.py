@@ -61,6 +61,12 @@ def _range(
     loss: DataLoss,
 ) -> OffsetRange:
     start, end = starts[key], ends[key]
+    if end < seen.log_start_offset == start:
+        loss.report(
+            f"records up to {end - 1} of {key} are requested, but they were deleted: its log "
+            f"starts at {start}"
+        )
+        return OffsetRange(key, start, start)
     if start > end:
         raise ConfigError(
             f"the start {start} of {key} is beyond its end {end}: correct the offsets; the log of "

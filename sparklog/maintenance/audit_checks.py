@@ -102,7 +102,7 @@ class _Checks:
             {
                 **_identity(one),
                 "in_isr": one.in_isr,
-                "log_start_offset": one.log_start_offset,
+                "log_start_offset": one.row["log_start_offset"],
                 "high_watermark": one.row["high_watermark"],
                 "reported_log_end_offset": one.reported_log_end_offset,
                 "log_end_offset": one.log_end_offset,

@@ -39,7 +39,8 @@ _Read = TypeVar("_Read")
 class AuditedReplica(NamedTuple):
     """One assigned replica: its rows in both readings, its log and its epoch history.
 
-    A row is `None` if the broker has not written one yet.
+    A row is `None` if the broker has not written one yet. `log_start_offset` was read after the
+    log, because the records before it may be deleted at any time.
     """
 
     state: PartitionState
@@ -49,16 +50,12 @@ class AuditedReplica(NamedTuple):
     row: Row | None
     log: RecordLog
     epochs: Sequence[EpochEntry]
+    log_start_offset: int
 
     @property
     def key(self) -> TopicIdPartition:
         """The partition."""
         return self.state.key
-
-    @property
-    def log_start_offset(self) -> int:
-        """The first offset that the replica still has."""
-        return int(self.row["log_start_offset"]) if self.row else 0
 
     @property
     def log_end_offset(self) -> int:
@@ -132,6 +129,7 @@ def read_cluster(connection: Connection) -> Reading:
     rows = roots.each(states.values(), roots.rows)
     logs = roots.each(states.values(), RecordLog)
     epochs = roots.each(states.values(), roots.epochs)
+    last_rows = roots.each(states.values(), roots.rows)
     replicas = []
     for state in states.values():
         for one in state.replicas:
@@ -146,6 +144,7 @@ def read_cluster(connection: Connection) -> Reading:
                 rows[location].get(state.key),
                 logs[location],
                 epochs.get(location, {}).get(state.key, []),
+                last_rows.get(location, {}).get(state.key, {}).get("log_start_offset", 0),
             )
             replicas.append(replica)
     return Reading(states, replicas, sorted(roots.unreadable.values()), _damaged(connection))

@@ -234,6 +234,11 @@ class RecordLog:
         batches = self._slices.get(partition, [])
         return batches[bisect.bisect_right(batches, from_offset, key=_next_offset) :]
 
+    def first_batch(self, partition: TopicIdPartition) -> Batch | None:
+        """Return the first batch of a replica, or `None`; costs O(1)."""
+        batches = self._slices.get(partition)
+        return batches[0] if batches else None
+
     def unsound_batches(self, partition: TopicIdPartition) -> Sequence[Batch]:
         """Return the live batches of a damaged replica that are not offered.
 

@@ -22,9 +22,10 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.election import ElectionType
 from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.observations import Observations
+from sparklog.cluster.record_deletion import DeletedRecords
 from sparklog.config import Settings, parse
 from sparklog.errors import SparklogError, StorageError
-from sparklog.model import Record, TopicIdPartition, batch_id, new_batch_path
+from sparklog.model import Record, TopicIdPartition, TopicPartition, batch_id, new_batch_path
 from sparklog.producer.produce_requests import (
     Acks,
     PendingProduce,
@@ -351,8 +352,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: epoch_entry, log_commit, isr_change, checkpoint
-            or responses.
+            The step after which the broker crashes: producer_state or log_start (of a deletion of
+            old records), epoch_entry, log_commit, isr_change, checkpoint or responses.
 
         Returns
         -------
@@ -374,7 +375,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: truncate, copy, log_commit or checkpoint.
+            The step after which the broker crashes: truncate, copy, producer_state (of a deletion
+            of old records), log_commit or checkpoint.
 
         Returns
         -------
@@ -515,6 +517,32 @@ class LocalCluster:
         """
         admin = Admin(self.connection, settings=self.settings, clock=self.clock)
         return admin.elect_leaders(election_type, partitions)
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, DeletedRecords]:
+        """Request to delete records, and read the replicas once; see `Admin.delete_records`.
+
+        The brokers serve the request in their next ticks. A second call shows the outcome.
+
+        Parameters
+        ----------
+        offsets : dict of TopicPartition to int
+            The new first offset of each partition; -1 stands for its high watermark.
+
+        Returns
+        -------
+        dict of TopicPartition to DeletedRecords
+            The low watermark or the error of each partition: REQUEST_TIMED_OUT until the ticks of
+            all live replicas have served it.
+
+        Raises
+        ------
+        SparklogError
+            An offset or a partition is not usable.
+        """
+        admin = Admin(self.connection, settings=self.settings, clock=self.clock)
+        return admin.delete_records(offsets, timeout_ms=0)
 
     def crash(self, broker_id: int) -> None:
         """Stop a broker at once; its tables stay as they are.
@@ -660,6 +688,9 @@ class LocalCluster:
 
     def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
         """Return all records of a replica's log, committed or not, by ascending offset.
+
+        They may include records before the log start offset, which are no longer visible: a batch
+        is deleted as a whole.
 
         Parameters
         ----------

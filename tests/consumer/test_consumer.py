@@ -482,6 +482,37 @@ class TestPositions:
         lenient.seek(T0, 11)
         assert len(values(lenient.poll())) == 10
 
+    def test_before_the_log_start_are_reset_or_refused(
+        self, ten: Connection, local: LocalCluster
+    ) -> None:
+        """Records were deleted up to an offset within a batch: none of them is read."""
+        resets = ("none", "earliest", "latest")
+        consumers = [consumer_of(ten, auto_offset_reset=one, max_poll_records=2) for one in resets]
+        for consumer in consumers:
+            consumer.seek(T0, 0)
+            assert values(consumer.poll()) == [b"0", b"1"]
+
+        def first_by_time() -> int | None:
+            found = consumers[0].offsets_for_times({T0: 0})[T0]
+            return found.offset if found else None
+
+        assert first_by_time() == 0
+        local.delete_records({T0: 5})
+        local.tick_until_idle()
+        strict, earliest, latest = consumers
+        for consumer in consumers:
+            consumer.seek(T0, 4)
+        with pytest.raises(ProtocolError, match="OFFSET_OUT_OF_RANGE: the position 4 of t-0"):
+            strict.poll()
+        assert values(earliest.poll()) == [b"5", b"6"]
+        assert values(latest.poll()) == []
+        produced(local, [b"new"])
+        assert values(latest.poll(1_000)) == [b"new"]
+        assert strict.beginning_offsets([T0]) == {T0: 5}
+        assert first_by_time() == 5
+        strict.seek_to_beginning(T0)
+        assert values(strict.poll()) == [b"5", b"6"]
+
     def test_a_seek_drops_what_was_fetched(self, ten: Connection) -> None:
         """A seek drops fetched records."""
         consumer = consumer_of(ten, max_poll_records=2)

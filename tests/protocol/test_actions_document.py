@@ -26,7 +26,7 @@ AUDIT_RULES = {path.stem for path in (ROOT / "sparklog" / "protocol" / "audit").
 RULES = set(rule_names()) - AUDIT_RULES
 TABLES = {schema.name for schema in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT)}
 FURTHER_TABLES = {schema.name for schema in REQUEST_TABLES}
-ACTOR_OF = {"damage": "repairs"}
+ACTOR_OF = {"damage": "repairs", "log_starts": "retention"}
 """The actors whose modules have another name."""
 HEADER = ["actor", "action", "guard", "rule", "effect", "crash point"]
 
@@ -131,6 +131,7 @@ def test_the_code_has_rules_and_crash_points() -> None:
         "merger",
         "vacuum",
         "repairs",
+        "retention",
     }
     assert len(NUMBERS) > 50
 

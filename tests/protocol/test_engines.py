@@ -127,6 +127,8 @@ OF_THE_PARTITION = frozenset(
 UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("fetch", "positions"): ("topic_id", "partition"),
     ("fetch", "batches"): ("topic_id", "partition", "base_offset"),
+    ("log_start_offset", "replicas"): ("topic_id", "partition"),
+    ("log_start_offset", "batches"): ("topic_id", "partition", "base_offset"),
     ("mergeable_batches", "batches"): ("topic_id", "partition", "base_offset"),
     ("producer_sequences", "batches"): (
         "topic_id",
@@ -145,12 +147,15 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "acks": (-1, 2),
+    "log_size_bytes": (0, 30),
     "max_batch_bytes": (50, 3000),
     "max_bytes": (0, 20),
     "max_total_bytes": (100, 500),
     "min_batches": (1, 3),
     "min_lag_ms": (0, 2),
     "producer_id": (-1, 2),
+    "retention_bytes": (-1, 20),
+    "retention_ms": (-1, 4),
     "size_bytes": (0, 9),
 }
 """Columns whose numbers are neither offsets nor times."""

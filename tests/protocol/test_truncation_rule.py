@@ -184,8 +184,24 @@ def test_nothing_is_cut_below_the_log_start(rules: Rules) -> None:
     """Rule 1.2: without a common epoch, the remaining records of the first own epoch are
     removed.
     """
-    point = truncation_point(rules, [(1, 0)], 9, [(2, 0)], 9, log_start_offset=4)
+    own, leaders = [(1, 0)], [(2, 0)]
+    point = truncation_point(rules, own, 9, leaders, 9, log_start_offset=4, leader_start=4)
     assert point == Point(4)
+
+
+@pytest.mark.parametrize("own", [[(1, 0)], []], ids=["another history", "no history"])
+def test_a_log_that_starts_later_than_another_history_restarts_where_that_starts(
+    rules: Rules, own: Entries
+) -> None:
+    """Only an unclean election leads to it. The records that the follower has deleted were not the
+    leader's: without a restart it would be in sync and lack them (6.7, 9.1).
+    """
+    point = truncation_point(rules, own, 9, [(2, 0)], 20, log_start_offset=9, leader_start=3)
+    assert point == Point(9 if own else None, restart_at=3)
+    point = truncation_point(rules, own, 9, [(2, 0)], 5, log_start_offset=9, leader_start=3)
+    assert point.restart_at == 3
+    known = truncation_point(rules, [(2, 0)], 9, [(2, 0)], 20, log_start_offset=9, leader_start=3)
+    assert known == Point(None)
 
 
 def test_what_the_leader_cannot_vouch_for_goes(rules: Rules) -> None:

@@ -25,7 +25,7 @@ from sparklog.broker.tick import StoppedError
 from sparklog.cluster.election import ElectionType
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
-from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch
+from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch, TopicPartition
 from sparklog.producer.produce_requests import Acks, PendingProduce, ProduceResponse
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.batch_files import file_damage
@@ -218,6 +218,10 @@ class CheckedCluster:
         """The leader of a partition, or the first replica if it has no leader."""
         return self._leader(partition)
 
+    def committed(self, partition: int) -> int:
+        """The number of records that a partition has committed, deleted ones included."""
+        return len(self._invariants.committed(partition))
+
     def controller(self) -> int:
         """The active controller."""
         return next(one for one, of in self._cluster.brokers.items() if of.is_controller)
@@ -352,6 +356,13 @@ class CheckedCluster:
         self._cluster.clock.advance(MERGE_LAG_MS)
         with _before_commit_of_merge(lambda: getattr(self._cluster, role)(other_id)):
             self._cluster.merge(broker_id)
+
+    @_step
+    def delete_records(self, partition: int, offset: int) -> None:
+        """Request to delete the records before an offset; -1 stands for the high watermark."""
+        committed = len(self._invariants.committed(partition))
+        self._invariants.expect_deletion(partition, committed if offset == -1 else offset)
+        self._cluster.delete_records({TopicPartition(TOPIC, partition): offset})
 
     @_step
     def tick_until_idle(self) -> None:
@@ -608,9 +619,13 @@ class CheckedCluster:
                 raise
             return
         committed = self._invariants.committed(partition)
-        values = [record.value for record in records]
-        assert values == committed[: len(values)], f"{values} are shown, {committed} committed"
-        assert [record.offset for record in records] == list(range(len(records)))
+        values = [record.value or b"" for record in records]
+        first = records[0].offset if records else 0
+        assert self._invariants.has_committed(partition, first, values), (
+            f"{values} are shown from {first} on, {committed} committed"
+        )
+        offsets = [record.offset for record in records]
+        assert offsets == list(range(first, first + len(records)))
 
     @_step
     def bring_back(self) -> None:
@@ -691,10 +706,10 @@ class CheckedCluster:
         epoch = request.pending.batches[0].state.leader_epoch
         if request.pending.acks == 1 or epoch < self._invariants.unclean_epoch(request.partition):
             return
-        committed = self._invariants.committed(request.partition)
-        found = committed[response.base_offset : response.last_offset + 1]
-        assert found == request.values, (
-            f"9.1: request {number} is answered with {response}, but committed are {committed}"
+        at = request.partition, response.base_offset
+        assert self._invariants.has_committed(*at, request.values), (
+            f"9.1: request {number} is answered with {response}, but committed are "
+            f"{self._invariants.committed(request.partition)}"
         )
 
 

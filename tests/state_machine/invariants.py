@@ -8,7 +8,7 @@ cluster, whatever has happened to it. Conditions on single logs are shared with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +44,26 @@ class Written(NamedTuple):
     value: bytes
 
 
+DELETED = Written(-1, b"")
+"""Stands for each deleted record at the start of a log."""
+
+
+def kept(records: Sequence[Written]) -> list[Written]:
+    """Return the records that are not deleted."""
+    return [record for record in records if record is not DELETED]
+
+
+def agree_where_kept(one: Sequence[Written], other: Sequence[Written], end: int) -> bool:
+    """9.1, 9.2: `agree_below`, for the offsets that both logs still have."""
+    pairs = [
+        (first, second)
+        for first, second in zip(one[:end], other[:end], strict=False)
+        if first is not DELETED and second is not DELETED
+    ]
+    is_equal = agree_below([a for a, _ in pairs], [b for _, b in pairs], len(pairs))
+    return is_equal and len(one[:end]) == len(other[:end])
+
+
 @dataclass
 class _Past:
     """The earlier state of a partition, which must not be revoked."""
@@ -58,6 +78,8 @@ class _Past:
     written: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """The value that was written at an offset in a leader epoch: there can be only one."""
     visible: int = 0
+    deletable: set[Written] = field(default_factory=set)
+    """The records that an administrator has requested to delete."""
 
     def begin_again(self, epoch: int) -> None:
         """Expect no record that was committed before `epoch`."""
@@ -91,7 +113,7 @@ class _Root:
         if self.log.version == self._seen:
             return False
         self._seen = self.log.version
-        self.records = {key: self._read(key) for key in self.log.partitions()}
+        self.records = {key: self._read(key) for key in {*self.log.partitions(), *self.rows}}
         return True
 
     def _checkpointed(self) -> str:
@@ -124,7 +146,9 @@ class _Root:
         return [(epoch, start) for epoch, start in self.log.epochs.get(key, ())]
 
     def _read(self, key: TopicIdPartition) -> list[Written]:
-        return [
+        first, row = self.log.first_batch(key), self.rows.get(key)
+        start = row["log_start_offset"] if row is not None else 0
+        return [DELETED] * (start if first is None else first.base_offset) + [
             Written(batch.leader_epoch, value)
             for batch in self.log.batches(key)
             for value in self._of(batch)
@@ -196,6 +220,19 @@ class Invariants:
         """The records that the partition has committed, as far as they were observed."""
         return [record.value for record in self._past[partition].committed]
 
+    def has_committed(self, partition: int, offset: int, values: Sequence[bytes]) -> bool:
+        """Whether these values are committed from an offset on, as far as they are not deleted."""
+        found = self._past[partition].committed[offset : offset + len(values)]
+        given = [
+            Written(one.leader_epoch, value) for one, value in zip(found, values, strict=False)
+        ]
+        return len(found) == len(values) and agree_where_kept(found, given, len(values))
+
+    def expect_deletion(self, partition: int, offset: int) -> None:
+        """Expect that the committed records before an offset are deleted."""
+        past = self._past[partition]
+        past.deletable |= set(kept(past.committed[:offset]))
+
     def high_watermarks(self, partition: int) -> dict[int, int]:
         """The high watermarks of the replicas, by broker."""
         return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}
@@ -247,7 +284,8 @@ class Invariants:
                     log = self._roots[one.broker_id].log
                     row, epochs = log.rows.get(state.key), log.epochs.get(state.key, ())
                     of = state, one.broker_id, one.in_isr
-                    replicas.append(AuditedReplica(*of, row, row, log, epochs))
+                    start = row["log_start_offset"] if row is not None else 0
+                    replicas.append(AuditedReplica(*of, row, row, log, epochs, start))
         findings = audit_checks.check(Reading(partitions, replicas, [], []), self._rules)
         assert not findings, "; ".join(f"{one.rule}: {one}" for one in findings)
 
@@ -325,21 +363,27 @@ class Invariants:
     def _check_replica(self, broker_id: int, root: _Root, partition: int, past: _Past) -> None:
         key = self._key(past)
         records = root.records.get(key, [])
-        assert has_each_value_once(records), f"9.1: written twice by broker {broker_id}"
+        assert has_each_value_once(kept(records)), f"9.1: written twice by broker {broker_id}"
         for offset, record in enumerate(records):
+            if record is DELETED:
+                continue
             first = past.written.setdefault((record.leader_epoch, offset), record.value)
             assert first == record.value, (
                 f"9.4: two records at offset {offset} in epoch {record.leader_epoch}: "
                 f"{first!r} and {record.value!r}"
             )
-        assert epochs_never_decrease(records), f"9.5: epochs of broker {broker_id}: {records}"
+        assert epochs_never_decrease(kept(records)), f"9.5: epochs of broker {broker_id}: {records}"
         row = root.rows.get(key)
         if row is not None:
             end = row["log_end_offset"]
             assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
             # The audit excuses epochs that a follower has copied and not entered yet.
             history = root.history(key)
-            assert history_has_epochs(history, records), f"9.6: {history} of {records}"
+            # The history begins with the entry of the last deleted record.
+            begun = len(records) - len(kept(records))
+            shifted = [(epoch, max(start - begun, 0)) for epoch, start in history]
+            shifted = [one for one, later in pairwise([*shifted, (-1, 1)]) if later[1] > 0]
+            assert history_has_epochs(shifted, kept(records)), f"9.6: {history} of {records}"
             self._check_row(broker_id, partition, past, row, records)
 
     @checks(Invariant.IN_SYNC_REPLICAS_AGREE, Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
@@ -357,11 +401,15 @@ class Invariants:
         assert high_watermark <= len(records), f"1.2: {of} is committed past its end"
         shown = records[:high_watermark]
         both = min(high_watermark, len(past.committed))
-        assert agree_below(shown, past.committed, both), (
+        assert agree_where_kept(shown, past.committed, both), (
             f"9.2: {of} has {shown[:both]} committed, others had {past.committed[:both]}"
         )
         if high_watermark > len(past.committed):
-            past.committed = shown
+            known = past.committed
+            past.committed = [
+                known[offset] if record is DELETED and offset < len(known) else record
+                for offset, record in enumerate(shown)
+            ]
 
     @checks(
         Invariant.ACKNOWLEDGED_RECORDS_SURVIVE,
@@ -374,9 +422,14 @@ class Invariants:
             if not replica["in_isr"] or broker_id not in self._roots:
                 continue
             records = self._roots[broker_id].records.get(key, [])
-            assert agree_below(records, past.committed, len(past.committed)), (
+            assert agree_where_kept(records, past.committed, len(past.committed)), (
                 f"9.1, 9.2, 9.7: broker {broker_id} is in sync in {partition} and has {records}, "
                 f"but {past.committed} were committed"
+            )
+            deleted = past.committed[: len(records) - len(kept(records))]
+            assert set(kept(deleted)) <= past.deletable, (
+                f"9.1, 8.3: broker {broker_id} is in sync in {partition} and lacks {deleted}, of "
+                f"which nobody has requested to delete {set(deleted) - past.deletable}"
             )
 
     @checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
@@ -397,7 +450,7 @@ class Invariants:
         assert state.leader is not None
         records = self._roots[state.leader].records.get(state.key, [])
         end = visible.high_watermark
-        assert agree_below(records, past.committed, end), (
+        assert agree_where_kept(records, past.committed, end), (
             f"9.3: a consumer of {partition} sees {records[:end]}, committed were {past.committed}"
         )
 
@@ -421,7 +474,8 @@ class Invariants:
             for broker_id in brokers:
                 root = self._roots[broker_id]
                 records = root.records.get(key, [])
-                assert records == leaders, f"broker {broker_id} has {records}, not {leaders}"
+                is_equal = agree_where_kept(records, leaders, max(len(records), len(leaders)))
+                assert is_equal, f"broker {broker_id} has {records}, not {leaders}"
                 row = root.rows[key]
                 found = row["high_watermark"], row["log_end_offset"], row["leader_epoch"]
                 expected = len(records), len(records), state.leader_epoch

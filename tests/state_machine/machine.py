@@ -16,8 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.faulty_files import Failure, Kept
 from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedCluster
 
-LEADER_POINTS = ("epoch_entry", "log_commit", "isr_change", "checkpoint", "responses")
-FOLLOWER_POINTS = ("truncate", "copy", "log_commit", "checkpoint")
+LEADER_POINTS = (
+    *("epoch_entry", "producer_state", "log_start"),
+    *("log_commit", "isr_change", "checkpoint", "responses"),
+)
+FOLLOWER_POINTS = ("truncate", "copy", "producer_state", "log_commit", "checkpoint")
 CONTROLLER_POINTS = ("lease", "fence", "election")
 MERGER_POINTS = ("files", "producer_state", "log_commit", "checkpoint")
 RULES = {
@@ -89,6 +92,7 @@ WEIGHTS = {
     "tick_until_idle": 2,
     "merge": 3,
     "merge_during": 2,
+    "delete_records": 3,
     "tick_during": 3,
     "retry": 3,
     "consume": 1,
@@ -172,6 +176,7 @@ class ClusterMachine(RuleBasedStateMachine):
         return {
             "produce": cluster.producible(),
             "consume": cluster.producible(),
+            "delete_records": cluster.producible(),
             "retry": cluster.sendable(),
             "leader_tick": cluster.running(),
             "follower_tick": cluster.running(),
@@ -215,6 +220,11 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def _consume(self) -> None:
         self.cluster.consume(self._whom("consume"))
+
+    def _delete_records(self) -> None:
+        partition = self._whom("delete_records")
+        committed = self.cluster.committed(partition)
+        self.cluster.delete_records(partition, self._one_of([-1, *range(1, committed + 1)]))
 
     # --- ticks ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from sparklog.broker.following.copies_ahead import CopiesAhead
 from sparklog.broker.following.fetch import Followed, ReplicaFetcher
 from sparklog.broker.following.leader_roots import LeaderRoots
 from sparklog.broker.following.producer_fetch import ProducerFetcher
+from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedFetch, Purgatory
@@ -57,6 +58,7 @@ class Follower:
         partition_state: ShardedTable,
         replicas: Replicas,
         producer_state: ProducerState,
+        log_starts: LogStarts,
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
@@ -68,6 +70,7 @@ class Follower:
         self._partition_state = partition_state
         self._replicas = replicas
         self._producer_state = producer_state
+        self._log_starts = log_starts
         self._purgatory = purgatory
         self._root = replicas.root
         self._rules = rules
@@ -122,9 +125,13 @@ class Follower:
         with self._root.log.discarding(batches):
             self._replicas.append(sorted(batches, key=lambda batch: batch.base_offset))
             self._assign_epochs(batches)
-            wait_ms = 0 if batches or is_waited else high_watermarks_wait_ms
+            behind = [one for one in agreed if self._starts_before_leader(one)]
+            wait_ms = 0 if batches or behind or is_waited else high_watermarks_wait_ms
             reported = self._report(agreed, now_ms, wait_ms)
-            report.changed = self._replicas.commit(now_ms)
+            starts = self._new_log_starts(behind)
+            removed = self._log_starts.move(starts, now_ms, effects) if starts else []
+            report.changed = self._replicas.commit(now_ms, removed=removed)
+        self._log_starts.note_committed(starts)
         self._reported |= reported
         effects.done("log_commit")
         self._replicas.checkpoints.keep(now_ms)
@@ -353,13 +360,18 @@ class Follower:
     def _restart(
         self, starts: dict[TopicIdPartition, int], followed: list[Followed], now_ms: int
     ) -> set[TopicIdPartition]:
-        """Drop whole logs whose leaders' logs now begin later, and restart them there (6.7).
+        """Drop whole logs, and restart them at the log start offsets of their leaders (6.7).
 
-        The leaders' producer state from before is copied. Returns the partitions whose leaders
-        cannot be read for it.
+        The leaders' producer state from before is copied, and the epoch of the record before. A
+        broker leaves the ISR and ELR before it restarts below its own high watermark, as before a
+        truncation. Returns the partitions that cannot be restarted yet: their leaders cannot be
+        read, or partition_state was changed at the same time.
         """
+        below = {key for key, at in starts.items() if at < self._replicas[key].high_watermark}
+        staying = below - self._leave_isr(below, now_ms)
+        starts = {key: offset for key, offset in starts.items() if key not in staying}
         kept = self._producers.copy_before(starts, followed, now_ms)
-        unknown = starts.keys() - kept.keys()
+        unknown = staying | (starts.keys() - kept.keys())
         starts = {key: offset for key, offset in starts.items() if key in kept}
         removed = [batch for key in starts for batch in self._root.log.batches(key)]
         for key, offset in starts.items():
@@ -376,7 +388,10 @@ class Follower:
                 log_start_offset=offset,
                 high_watermark=offset,
             )
-        self._replicas.truncate_epochs(dict.fromkeys(starts, 0))
+        histories = {one.key: one.root.log.epochs.get(one.key, ()) for one in followed}
+        self._replicas.restart_epochs({key: histories[key] for key in starts})
+        self._replicas.cut_epochs(starts)
+        self._replicas.truncate_epochs(starts)
         self._replicas.commit(now_ms, removed=removed)
         self._producer_state.restart(kept)
         return set(unknown)
@@ -464,6 +479,34 @@ class Follower:
                 reported_at_ms=now_ms,
             )
         return positions
+
+    def _starts_before_leader(self, one: Followed) -> bool:
+        start: int = one.row["log_start_offset"]
+        return self._replicas[one.key].log_start_offset < start
+
+    def _new_log_starts(self, behind: Iterable[Followed]) -> dict[TopicIdPartition, int]:
+        """Return the log start offsets that move to those of the leaders, by the rule (8.3)."""
+        rows = [
+            {
+                **one.key._asdict(),
+                "log_start_offset": self._replicas[one.key].log_start_offset,
+                "leader_log_start_offset": one.row["log_start_offset"],
+                "high_watermark": self._replicas[one.key].high_watermark,
+            }
+            for one in behind
+        ]
+        if not rows:
+            return {}
+        found = self._rules.run("follower_log_start_offset", followed=rows)
+        starts = {
+            TopicIdPartition(row["topic_id"], row["partition"]): row["log_start_offset"]
+            for row in found
+        }
+        return {
+            key: offset
+            for key, offset in starts.items()
+            if offset > self._replicas[key].log_start_offset
+        }
 
     def _is_high_watermark_only(
         self,

@@ -13,6 +13,8 @@ from functools import partial
 
 from sparklog.broker.leading.appends import Appends, Standing
 from sparklog.broker.leading.led_partitions import FollowerReports, Keys, LedPartitions
+from sparklog.broker.leading.retention import Retention
+from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce, ProduceProgress, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
@@ -38,6 +40,7 @@ class Leader:
         cluster: ClusterRoot,
         replicas: Replicas,
         producer_state: ProducerState,
+        log_starts: LogStarts,
         purgatory: Purgatory,
         rules: Rules,
         settings: Settings,
@@ -51,6 +54,7 @@ class Leader:
         self._purgatory = purgatory
         self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
+        self._retention = Retention(replicas, log_starts, self._led, rules, settings)
         self.appends = Appends(self._root, producer_state, rules, settings, execution)
         self._seen_versions: object = None
         self._surroundings: object = None
@@ -80,8 +84,10 @@ class Leader:
             # No partition is led, and no answer can be committed.
             return TickReport()
         self._replicas.checkpoints.verify(now_ms)
+        has_deleted = self._retention.tick(metadata, now_ms, effects)
         is_idle = not (
             touched
+            or has_deleted
             or reports.changed & self._led.keys()
             or self.appends.inbox.waiting
             or metadata_versions != seen_versions

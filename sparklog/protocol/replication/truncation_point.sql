@@ -8,7 +8,9 @@
 -- `truncate_to` is null if nothing is to be cut. It may be the log end offset: then an epoch in
 -- which the follower led but wrote nothing is dropped from its history, and no record is.
 -- `restart_at` is given if the leader's log begins after the remaining log: the follower drops
--- everything and begins there, too (rule 6.7).
+-- everything and begins there, too (rule 6.7). It is also given if there is no common epoch and the
+-- follower's log begins after the leader's: the records that the follower has deleted may not have
+-- been the leader's.
 -- takes followed: topic_id string, partition int, leader_epoch int, log_start_offset bigint,
 --   log_end_offset bigint, leader_log_start_offset bigint, leader_log_end_offset bigint
 -- takes own_entries: topic_id string, partition int, epoch int, start_offset bigint
@@ -59,6 +61,7 @@ points as (
         f.partition,
         f.log_end_offset,
         f.leader_log_start_offset,
+        c.epoch is null and f.log_start_offset > f.leader_log_start_offset as is_foreign,
         a.topic_id is null or b.topic_id is not null as waits,
         coalesce(o.latest_epoch > coalesce(c.epoch, -1), false) as has_foreign_epochs,
         case
@@ -86,8 +89,11 @@ select
     end as truncate_to,
     case
         when not waits
-            and least(coalesce(agreed_offset, log_end_offset), log_end_offset)
+            and (
+                least(coalesce(agreed_offset, log_end_offset), log_end_offset)
                 < leader_log_start_offset
+                or is_foreign
+            )
             then leader_log_start_offset
     end as restart_at,
     waits
