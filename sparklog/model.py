@@ -389,6 +389,14 @@ PRODUCER_STATE = _busy_table(
     timestamp_ms=_LONG,
     snapshot_offset=_LONG,
 )
+CLEANER_OFFSET_CHECKPOINT = _busy_table(
+    "cleaner_offset_checkpoint",
+    ("topic_id", "partition"),
+    topic_id=_STRING,
+    partition=_INT,
+    first_dirty_offset=_LONG,
+    passes=_STRING,
+)
 _REQUEST_HEADER = pa.schema(
     [
         ("request_id", _STRING),
@@ -584,6 +592,7 @@ BROKER_TABLES = (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     PRODUCER_STATE,
+    CLEANER_OFFSET_CHECKPOINT,
     PRODUCE_REQUESTS,
     DELAYED_OPERATIONS,
 )

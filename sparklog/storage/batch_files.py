@@ -124,10 +124,11 @@ class BatchFileWriter:
         """The number of bytes written so far; `finish` writes the last ones."""
         return self._file.size_bytes
 
-    def write(self, records: pa.Table) -> None:
+    def write(self, records: pa.Table, deltas: pa.Array[Any] | None = None) -> None:
         """Write `records`, which has the columns of `RECORD_COLUMNS` except offset_delta.
 
-        Raises `StorageError` if a record has no usable timestamp; nothing is written in that case.
+        Parameters: `deltas`, the records' offset deltas, by default numbers without a gap. Raises
+        `StorageError` if a record has no usable timestamp; nothing is written in that case.
         """
         count = records.num_rows
         if not count:
@@ -136,7 +137,8 @@ class BatchFileWriter:
         if isinstance(extent, str):
             raise StorageError(f"{extent}: give every record a time between the years 1 and 9999")
         first, last = extent
-        deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
+        if deltas is None:
+            deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
         numbered = pa.Table.from_arrays(columns, schema=RECORD_COLUMNS)
         if not self.record_count and numbered.nbytes <= _UNCOMPRESSED_BYTES:

@@ -1,7 +1,8 @@
 """Work on record bytes, in this process or in the tasks of a Spark job (key `execution`).
 
-Four kinds of work have the size of the records: a leader's check of batch files, a follower's
-copies, the cut of a batch that straddles an offset, and merging. Everything else is metadata.
+Five kinds of work have the size of the records: a leader's check of batch files, a follower's
+copies, the cut of a batch that straddles an offset, merging, and compaction. Everything else
+is metadata.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sparklog.session import spark_errors
 from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, spark_job
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
+from sparklog.storage.compaction import Compaction, compact_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
@@ -98,6 +100,10 @@ class Execution(Protocol):
         """Write adjacent batches as one; return the merged batches (8.4)."""
         ...
 
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """Write some records of adjacent batches as one batch; return the new batches (8.3)."""
+        ...
+
 
 class DriverExecution:
     """Work in the threads of this process."""
@@ -128,6 +134,10 @@ class DriverExecution:
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
         return [merge_batches(merge) for merge in merges]
+
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """See `Execution.compact`."""
+        return [compact_batches(one) for one in compactions]
 
 
 class SparkExecution:
@@ -242,6 +252,14 @@ class SparkExecution:
         # from the bytes of one task on.
         least = min(self._min_bytes, self._bytes_per_task)
         return self._run("merge", _merged_each, merges, sizes, self._driver.merge, least)
+
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """See `Execution.compact`."""
+        sizes = [one.size_bytes for one in compactions]
+        least = min(self._min_bytes, self._bytes_per_task)
+        return self._run(
+            "compact", _compacted_each, compactions, sizes, self._driver.compact, least
+        )
 
     def _run(
         self,
@@ -432,6 +450,14 @@ def _merged_each(merges: Sequence[Merge]) -> list[Batch | str]:
     """Merge the batches of a task, into paths that no other attempt uses."""
     return [
         merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path)))) for merge in merges
+    ]
+
+
+def _compacted_each(compactions: Sequence[Compaction]) -> list[Batch | str]:
+    """Compact the batches of a task, into paths that no other attempt uses."""
+    return [
+        compact_batches(one._replace(path=new_batch_path(batch_id(one.path))))
+        for one in compactions
     ]
 
 
