@@ -215,18 +215,23 @@ class Cleaner:
             policy, replica = compacted[key.topic_id], self._replicas[key]
             lag_ms = max(self._settings.log_merger_min_lag_ms, policy.min_compaction_lag_ms)
 
+            cleaned = self._clean_part(key)
+
             def may_be_cleaned(
                 batch: Batch,
                 high_watermark: int = replica.high_watermark,
+                clean_below: int = cleaned.first_dirty_offset,
                 before_ms: int = now_ms - lag_ms,
             ) -> bool:
+                if batch.next_offset <= clean_below:
+                    # The cleaner's own batches are young.
+                    return is_below_high_watermark(batch.next_offset, high_watermark)
                 return (
                     is_below_high_watermark(batch.next_offset, high_watermark)
                     and self._log.appended_at_ms(batch) <= before_ms
                     and batch.batch_id not in awaited
                 )
 
-            cleaned = self._clean_part(key)
             batches = self._log.batches(key, replica.log_start_offset)
             found = list(takewhile(may_be_cleaned, batches))
             if found:
