@@ -475,6 +475,27 @@ class TopicConfig(_Keys):
     max_compaction_lag_ms: int | None = Field(None, gt=0)
     delete_retention_ms: int | None = Field(None, ge=0)
 
+    def is_compacted(self, settings: Settings) -> bool:
+        """Return whether the topic's logs are cleaned, so that all of its records need keys.
+
+        Parameters
+        ----------
+        settings : Settings
+            The cluster's settings.
+
+        Returns
+        -------
+        bool
+            Whether cleanup.policy, of the topic or else of the cluster, has compact.
+
+        Examples
+        --------
+        >>> from sparklog.config import Settings, TopicConfig
+        >>> TopicConfig(**{"cleanup.policy": "compact,delete"}).is_compacted(Settings())
+        True
+        """
+        return "compact" in (self.cleanup_policy or settings.log_cleanup_policy)
+
 
 class ProducerConfig(_Keys):
     """The settings of a plain producer, in Kafka's keys.

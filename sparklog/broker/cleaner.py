@@ -109,7 +109,7 @@ class _Policy(NamedTuple):
     @classmethod
     def of(cls, config: TopicConfig, settings: Settings) -> _Policy | None:
         """Return the settings of a topic, `None` if it is not compacted."""
-        if "compact" not in (config.cleanup_policy or settings.log_cleanup_policy):
+        if not config.is_compacted(settings):
             return None
         return cls(
             _own(config.min_cleanable_dirty_ratio, settings.log_cleaner_min_cleanable_ratio),

@@ -11,7 +11,7 @@ import heapq
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -81,8 +81,13 @@ class Execution(Protocol):
     failure does not affect the other items.
     """
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
-        """Check files that requests name; return the fault of each, or `None` (3.5, 3.7)."""
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
+        """Check files that requests name; return the fault of each, or `None` (3.5, 3.7).
+
+        Parameters: `keyed`, the paths of the files whose records need keys.
+        """
         ...
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
@@ -108,9 +113,11 @@ class Execution(Protocol):
 class DriverExecution:
     """Work in the threads of this process."""
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
         """See `Execution.check`."""
-        return files_faults(log, files)
+        return files_faults(log, files, keyed)
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
         """See `Execution.copy`."""
@@ -175,14 +182,16 @@ class SparkExecution:
         """Whether no job is started, since the last one has failed a short time ago."""
         return self._monotonic_s() < self._paused_until_s
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
         """See `Execution.check`."""
         return self._run(
             "check",
-            partial(_checked, log),
+            partial(_checked, log, keyed),
             files,
             [file.size_bytes for file in files],
-            partial(self._driver.check, log),
+            partial(self._driver.check, log, keyed=keyed),
         )
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
@@ -389,9 +398,9 @@ def _missing_package(error: str) -> str | None:
     return found[1] if found else None
 
 
-def _checked(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+def _checked(log: Location, keyed: Collection[str], files: Sequence[BatchFile]) -> list[str | None]:
     """Check the files of a task."""
-    return _in_task(partial(file_fault, log), files, is_local=log.is_local)
+    return _in_task(partial(file_fault, log, keyed=keyed), files, is_local=log.is_local)
 
 
 def _copied(copies: Sequence[Copy]) -> list[Copied]:

@@ -176,6 +176,20 @@ class TestACleanedLog:
         assert kept(cluster, 0) == [Kept(3, "k", "3"), Kept(4, "k", "4")]
 
 
+class TestKeys:
+    def test_a_batch_with_a_record_without_a_key_is_refused(self, cluster: LocalCluster) -> None:
+        """The cleaner would remove the record; Kafka refuses it with the same code."""
+        pending = cluster.produce("c", 0, [b"a", b"b"], keys=[b"k", None])
+        cluster.tick_until_idle()
+        assert pending.response is not None
+        assert pending.response.error == "INVALID_RECORD"
+        assert kept(cluster, 0) == []
+        pending = cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        assert pending.response is not None
+        assert pending.response.error == "NONE"
+
+
 class TestSelection:
     def test_other_topics_are_left_alone(self, cluster: LocalCluster) -> None:
         cluster.produce("t", 0, [b"a", b"b"], keys=[b"k", b"k"])
