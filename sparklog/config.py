@@ -238,6 +238,47 @@ class Settings(_Keys):
         description="ms for which earlier versions of topics and partition_state can be read; "
         "leadership_history has the leaders of all times.",
     )
+    log_cleanup_policy: Annotated[
+        list[Literal["delete", "compact"]], BeforeValidator(_kafka_list), Field(min_length=1)
+    ] = Field(
+        ["delete"],
+        description="The policy of topics that set none: delete, compact, or both.",
+    )
+    log_cleaner_enable: bool = Field(
+        True, description="Whether logs of topics with cleanup.policy=compact are cleaned."
+    )
+    log_cleaner_backoff_ms: int = Field(
+        15_000, gt=0, description="ms for which the cleaner waits if there is nothing to clean."
+    )
+    log_cleaner_min_cleanable_ratio: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="The part of a log's bytes that must be dirty before it is cleaned, unless "
+        "the topic overrides it.",
+    )
+    log_cleaner_min_compaction_lag_ms: int = Field(
+        0,
+        ge=0,
+        description="The least age in ms of a batch that is cleaned; log.merger.min.lag.ms is one, "
+        "too.",
+    )
+    log_cleaner_max_compaction_lag_ms: int = Field(
+        (1 << 63) - 1,
+        gt=0,
+        description="The age in ms of a dirty batch from which on its log is cleaned in any case.",
+    )
+    log_cleaner_delete_retention_ms: int = Field(
+        86_400_000,
+        ge=0,
+        description="ms for which a tombstone stays after it was cleaned first.",
+    )
+    log_cleaner_dedupe_buffer_size: int = Field(
+        134_217_728,
+        ge=1_048_576,
+        description="Bytes of memory for the keys of one pass of the cleaner over a log; 256 for "
+        "each dirty record.",
+    )
     quota_window_num: int = Field(
         11, gt=0, description="The number of windows over which a rate is measured."
     )
@@ -443,6 +484,18 @@ class TopicConfig(_Keys):
         ms for which records are kept at least; -1 is forever (retention.ms).
     retention_bytes : int or None
         Bytes of batch files that a partition keeps at least; -1 is no limit (retention.bytes).
+    cleanup_policy : list of str or None
+        delete, compact, or both (cleanup.policy).
+    min_cleanable_dirty_ratio : float or None
+        The part of a log's bytes that must be dirty before it is cleaned
+        (min.cleanable.dirty.ratio).
+    min_compaction_lag_ms : int or None
+        The least age in ms of a batch that is cleaned (min.compaction.lag.ms).
+    max_compaction_lag_ms : int or None
+        The age in ms of a dirty batch from which on its log is cleaned in any case
+        (max.compaction.lag.ms).
+    delete_retention_ms : int or None
+        The ms for which a tombstone stays after it was cleaned first (delete.retention.ms).
 
     Examples
     --------
@@ -460,6 +513,58 @@ class TopicConfig(_Keys):
     unclean_leader_election_enable: bool | None = None
     retention_ms: int | None = Field(None, ge=-1)
     retention_bytes: int | None = Field(None, ge=-1)
+    cleanup_policy: (
+        Annotated[
+            list[Literal["delete", "compact"]], BeforeValidator(_kafka_list), Field(min_length=1)
+        ]
+        | None
+    ) = None
+    min_cleanable_dirty_ratio: float | None = Field(None, ge=0, le=1)
+    min_compaction_lag_ms: int | None = Field(None, ge=0)
+    max_compaction_lag_ms: int | None = Field(None, gt=0)
+    delete_retention_ms: int | None = Field(None, ge=0)
+
+    def is_compacted(self, settings: Settings) -> bool:
+        """Return whether the topic's logs are cleaned, so that all of its records need keys.
+
+        Parameters
+        ----------
+        settings : Settings
+            The cluster's settings.
+
+        Returns
+        -------
+        bool
+            Whether cleanup.policy, of the topic or else of the cluster, has compact.
+
+        Examples
+        --------
+        >>> from sparklog.config import Settings, TopicConfig
+        >>> TopicConfig(**{"cleanup.policy": "compact,delete"}).is_compacted(Settings())
+        True
+        """
+        return "compact" in (self.cleanup_policy or settings.log_cleanup_policy)
+
+    def has_retention(self, settings: Settings) -> bool:
+        """Return whether retention.ms and retention.bytes apply to the topic.
+
+        Parameters
+        ----------
+        settings : Settings
+            The cluster's settings.
+
+        Returns
+        -------
+        bool
+            Whether cleanup.policy, of the topic or else of the cluster, has delete.
+
+        Examples
+        --------
+        >>> from sparklog.config import Settings, TopicConfig
+        >>> TopicConfig(**{"cleanup.policy": "compact"}).has_retention(Settings())
+        False
+        """
+        return "delete" in (self.cleanup_policy or settings.log_cleanup_policy)
 
 
 class ProducerConfig(_Keys):

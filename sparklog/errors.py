@@ -94,6 +94,9 @@ _TABLE = (
     ErrorCode(82, "FENCED_INSTANCE_ID", False, "A newer consumer has this group.instance.id."),
     ErrorCode(83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", True, "No replica is able to lead."),
     ErrorCode(84, "ELECTION_NOT_NEEDED", True, "The partition already has this leader."),
+    ErrorCode(
+        87, "INVALID_RECORD", False, "A record is not valid: in a compacted topic each needs a key."
+    ),
     ErrorCode(89, "THROTTLING_QUOTA_EXCEEDED", True, "The broker has too many requests at once."),
     ErrorCode(101, "DUPLICATE_BROKER_REGISTRATION", False, "A live broker has this id."),
     ErrorCode(102, "BROKER_ID_NOT_REGISTERED", False, "No broker of this id is registered."),

@@ -389,6 +389,14 @@ PRODUCER_STATE = _busy_table(
     timestamp_ms=_LONG,
     snapshot_offset=_LONG,
 )
+CLEANER_OFFSET_CHECKPOINT = _busy_table(
+    "cleaner_offset_checkpoint",
+    ("topic_id", "partition"),
+    topic_id=_STRING,
+    partition=_INT,
+    first_dirty_offset=_LONG,
+    passes=_STRING,
+)
 _REQUEST_HEADER = pa.schema(
     [
         ("request_id", _STRING),
@@ -587,6 +595,7 @@ BROKER_TABLES = (
     LEADER_EPOCH_CHECKPOINT,
     PRODUCER_STATE,
     PRODUCE_REQUESTS,
+    CLEANER_OFFSET_CHECKPOINT,
     DELAYED_OPERATIONS,
 )
 """The tables of a broker root, in addition to `format`."""

@@ -224,6 +224,20 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             **_RECORD,
         },
     ),
+    "cleaner_offset_checkpoint": TableDocumentation(
+        rows="A replica of a compacted topic that was cleaned.",
+        writers="The broker that owns the root: its log cleaner, after a pass over the replica.",
+        columns={
+            "topic_id": _TOPIC_ID,
+            "partition": _PARTITION,
+            "first_dirty_offset": "End of the part of the log that is clean.",
+            "passes": (
+                "Passes whose tombstones are still in the log, as a JSON list of `[end offset, "
+                "time in ms since 1970 on the broker's clock]`: the tombstones below were cleaned "
+                "first by this pass or an earlier one."
+            ),
+        },
+    ),
     "delayed_operations": TableDocumentation(
         rows=(
             "One partition of a delayed produce request or of a delayed fetch, as of the version "

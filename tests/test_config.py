@@ -62,6 +62,14 @@ KAFKA_DEFAULTS = {
     "broker.heartbeat.interval.ms": 2_000,
     "broker.rack": None,
     "auto.leader.rebalance.enable": True,
+    "log.cleanup.policy": ["delete"],
+    "log.cleaner.enable": True,
+    "log.cleaner.backoff.ms": 15_000,
+    "log.cleaner.min.cleanable.ratio": 0.5,
+    "log.cleaner.min.compaction.lag.ms": 0,
+    "log.cleaner.max.compaction.lag.ms": (1 << 63) - 1,
+    "log.cleaner.delete.retention.ms": 86_400_000,
+    "log.cleaner.dedupe.buffer.size": 134_217_728,
     "leader.imbalance.check.interval.seconds": 300,
     "leader.imbalance.per.broker.percentage": 10,
     "queued.max.requests": 500,
@@ -171,7 +179,9 @@ def test_an_unknown_key_like_no_other_is_answered_with_all_that_there_are() -> N
     message = refusal(TopicConfig, {"colour": "red"})
     assert message.endswith(
         "known keys: min.insync.replicas, max.message.bytes, producer_byte_rate, "
-        "unclean.leader.election.enable, retention.ms, retention.bytes"
+        "unclean.leader.election.enable, retention.ms, retention.bytes, cleanup.policy, "
+        "min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms, "
+        "delete.retention.ms"
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FURTHER = {
     "pyspark_sparklog": ("DefaultSource",),
+    "sparklog.broker.cleaner": ("CleanReport",),
     "sparklog.broker.merger": ("MergeReport",),
     "sparklog.storage.vacuum": ("VacuumReport",),
     "sparklog.broker.tick": ("TickReport",),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
@@ -166,6 +167,7 @@ class Application:
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
         self._merge_lock = threading.Lock()
+        self._clean_lock = threading.Lock()
         self._vacuum_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -174,6 +176,7 @@ class Application:
         self._ended_brokers: set[int] = set()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
+        self._cleaning = threading.Thread(target=self._clean_beside, name="cleaner", daemon=True)
         self._vacuuming = threading.Thread(target=self._vacuum_beside, name="vacuum", daemon=True)
         self._traffic_at = 0.0
         roots = [config.cluster_root, *(uri for one in config.brokers for uri in one.log_dirs)]
@@ -234,6 +237,8 @@ class Application:
         self._heartbeats.start()
         if self.config.log_merger_enable:
             self._merging.start()
+        if self.config.log_cleaner_enable:
+            self._cleaning.start()
         if self.config.log_vacuum_enable:
             self._vacuuming.start()
         self._start_brokers()
@@ -385,6 +390,8 @@ class Application:
                     self._stopping.wait(min(self.config.tick_interval_ms, _LONGEST_WAIT_MS) / 1000)
             # A scheduled run ends before the merger's interval has passed.
             while self.config.log_merger_enable and self._is_going_on() and self._merge():
+                pass
+            while self.config.log_cleaner_enable and self._is_going_on() and self._clean():
                 pass
             if self.config.log_vacuum_enable and self._is_going_on():
                 self._vacuum()
@@ -715,6 +722,24 @@ class Application:
                 self._attempt(merge, broker)
         return any(report.batches for report in reports)
 
+    def _clean_beside(self) -> None:
+        interval = self.config.log_cleaner_backoff_ms / 1000
+        while not self._ended.wait(interval):
+            while not self._ended.is_set() and self._clean():
+                pass
+
+    def _clean(self) -> bool:
+        """Clean compacted logs of every broker once; return whether there were any."""
+        reports: list[CleanReport] = []
+
+        def clean(broker: Broker) -> None:
+            reports.append(broker.clean())
+
+        with self._clean_lock:
+            for broker in list(self._brokers.values()):
+                self._attempt(clean, broker)
+        return any(report.partitions for report in reports)
+
     def _vacuum_beside(self) -> None:
         while not self._ended.wait(_VACUUM_CHECK_S):
             self._vacuum()
@@ -746,7 +771,7 @@ class Application:
         self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
-        for thread in (self._heartbeats, self._merging, self._vacuuming):
+        for thread in (self._heartbeats, self._merging, self._cleaning, self._vacuuming):
             if thread.is_alive():
                 with self._step(f"the thread {thread.name!r}"):
                     thread.join()

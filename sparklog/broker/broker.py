@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
+from sparklog.broker.cleaner import Cleaner, CleanReport
 from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
@@ -46,7 +47,7 @@ from sparklog.cluster.observations import Observations
 from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.cluster.root_format import check_distinct
 from sparklog.cluster.roots import ClusterRoot
-from sparklog.config import Settings
+from sparklog.config import Settings, TopicConfig
 from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, TopicIdPartition
@@ -190,6 +191,7 @@ class Broker:
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
         self._mergers: list[Merger] = []
+        self._cleaners: list[Cleaner] = []
         # Merging and the vacuum run in parallel to the ticks. Their reads of shared state and their
         # commits happen between two ticks.
         self._lock = threading.RLock()
@@ -234,18 +236,10 @@ class Broker:
                     self._peers,
                 )
             )
-            self._mergers.append(
-                Merger(
-                    replicas,
-                    known,
-                    lambda: cluster.stream_writes,
-                    rules,
-                    settings,
-                    execution,
-                    clock,
-                    self._lock,
-                )
-            )
+            beside = rules, settings, execution, clock, self._lock
+            streams = partial(getattr, cluster, "stream_writes")
+            self._mergers.append(Merger(replicas, known, streams, *beside))
+            self._cleaners.append(Cleaner(replicas, known, self._topic_configs, streams, *beside))
         # The partitions whose follower rows have changed since the last completed leader tick.
         self._reported: set[TopicIdPartition] = set()
         self._failures = RepeatedFailures(_log)
@@ -426,6 +420,30 @@ class Broker:
         if failure is not None:
             raise failure
         return MergeReport(*map(sum, zip(*reports, strict=True)))
+
+    def clean(self, stop_after: str | None = None) -> CleanReport:
+        """Clean the logs of compacted topics that are dirty enough, once; may run during a tick.
+
+        Returns the numbers of cleaned replicas and of their records, all 0 if nothing was to be
+        cleaned (rule 8.3). `stop_after`: files, producer_state, log_commit, cleaner_checkpoint.
+        Raises as `leader_tick` does.
+        """
+        effects = Effects(stop_after)
+        reports = [CleanReport()]
+        failure: Exception | None = None
+        with role(f"broker {self.broker_id}, cleaner"):
+            for cleaner in self._cleaners:
+                try:
+                    reports.append(cleaner.clean(effects))
+                except UNREADABLE as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+        return CleanReport(*map(sum, zip(*reports, strict=True)))
+
+    def _topic_configs(self) -> dict[str, TopicConfig]:
+        """Return the configurations of the topics, by id, in the metadata that was loaded last."""
+        return {key: topic.config for key, topic in self._reader.metadata.topics.items()}
 
     def vacuum(
         self,

@@ -10,7 +10,6 @@ unchanged or merged.
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +17,7 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from sparklog.broker.micro_batch_files import awaited_batch_ids
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects
@@ -25,7 +25,7 @@ from sparklog.clock import Clock, clocks
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
-from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
+from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.replication.mergeable_batches import (
     first_open_offset,
     is_below_high_watermark,
@@ -222,7 +222,7 @@ class Merger:
         if not windows:
             return []
         # Read after the batches: a micro-batch is noted before any of its files is in a log.
-        awaited = self._awaited_batch_ids()
+        awaited = awaited_batch_ids(self._stream_writes())
         settings = self._settings
         rows = [
             batch._asdict()
@@ -256,20 +256,6 @@ class Merger:
         for key in windows.keys() - with_runs:
             self._looked[key] = self._nothing_in(windows[key].batches)
         return merges
-
-    def _awaited_batch_ids(self) -> set[str]:
-        """Return the ids of batches whose micro-batch may be sent again, at any age.
-
-        `StreamWrites` notes them.
-        """
-        stream_writes = self._stream_writes()
-        stream_writes.refresh()
-        return {
-            batch_id(path)
-            for row in stream_writes.rows().to_pylist()
-            if not row["is_done"]
-            for _, _, path, *_ in json.loads(row["files"])
-        }
 
     def _nothing_in(self, window: list[Batch]) -> _Looked:
         """Return the offsets below which no merge is possible, after the rule found no run."""

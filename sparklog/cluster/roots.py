@@ -267,6 +267,23 @@ class BrokerRoot:
         """The table of this name."""
         return self._tables[model.PRODUCER_STATE.name]
 
+    @cached_property
+    def cleaner_offset_checkpoint(self) -> ControlTable:
+        """The table of this name, fenced; it is opened when a log is first to be cleaned.
+
+        A damaged table is recreated without rows: logs are then cleaned from their start.
+        """
+        schema = model.CLEANER_OFFSET_CHECKPOINT
+        try:
+            table = ControlTable(self.location, schema)
+            table.rows()
+            table.take_fence(self.fence)
+        except DamagedError as error:
+            self.damage[schema.name] = error
+            self._take(schema)
+            return self._tables.pop(schema.name)
+        return table
+
     @property
     def checkpoints(self) -> tuple[ControlTable, ...]:
         """The tables of `CHECKPOINTS`, in their order."""

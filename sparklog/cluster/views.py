@@ -177,7 +177,7 @@ def create_views(
     >>> from sparklog import create_views
     >>> names = create_views(spark, "sparklog-data/cluster")
     >>> names[:3]
-    ['batches', 'brokers', 'consumer_group_heartbeats']
+    ['batches', 'brokers', 'cleaner_offset_checkpoint']
     >>> spark.sql("select topic, partitions from topics where topic = 'clicks'").collect()
     [Row(topic='clicks', partitions=2)]
     """

@@ -255,7 +255,8 @@ def _slice(replica: AuditedReplica, from_offset: int, below_offset: int) -> Slic
         for batch in replica.batches
         if batch.next_offset > from_offset and batch.base_offset < below_offset
     ]
-    return Slice(replica.log.location, batches)
+    later = [batch for batch in replica.batches if batch.base_offset >= below_offset]
+    return Slice(replica.log.location, batches, later)
 
 
 def _batches(replicas: list[AuditedReplica]) -> pa.Table:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,14 @@ _OFFSET = "offset"
 
 
 class Slice(NamedTuple):
-    """Some of the batches of one replica, by ascending offset, and their log."""
+    """Some of the batches of one replica, by ascending offset, and their log.
+
+    `later` are the batches after them: those of a compacted log explain records that are missing.
+    """
 
     log: Location
     batches: Sequence[Batch]
+    later: Sequence[Batch] = ()
 
 
 class Difference(NamedTuple):
@@ -41,9 +46,12 @@ def first_difference(
     """Return the first difference with from_offset <= offset < below_offset, or `None`.
 
     Compares offsets, leader epochs, timestamps, keys, values and headers, regardless of the batches
-    that contain them. Batches that both replicas have are not read. Raises `StorageError` if a file
-    cannot be read.
+    that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
+    independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
+    is a tombstone there, or if that replica has a later record with its key. Raises `StorageError`
+    if a file cannot be read.
     """
+    of_keys, of_other_keys = _LastOffsets(one), _LastOffsets(other)
     for own, others in _stretches(one.batches, other.batches):
         if len(own) == len(others) == 1 and _identity(own[0]) == _identity(others[0]):
             continue
@@ -51,11 +59,61 @@ def first_difference(
         other_records = _records(other.log, others, from_offset, below_offset)
         if records.combine_chunks().equals(other_records.combine_chunks()):
             continue
-        for mine, theirs in zip_longest(records.to_pylist(), other_records.to_pylist()):
-            if mine != theirs:
-                offset = min(row[_OFFSET] for row in (mine, theirs) if row is not None)
-                return Difference(offset, _digest(records), _digest(other_records))
+        if any(map(_has_gaps, (*own, *others))):
+            offset = _first_unexplained(records, other_records, of_keys, of_other_keys)
+        else:
+            offset = _first_unequal(records, other_records)
+        if offset is not None:
+            return Difference(offset, _digest(records), _digest(other_records))
     return None
+
+
+def _first_unequal(records: pa.Table, other_records: pa.Table) -> int | None:
+    for mine, theirs in zip_longest(records.to_pylist(), other_records.to_pylist()):
+        if mine != theirs:
+            return min(int(row[_OFFSET]) for row in (mine, theirs) if row is not None)
+    return None
+
+
+class _LastOffsets:
+    """The last offset of each key in a replica from the beginning of a slice, read when needed."""
+
+    def __init__(self, of: Slice) -> None:
+        self._of = of
+
+    @cached_property
+    def _by_key(self) -> dict[bytes, int]:
+        batches = [*self._of.batches, *self._of.later]
+        records = _records(self._of.log, batches, 0, 1 << 62)
+        keys, offsets = records["key"].to_pylist(), records[_OFFSET].to_pylist()
+        return {key: offset for key, offset in zip(keys, offsets, strict=True) if key is not None}
+
+    def supersedes(self, row: dict[str, Any]) -> bool:
+        """Return whether the cleaner may have removed a record from the replica."""
+        key = row["key"]
+        return key is None or row["value"] is None or self._by_key.get(key, -1) > row[_OFFSET]
+
+
+def _first_unexplained(
+    records: pa.Table, other_records: pa.Table, of_keys: _LastOffsets, of_other_keys: _LastOffsets
+) -> int | None:
+    """Return the first offset at which two compacted logs differ otherwise than by cleaning."""
+    mine = {int(row[_OFFSET]): row for row in records.to_pylist()}
+    theirs = {int(row[_OFFSET]): row for row in other_records.to_pylist()}
+    for offset in sorted(mine.keys() | theirs.keys()):
+        row, other_row = mine.get(offset), theirs.get(offset)
+        if row == other_row:
+            continue
+        if row is not None and other_row is None and of_other_keys.supersedes(row):
+            continue
+        if other_row is not None and row is None and of_keys.supersedes(other_row):
+            continue
+        return offset
+    return None
+
+
+def _has_gaps(batch: Batch) -> bool:
+    return batch.record_count != batch.last_offset_delta + 1
 
 
 def _identity(batch: Batch) -> tuple[object, ...]:

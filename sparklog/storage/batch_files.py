@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -57,6 +57,12 @@ def _parquet_options(records_bytes: int) -> dict[str, Any]:
 
 class PassingFault(str):
     """A fault of a file that may be temporary: the file or its store is not available yet."""
+
+    __slots__ = ()
+
+
+class MissingKey(str):
+    """A fault of a file for a compacted topic: one of its records has no key."""
 
     __slots__ = ()
 
@@ -124,10 +130,11 @@ class BatchFileWriter:
         """The number of bytes written so far; `finish` writes the last ones."""
         return self._file.size_bytes
 
-    def write(self, records: pa.Table) -> None:
+    def write(self, records: pa.Table, deltas: pa.Array[Any] | None = None) -> None:
         """Write `records`, which has the columns of `RECORD_COLUMNS` except offset_delta.
 
-        Raises `StorageError` if a record has no usable timestamp; nothing is written in that case.
+        Parameters: `deltas`, the records' offset deltas, by default numbers without a gap. Raises
+        `StorageError` if a record has no usable timestamp; nothing is written in that case.
         """
         count = records.num_rows
         if not count:
@@ -136,7 +143,8 @@ class BatchFileWriter:
         if isinstance(extent, str):
             raise StorageError(f"{extent}: give every record a time between the years 1 and 9999")
         first, last = extent
-        deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
+        if deltas is None:
+            deltas = pa.array(np.arange(self.record_count, self.record_count + count), pa.int32())
         columns = [deltas, *(records.column(name) for name in RECORD_COLUMNS.names[1:])]
         numbered = pa.Table.from_arrays(columns, schema=RECORD_COLUMNS)
         if not self.record_count and numbered.nbytes <= _UNCOMPRESSED_BYTES:
@@ -266,11 +274,12 @@ def file_damage(log: RecordLog, batch: Batch) -> DamagedError | None:
     )
 
 
-def file_fault(log: Location, file: BatchFile) -> str | None:
+def file_fault(log: Location, file: BatchFile, keyed: Collection[str] = frozenset()) -> str | None:
     """Return the fault of a file that a request names, in a few words, or `None` (3.5, 3.7).
 
-    Each claim of the request is checked against the stored bytes. A fault is returned and never
-    raised, whatever a producer has sent.
+    Parameters: `keyed`, the paths of the files whose records need keys. Each claim of the request
+    is checked against the stored bytes. A fault is returned and never raised, whatever a producer
+    has sent.
     """
     if not is_batch_path(file.path):
         return "its path is not one of the inbox"
@@ -290,12 +299,12 @@ def file_fault(log: Location, file: BatchFile) -> str | None:
     if xxhash.xxh3_64_hexdigest(content) != file.checksum:
         return "its bytes do not match the checksum"
     try:
-        return _content_fault(content, file)
+        return _content_fault(content, file, needs_keys=file.path in keyed)
     except (OSError, pa.ArrowException, ValueError) as error:
         return f"it cannot be read: {one_line(error)}"
 
 
-def _content_fault(content: bytes, file: BatchFile) -> str | None:
+def _content_fault(content: bytes, file: BatchFile, *, needs_keys: bool) -> str | None:
     parquet = ForeignParquet(content)
     if not parquet.columns.equals(RECORD_COLUMNS):
         return "its columns are not those of a record batch"
@@ -313,6 +322,8 @@ def _content_fault(content: bytes, file: BatchFile) -> str | None:
             return f"it holds more than {file.record_count} records"
         if not _are_numbered(records["offset_delta"], count):
             return "its records are not numbered from 0 without a gap"
+        if needs_keys and records["key"].null_count:
+            return MissingKey("it has a record without a key, and its topic is compacted")
         extent = _usable_extent_ms(records["timestamp"])
         if isinstance(extent, str):
             return extent
@@ -359,10 +370,13 @@ def _extent_ms(timestamps: pa.Array[Any] | pa.ChunkedArray) -> tuple[int, int]:
     return int(times_us.min()) // 1000, int(times_us.max()) // 1000
 
 
-def files_faults(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+def files_faults(
+    log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+) -> list[str | None]:
     """Check files in parallel; return the fault of each, or `None` (see `file_fault`)."""
     size_bytes = sum(file.size_bytes for file in files)
-    return map_in_parallel(partial(file_fault, log), files, size_bytes, is_local=log.is_local)
+    check = partial(file_fault, log, keyed=keyed)
+    return map_in_parallel(check, files, size_bytes, is_local=log.is_local)
 
 
 def rewrite_slice(

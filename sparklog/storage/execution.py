@@ -1,7 +1,8 @@
 """Work on record bytes, in this process or in the tasks of a Spark job (key `execution`).
 
-Four kinds of work have the size of the records: a leader's check of batch files, a follower's
-copies, the cut of a batch that straddles an offset, and merging. Everything else is metadata.
+Five kinds of work have the size of the records: a leader's check of batch files, a follower's
+copies, the cut of a batch that straddles an offset, merging, and compaction. Everything else
+is metadata.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import heapq
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from sparklog.session import spark_errors
 from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, spark_job
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
+from sparklog.storage.compaction import Compaction, compact_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
@@ -79,8 +81,13 @@ class Execution(Protocol):
     failure does not affect the other items.
     """
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
-        """Check files that requests name; return the fault of each, or `None` (3.5, 3.7)."""
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
+        """Check files that requests name; return the fault of each, or `None` (3.5, 3.7).
+
+        Parameters: `keyed`, the paths of the files whose records need keys.
+        """
         ...
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
@@ -98,13 +105,19 @@ class Execution(Protocol):
         """Write adjacent batches as one; return the merged batches (8.4)."""
         ...
 
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """Write some records of adjacent batches as one batch; return the new batches (8.3)."""
+        ...
+
 
 class DriverExecution:
     """Work in the threads of this process."""
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
         """See `Execution.check`."""
-        return files_faults(log, files)
+        return files_faults(log, files, keyed)
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
         """See `Execution.copy`."""
@@ -128,6 +141,10 @@ class DriverExecution:
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
         return [merge_batches(merge) for merge in merges]
+
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """See `Execution.compact`."""
+        return [compact_batches(one) for one in compactions]
 
 
 class SparkExecution:
@@ -165,14 +182,16 @@ class SparkExecution:
         """Whether no job is started, since the last one has failed a short time ago."""
         return self._monotonic_s() < self._paused_until_s
 
-    def check(self, log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+    def check(
+        self, log: Location, files: Sequence[BatchFile], keyed: Collection[str] = frozenset()
+    ) -> list[str | None]:
         """See `Execution.check`."""
         return self._run(
             "check",
-            partial(_checked, log),
+            partial(_checked, log, keyed),
             files,
             [file.size_bytes for file in files],
-            partial(self._driver.check, log),
+            partial(self._driver.check, log, keyed=keyed),
         )
 
     def copy(self, copies: Sequence[Copy]) -> list[Copied]:
@@ -242,6 +261,14 @@ class SparkExecution:
         # from the bytes of one task on.
         least = min(self._min_bytes, self._bytes_per_task)
         return self._run("merge", _merged_each, merges, sizes, self._driver.merge, least)
+
+    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
+        """See `Execution.compact`."""
+        sizes = [one.size_bytes for one in compactions]
+        least = min(self._min_bytes, self._bytes_per_task)
+        return self._run(
+            "compact", _compacted_each, compactions, sizes, self._driver.compact, least
+        )
 
     def _run(
         self,
@@ -371,9 +398,9 @@ def _missing_package(error: str) -> str | None:
     return found[1] if found else None
 
 
-def _checked(log: Location, files: Sequence[BatchFile]) -> list[str | None]:
+def _checked(log: Location, keyed: Collection[str], files: Sequence[BatchFile]) -> list[str | None]:
     """Check the files of a task."""
-    return _in_task(partial(file_fault, log), files, is_local=log.is_local)
+    return _in_task(partial(file_fault, log, keyed=keyed), files, is_local=log.is_local)
 
 
 def _copied(copies: Sequence[Copy]) -> list[Copied]:
@@ -432,6 +459,14 @@ def _merged_each(merges: Sequence[Merge]) -> list[Batch | str]:
     """Merge the batches of a task, into paths that no other attempt uses."""
     return [
         merge_batches(merge._replace(path=new_batch_path(batch_id(merge.path)))) for merge in merges
+    ]
+
+
+def _compacted_each(compactions: Sequence[Compaction]) -> list[Batch | str]:
+    """Compact the batches of a task, into paths that no other attempt uses."""
+    return [
+        compact_batches(one._replace(path=new_batch_path(batch_id(one.path))))
+        for one in compactions
     ]
 
 

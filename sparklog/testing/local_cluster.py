@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.tick import StoppedError, TickReport
@@ -419,6 +420,36 @@ class LocalCluster:
         except StoppedError:
             self.crash(broker_id)
             return MergeReport()
+
+    def clean(self, broker_id: int, stop_after: str | None = None) -> CleanReport:
+        """Clean the logs of a broker's replicas of compacted topics once (rule 8.3).
+
+        Only batches that are log.merger.min.lag.ms old on the cluster's clock are cleaned.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of a broker that runs.
+        stop_after : str, optional
+            The step after which the broker crashes: files, producer_state, log_commit or
+            cleaner_checkpoint.
+
+        Returns
+        -------
+        CleanReport
+            The numbers of cleaned replicas, and of their records before and after.
+
+        Raises
+        ------
+        SparklogError
+            The broker has crashed before.
+        """
+        broker = self._living(broker_id)
+        try:
+            return broker.clean(stop_after)
+        except StoppedError:
+            self.crash(broker_id)
+            return CleanReport()
 
     def vacuum(
         self, broker_id: int, stop_after: str | None = None, after_ms: int = 0

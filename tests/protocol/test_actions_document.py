@@ -128,6 +128,7 @@ def test_the_code_has_rules_and_crash_points() -> None:
         "leader",
         "follower",
         "controller",
+        "cleaner",
         "merger",
         "vacuum",
         "repairs",

@@ -38,6 +38,7 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
         "recent_bytes": 0,
         "window_ms": 2000,
         "byte_rate": None,
+        "lacks_keys": False,
         "file_fault": None,
         **changes,
     }
@@ -57,6 +58,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("REQUEST_TIMED_OUT", {"waited_ms": 1001}),
     ("NOT_ENOUGH_REPLICAS", {"isr_size": 1}),
     ("MESSAGE_TOO_LARGE", {"byte_size": 101}),
+    ("INVALID_RECORD", {"lacks_keys": True}),
     ("CORRUPT_MESSAGE", {"file_fault": "its checksum is another"}),
 ]
 """Reasons for which a leader refuses a request, the most severe first."""

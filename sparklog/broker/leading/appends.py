@@ -19,7 +19,7 @@ from sparklog.errors import ERROR_CODES
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import INTERNAL_TOPICS, Batch, TopicIdPartition
 from sparklog.protocol.rules import RowTuples, Rules
-from sparklog.storage.batch_files import BatchFile, PassingFault
+from sparklog.storage.batch_files import BatchFile, MissingKey, PassingFault
 from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 from sparklog.storage.request_files import ProduceRequest, RequestPartition
@@ -153,6 +153,7 @@ class Appends:
                     request.byte_size,
                     one.is_duplicate,
                     one.requests_before,
+                    isinstance(fault, MissingKey),
                     fault,
                     *one.conditions,
                 )
@@ -211,6 +212,7 @@ class Appends:
             recent_bytes=self._byte_rates.recent_bytes(key.topic_id, now_ms),
             window_ms=self._byte_rates.window_ms,
             byte_rate=config.producer_byte_rate if config else None,
+            needs_keys=config is not None and config.is_compacted(self._settings),
             queued_max_requests=self._settings.queued_max_requests,
         )
 
@@ -233,7 +235,12 @@ class Appends:
             for request in requests
         ]
         faults: list[str | None] = [None] * len(candidates)
-        found = self._execution.check(self._root.log.location, files)
+        keyed = {
+            candidates[number].pending.request.path
+            for number in readable
+            if candidates[number].conditions.needs_keys
+        }
+        found = self._execution.check(self._root.log.location, files, frozenset(keyed))
         for number, request, fault in zip(readable, requests, found, strict=True):
             is_used = self._root.log.was_committed(request.path)
             used_fault = "its path was committed before" if is_used else None
@@ -327,6 +334,7 @@ class _AppendConditions(NamedTuple):
     recent_bytes: int
     window_ms: int
     byte_rate: int | None
+    needs_keys: bool
     queued_max_requests: int
 
 
@@ -391,6 +399,7 @@ _OF_CANDIDATE = (
     "byte_size",
     "is_duplicate",
     "requests_before",
+    "lacks_keys",
     "file_fault",
     *_AppendConditions._fields,
 )

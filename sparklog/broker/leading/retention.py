@@ -114,6 +114,9 @@ class Retention:
         topic = metadata.topics.get(key.topic_id)
         own_ms = topic.config.retention_ms if topic else None
         own_bytes = topic.config.retention_bytes if topic else None
+        if topic and not topic.config.has_retention(settings):
+            # Only an administrator deletes records of a log that is compacted alone.
+            own_ms = own_bytes = -1
         retention_bytes = settings.log_retention_bytes if own_bytes is None else own_bytes
         live = self._log.batches(key, replica.log_start_offset) if retention_bytes >= 0 else ()
         requested = state.delete_records_offset

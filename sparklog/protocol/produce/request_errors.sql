@@ -11,7 +11,8 @@
 -- time if one of its requests is: the first one or one of `repeats`, which have its position.
 -- THROTTLING_QUOTA_EXCEEDED: queued.max.requests requests came before it in the tick, or the topic
 -- exceeded producer_byte_rate (bytes per second) over the last `window_ms`. NOT_ENOUGH_REPLICAS:
--- acks=all under min ISR. MESSAGE_TOO_LARGE. CORRUPT_MESSAGE: the file does not match the request.
+-- acks=all under min ISR. MESSAGE_TOO_LARGE. INVALID_RECORD: a record of a compacted topic has no
+-- key. CORRUPT_MESSAGE: the file does not match the request.
 -- An error applies to all batches of the same partition in the same request, and to no others.
 -- `error` is null for a batch to append.
 -- takes requests:
@@ -40,6 +41,7 @@
 --   replica_count int?,
 --   byte_size bigint,
 --   max_message_bytes bigint,
+--   lacks_keys boolean,
 --   file_fault string?
 -- takes repeats:
 --   position int,
@@ -79,6 +81,7 @@ judged as (
                 then 'THROTTLING_QUOTA_EXCEEDED'
             when acks = -1 and isr_size < least(min_isr, replica_count) then 'NOT_ENOUGH_REPLICAS'
             when byte_size > max_message_bytes then 'MESSAGE_TOO_LARGE'
+            when lacks_keys then 'INVALID_RECORD'
             when file_fault is not null then 'CORRUPT_MESSAGE'
         end as error
     from requests r
