@@ -12,6 +12,7 @@ import pytest
 
 from jobs.spark_status import jobs_since, next_job
 from sparklog.broker.tick import TickReport
+from sparklog.model import TopicPartition
 from sparklog.testing import LocalCluster
 from tests.broker.states import error, log
 
@@ -56,6 +57,7 @@ class Story:
     def play(self) -> Jobs:
         self.round_of_a_record()
         self.merge_and_truncation()
+        self.deletion()
         self.cluster.close()
         return self.jobs
 
@@ -99,6 +101,16 @@ class Story:
         cluster.restart(0)
         self.tick("truncates within a batch, fetches", 0, "follower")
         assert log(cluster, 0) == ["first of its epoch", "a", "c"]
+
+    def deletion(self) -> None:
+        """Broker 1 leads; its check finds old records in one of its logs."""
+        cluster = self.cluster
+        cluster.tick_until_idle()
+        cluster.delete_records({TopicPartition("t", 0): 2})
+        self.tick("deletes old records", 1, "leader")
+        self.tick("deletes what its leader has deleted", 0, "follower")
+        starts = [cluster.replica(broker, "t", 0).log_start_offset for broker in (0, 1)]
+        assert starts == [2, 2]
 
 
 def table(driver: Jobs, auto: Jobs, spark: Jobs, both: Jobs) -> list[str]:
