@@ -112,7 +112,10 @@ class ProducerState:
 
     def remove(self, keys: Collection[TopicIdPartition]) -> None:
         """Drop all rows of replicas of deleted topics; called after the removal (rule 7.9)."""
-        if not self.partitions().isdisjoint(keys):
+        gone = self.partitions() & set(keys)
+        if gone:
+            # Until it is written.
+            self._outdated |= gone
             self._put(one for one in self._all() if one.topic_id_partition not in keys)
             self._write()
 

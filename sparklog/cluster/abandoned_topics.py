@@ -30,7 +30,7 @@ CREATION_TIMEOUT_MS = 60_000
 
 def without_claims(topics: pa.Table, topic_ids: Collection[str]) -> pa.Table | None:
     """Return the rows of `topics` without these claims, or `None` if there are no such claims."""
-    is_claim = pc.and_(_is_of(topics, topic_ids), pc.is_in(topics["state"], _CLAIMS))
+    is_claim = pc.and_(_is_of(topics, topic_ids), _is_claim(topics))
     return _without(topics, is_claim)
 
 
@@ -110,7 +110,7 @@ class AbandonedTopics:
         versions = topics.version, partitions.version
         if versions != self._versions:
             rows = topics.rows()
-            claims = rows.filter(pc.is_in(rows["state"], _CLAIMS))["topic_id"].to_pylist()
+            claims = rows.filter(_is_claim(rows))["topic_id"].to_pylist()
             is_known = pc.not_equal(rows["state"], DELETED)
             known = set(rows.filter(is_known)["topic_id"].to_pylist())
             stored = partitions.rows()
@@ -124,7 +124,8 @@ class AbandonedTopics:
         return is_silent(now_ms, since_ms=since_ms, timeout_ms=CREATION_TIMEOUT_MS)
 
 
-_CLAIMS = pa.array([CREATING, GROWING])
+def _is_claim(topics: pa.Table) -> pa.ChunkedArray[Any]:
+    return pc.is_in(topics["state"], pa.array([CREATING, GROWING]))
 
 
 def _with_surplus(topics: pa.Table, partitions: pa.Table) -> set[str]:
