@@ -25,8 +25,8 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Broker
     """Raise `StorageError` if an epoch or a topic of the broker's `roots` is ahead of `cluster`.
 
     `cluster` may have been opened before `roots`, and another process may have registered as the
-    broker in between. What looks older is therefore loaded again, now after the roots, and compared
-    a second time.
+    broker in between. A root that seems to be older is therefore loaded again, now after the roots,
+    and compared a second time.
     """
     if _evidence(cluster, broker_id, roots) is None:
         return

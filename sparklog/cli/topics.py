@@ -166,12 +166,12 @@ def _assignment(text: str) -> dict[int, list[int]]:
 
 def _as_json(description: TopicDescription) -> dict[str, Any]:
     topic = description.topic
-    return {
+    marked = {"marked_for_deletion": True} if description.is_marked_for_deletion else {}
+    return marked | {
         "topic": topic.topic,
         "topic_id": topic.topic_id,
         "replication_factor": topic.replication_factor,
         "configs": topic.config.model_dump(by_alias=True, exclude_none=True),
-        "is_marked_for_deletion": description.is_marked_for_deletion,
         "partitions": [
             {
                 "partition": state.partition,

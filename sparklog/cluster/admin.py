@@ -232,8 +232,8 @@ class Admin:
     ) -> TopicDescription:
         """Raise the number of partitions of a topic.
 
-        Brokers, producers, consumers and streaming queries use the new partitions from their next
-        look at the metadata on. Records with a key may go to another partition than before.
+        Brokers, producers, consumers and streaming queries use the new partitions when they read
+        the metadata next. Records with a key may go to another partition than before.
 
         Parameters
         ----------
@@ -269,8 +269,8 @@ class Admin:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all of its records, for good.
 
-        From their next look at the metadata on, no broker and no client sees it. Its name may be
-        used again at once; the new topic has another id. The controller removes its committed
+        Brokers and clients that read the metadata after that do not see it. Its name may be used
+        again at once; the new topic has another id. The controller removes its committed
         offsets, and each broker its replicas, also one that does not run now. The files of the
         records stay until a clean-up.
 

@@ -207,7 +207,8 @@ class TopicAdmin:
                 return found
             return _synonyms("broker", str(info.alias), getattr(self._settings, name)) + found
         if field == "min_insync_replicas" and topic.config.min_insync_replicas is None:
-            # The brokers' configuration is not known here, but the controller has published this.
+            # The brokers' configuration is not known here, but the controller has published the
+            # value by which the leaders act.
             published = metadata.partitions[TopicIdPartition(topic.topic_id, 0)].min_isr
             if published not in (None, info.default):
                 return _synonyms("broker", key, published) + found

@@ -188,11 +188,11 @@ def _unchanged(rows: pa.Table, topic: TopicInfo) -> None:
     if mine["topic_id"] != topic.topic_id:
         raise ProtocolError(
             "UNKNOWN_TOPIC_OR_PARTITION",
-            f"topic {topic.topic!r} was deleted and created again: look at it again",
+            f"topic {topic.topic!r} was deleted and created again: describe it, and decide again",
         )
     if mine["partitions"] != topic.partitions:
         raise ProtocolError(
             "INVALID_PARTITIONS",
             f"topic {topic.topic!r} has {mine['partitions']} partitions by now, since another "
-            "process has added some: look at it again",
+            "process has added some: describe it, and decide again",
         )

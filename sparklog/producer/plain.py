@@ -271,7 +271,7 @@ class Producer:
             try:
                 self._take_topics(self._connection.metadata())
             except UNREADABLE as error:
-                # The topics of the last look are used until the cluster can be read again.
+                # The topics that were loaded last are used until the cluster can be read again.
                 self._loaded_ms = now_ms
                 _log.warning("topics not loaded", error=one_line(error))
         return self._topics

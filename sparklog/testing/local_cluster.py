@@ -410,8 +410,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: epoch_entry, log_commit, isr_change, checkpoint
-            or responses.
+            The step after which the broker crashes: epoch_entry, log_commit, removal, isr_change,
+            checkpoint or responses.
 
         Returns
         -------
@@ -483,7 +483,8 @@ class LocalCluster:
         Parameters
         ----------
         stop_after : str, optional
-            The step after which a broker crashes: lease, fence or election.
+            The step after which a broker crashes: lease, fence, election, partitions_removal or
+            offsets_removal.
 
         Returns
         -------
