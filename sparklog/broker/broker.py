@@ -327,10 +327,10 @@ class Broker:
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
         as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
-        journal, with answers), removal (of the producers of deleted topics), isr_change, checkpoint (the commit of high watermarks and answers
-        after changes of in-sync sets), responses (before taken requests are removed and checkpoints
-        written). Raises `FencedError` if a newer process plays this broker; the caller must then
-        drop it.
+        journal, with answers), removal (of the producers of deleted topics), isr_change, checkpoint
+        (the commit of high watermarks and answers after changes of in-sync sets), responses (before
+        taken requests are removed and checkpoints written). Raises `FencedError` if a newer process
+        plays this broker; the caller must then drop it.
         """
         with self._lock:
             metadata = self._load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -50,11 +50,12 @@ def left_of(cluster: LocalCluster, deleted: str) -> list[str]:
     ]
     for broker in cluster.broker_ids:
         opened = journal(cluster, broker)
-        for name, held in {
+        parts: dict[str, Iterable[TopicIdPartition]] = {
             "rows": opened.rows,
             "histories": opened.epochs,
             "batches": opened.partitions(),
-        }.items():
+        }
+        for name, held in parts.items():
             if any(key.topic_id == deleted for key in held):
                 left.append(f"{name} of broker {broker}")
         if any(row["topic_id"] == deleted for row in opened.operations.values()):
@@ -371,7 +372,7 @@ def test_a_paused_leader_that_appends_to_a_deleted_topic(start: Start) -> None:
     cluster.produce("t", 0, [b"late"])
     cluster.pause(0)
     cluster.delete_topic("t")
-    cluster.controller_tick(1)
+    cluster.controller_tick()
     cluster.leader_tick(1)
     cluster.leader_tick(0)
     assert "batches of broker 0" in left_of(cluster, deleted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,12 @@ from sparklog.consumer.consumer import Consumer
 from sparklog.errors import ProtocolError
 from sparklog.groups.committed_offsets import CommittedOffsets
 from sparklog.groups.group import ConsumerGroups
+from sparklog.producer.accumulator import RecordMetadata
 from sparklog.producer.plain import Producer
+from tests.jobs.processes import wait_for
 from tests.running_cluster import RunningCluster
 
-EARLIEST = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100}
+EARLIEST: dict[str, Any] = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100}
 
 
 @pytest.fixture
@@ -42,6 +45,25 @@ def poll_until(
             values += [record.value for record in records]
 
 
+def sent(producer: Producer, topic: str, value: bytes, partition: int) -> RecordMetadata:
+    """Send a record again until the producer knows the new partition, or the new topic.
+
+    Until then it fails at once with UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    stored: list[RecordMetadata] = []
+
+    def attempt() -> bool:
+        try:
+            stored.append(producer.send(topic, value, partition=partition).result(30))
+        except ProtocolError as error:
+            if error.code.name != "UNKNOWN_TOPIC_OR_PARTITION":
+                raise
+        return bool(stored)
+
+    wait_for(attempt, "the producer's metadata")
+    return stored[0]
+
+
 def group_keys(running_cluster: RunningCluster, group: str) -> set[str]:
     """Return the ids of the topics of which a group has committed offsets."""
     table = CommittedOffsets(running_cluster.connection.root.consumer_offsets)
@@ -61,14 +83,7 @@ def test_producers_and_groups_use_new_partitions(
         with pytest.raises(ProtocolError, match="has the partitions 0 to 0"):
             producer.send("grown", b"unknown yet", partition=2)
         # The next request, or a second, brings the new number.
-        deadline = time.monotonic() + 30
-        while True:
-            producer.send("grown", b"0", partition=0).result(30)
-            try:
-                where = producer.send("grown", b"2", partition=2).result(30)
-                break
-            except ProtocolError:
-                assert time.monotonic() < deadline
+        where = sent(producer, "grown", b"2", 2)
         assert (where.partition, where.offset) == (2, 0)
         found: list[bytes | None] = []
         poll_until(consumer, lambda: b"2" in found, found)
@@ -104,24 +119,11 @@ def test_nothing_of_a_deleted_topic_is_taken_for_one_of_the_same_name(
         with pytest.raises(ProtocolError, match=r"UNKNOWN_TOPIC_OR_PARTITION.*was the topic del"):
             poll_until(by_hand, lambda: False)
         by_hand.close()
-        deadline = time.monotonic() + 60
-        while other.list_topics_marked_for_deletion():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not other.list_topics_marked_for_deletion(), "the controller")
         assert group_keys(running_cluster, "deleting") == set()
 
         running_cluster.create_topic("again", partitions=2)
-        deadline = time.monotonic() + 30
-        while True:
-            # A record that was sent to the old topic fails at once, and says so.
-            try:
-                where = producer.send("again", b"new", partition=1).result(30)
-                break
-            except ProtocolError as error:
-                reason = str(error)
-            assert "topic was deleted" in reason or "no topic 'again'" in reason
-            assert time.monotonic() < deadline
-        assert where.offset == 0
+        assert sent(producer, "again", b"new", 1).offset == 0
         found.clear()
         poll_until(consumer, lambda: bool(found), found)
         assert found == [b"new"]
