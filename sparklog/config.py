@@ -289,6 +289,9 @@ class Settings(_Keys):
         False,
         description="Whether a replica outside the in-sync set may lead if no other is live.",
     )
+    delete_topic_enable: bool = Field(
+        True, description="Whether `sparklog topics delete` and Admin.delete_topic delete topics."
+    )
     num_partitions: int = Field(1, ge=1, description="The default number of partitions of a topic.")
     default_replication_factor: int = Field(
         1,

@@ -87,6 +87,7 @@ _TABLE = (
     ErrorCode(56, "KAFKA_STORAGE_ERROR", True, "The replica's storage failed."),
     ErrorCode(68, "NON_EMPTY_GROUP", False, "The group has live members."),
     ErrorCode(69, "GROUP_ID_NOT_FOUND", False, "There is no group of this name."),
+    ErrorCode(73, "TOPIC_DELETION_DISABLED", False, "The cluster does not delete topics."),
     ErrorCode(74, "FENCED_LEADER_EPOCH", True, "The leader epoch is older than the broker's."),
     ErrorCode(75, "UNKNOWN_LEADER_EPOCH", True, "The leader epoch is newer than the broker's."),
     ErrorCode(78, "OFFSET_NOT_AVAILABLE", True, "The new leader has not caught up yet."),

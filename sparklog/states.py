@@ -1,4 +1,4 @@
-"""The states of brokers and of consumer groups, and the events that change them.
+"""The states of brokers, topics and consumer groups, and the events that change them.
 
 The tables here are what the code runs by. docs/states.md is generated from them, by
 `REWRITE=1 python -m pytest tests/test_states.py`.
@@ -24,6 +24,15 @@ BrokerEvent = Literal[
     "unregister",
     "replace_checkpoints",
 ]
+
+TopicState = Literal["creating", "growing", "live", "deleting", "deleted", "(no row)"]
+"""The states of a row of `topics`.
+
+`creating` and `growing` are administrators' claims: on the name of a new topic, and on the further
+partitions of a topic. `deleted` is the record of a deletion, by which brokers remove replicas.
+"""
+
+TopicEvent = Literal["create", "publish", "grow", "end_claim", "delete", "clean_up", "forget"]
 
 GroupState = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names for the states of a group.
@@ -182,6 +191,67 @@ GROUP_TRANSITIONS: Mapping[GroupEvent, Transition] = {
 """The transitions of a consumer group, in the column `state` of `consumer_groups`."""
 
 
+TOPIC_TRANSITIONS: Mapping[TopicEvent, Transition] = {
+    "create": Transition(
+        "operator",
+        ("(no row)",),
+        "creating",
+        "`sparklog topics create`: no live topic and no claim has the name.",
+    ),
+    "publish": Transition(
+        "operator",
+        ("creating",),
+        "live",
+        "The partitions of the new topic are stored.",
+    ),
+    "grow": Transition(
+        "operator",
+        ("(no row)",),
+        "growing",
+        "`sparklog topics alter --partitions`: a row of its own, beside that of the topic.",
+    ),
+    "end_claim": Transition(
+        "operator, controller",
+        ("creating", "growing"),
+        "(no row)",
+        "`growing`: the new partitions are stored, and the same commit raises the number of "
+        "partitions. Both: the creation has failed; or its administrator has died, by which the "
+        "controller removes the claim after 60 s.",
+    ),
+    "delete": Transition(
+        "operator",
+        ("live",),
+        "deleting",
+        "`sparklog topics delete`: no client, leader or follower sees the topic any more. Its name "
+        "may be used again.",
+    ),
+    "clean_up": Transition(
+        "controller",
+        ("deleting",),
+        "deleted",
+        "Its rows of partition_state and its committed offsets are removed.",
+    ),
+    "forget": Transition(
+        "controller",
+        ("deleted",),
+        "(no row)",
+        "10,000 topics were deleted later.",
+    ),
+}
+"""The transitions of a topic, in the column `state` of `topics`.
+
+Brokers remove their replicas in `deleting` and in `deleted`, at any time.
+"""
+
+
+def topic_state_after(event: TopicEvent, state: TopicState) -> TopicState:
+    """Return the state of a topic after an event; raises `ValueError` if it has no effect."""
+    transition = TOPIC_TRANSITIONS[event]
+    if state not in transition.before:
+        raise ValueError(f"event {event} has no effect on a topic that is {state}")
+    return cast(TopicState, transition.after)
+
+
 def has_effect(event: BrokerEvent, state: str | None) -> bool:
     """Return whether an event changes, or confirms, the state of a broker."""
     before = BROKER_TRANSITIONS[event].before
@@ -221,6 +291,12 @@ def as_markdown() -> str:
             "The column `state` of [`brokers`](tables.md).",
             "",
             *_lines(BROKER_TRANSITIONS),
+            "",
+            "## Topics (rules 7.3, 7.9)",
+            "",
+            "The column `state` of [`topics`](tables.md).",
+            "",
+            *_lines(TOPIC_TRANSITIONS),
             "",
             "## Consumer groups (rule 8.1)",
             "",

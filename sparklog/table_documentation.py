@@ -347,18 +347,26 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
         },
     ),
     "topics": TableDocumentation(
-        rows="A topic, or an administrator's claim on the name of one that is being created.",
+        rows=(
+            "A topic; an administrator's claim on a name or on further partitions; or the record "
+            "of a deletion. Deleted topics are in the order of their deletion."
+        ),
         writers=(
-            "The administrator that creates the topic: the claim, and after its partitions the "
-            "state `live`. The controller: removes a claim that is older than 60 s."
+            "The administrator that creates a topic, or further partitions: a claim, and after the "
+            "partitions the state `live` or the new number. The administrator that changes "
+            "settings or deletes a topic. The controller: removes a claim that is older than 60 s; "
+            "makes `deleting` `deleted`, and keeps the newest 10,000 of these."
         ),
         columns={
             "topic_id": _TOPIC_ID,
-            "topic": "Name of the topic; unique.",
-            "partitions": "Number of partitions.",
+            "topic": "Name of the topic; unique among `creating` and `live`.",
+            "partitions": "Number of partitions; of a claim, the number after it.",
             "replication_factor": "Number of replicas of each partition.",
             "configs": "Kafka's topic keys that the topic sets for itself, as a JSON object.",
-            "state": "`creating` (a claim on the name) or `live`.",
+            "state": (
+                "`creating` (a claim on the name), `growing` (a claim on further partitions), "
+                "`live`, `deleting` or `deleted`; see [states.md](states.md)."
+            ),
             "created_at_ms": (
                 "Time of the creation, in ms since 1970 on the administrator's clock."
             ),

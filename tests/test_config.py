@@ -57,6 +57,7 @@ KAFKA_DEFAULTS = {
     "message.max.bytes": 1_048_588,
     "unclean.leader.election.enable": False,
     "num.partitions": 1,
+    "delete.topic.enable": True,
     "default.replication.factor": 1,
     "broker.session.timeout.ms": 9_000,
     "broker.heartbeat.interval.ms": 2_000,

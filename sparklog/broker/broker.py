@@ -330,10 +330,11 @@ class Broker:
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
         as a crash there would: damage_isr, damage_cut, epoch_entry, producer_state and log_start (a
-        deletion of old records), log_commit (the commit of the journal, with answers), isr_change,
-        checkpoint (the commit of high watermarks and answers after changes of in-sync sets),
-        responses (before taken requests are removed and checkpoints written). Raises `FencedError`
-        if a newer process plays this broker; the caller must then drop it.
+        deletion of old records), log_commit (the commit of the journal, with answers), removal (of
+        the producers of deleted topics), isr_change, checkpoint (the commit of high watermarks and
+        answers after changes of in-sync sets), responses (before taken requests are removed and
+        checkpoints written). Raises `FencedError` if a newer process plays this broker; the caller
+        must then drop it.
         """
         with self._lock:
             metadata = self._load()
@@ -386,7 +387,8 @@ class Broker:
 
     @_plays("controller")
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
-        """Play the controller, or observe the active one. `stop_after`: lease, fence, election.
+        """Play the controller, or observe the active one. `stop_after`: lease, fence, election,
+        partitions_removal, offsets_removal (the last two of deleted topics).
 
         Raises as `leader_tick` does.
         """

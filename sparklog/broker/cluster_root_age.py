@@ -3,15 +3,22 @@
 A broker's own roots carry epochs that the cluster root has given out. Invariant: the broker epoch
 of a root's fence and the leader epochs of its replicas are at most those in the cluster root. An
 older cluster root would give the same epochs out again, to other processes and leaders.
+
+A topic that the cluster root does not know was created after its state, unless it is recorded as
+deleted. An older root has no such record, since a deletion is final and a topic's id is not used
+again. The version of `topics` by which a broker has removed replicas shows a root that is older
+than the deletion: it would make the topic live again, without its records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sparklog.cluster.metadata import deleted_topics
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.model import Row, TopicIdPartition
+from sparklog.storage.commits import TOPICS_VERSION
 
 
 def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]) -> None:
@@ -25,6 +32,8 @@ def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[Broker
         return
     cluster.brokers.refresh()
     cluster.partition_state.refresh()
+    # After the partitions: a topic is recorded as deleted before its partitions are removed.
+    cluster.topics.refresh()
     if evidence := _evidence(cluster, broker_id, roots):
         root, fact = evidence
         raise StorageError(
@@ -43,7 +52,14 @@ def _evidence(
         TopicIdPartition(row["topic_id"], row["partition"]): row["leader_epoch"]
         for row in cluster.partition_state.rows().to_pylist()
     }
+    deleted = deleted_topics(cluster.topics.rows())
     for root in roots:
+        topics_version = root.log.held_by(TOPICS_VERSION) or 0
+        if topics_version > cluster.topics.version:
+            return root, (
+                f"the root knows version {cluster.topics.version} of the table topics, and the "
+                f"broker has removed replicas of deleted topics by version {topics_version}"
+            )
         held = root.broker_epoch
         if held > broker_epoch:
             return root, (
@@ -53,6 +69,8 @@ def _evidence(
         for row in _rows(root):
             key = TopicIdPartition(row["topic_id"], row["partition"])
             name = f"{row['topic']}-{row['partition']}"
+            if key.topic_id in deleted:
+                continue
             if key in leader_epochs and row["leader_epoch"] > leader_epochs[key]:
                 return root, (
                     f"the root knows leader epoch {leader_epochs[key]} of {name}, and the broker "

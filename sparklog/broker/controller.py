@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparklog.broker.registration import check_registered
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.broker.topic_deletions import TopicDeletions
 from sparklog.cluster.abandoned_topics import AbandonedTopics, with_known_topics
 from sparklog.cluster.election import Elections
 from sparklog.cluster.metadata import Metadata, MetadataReader, Versions
@@ -74,6 +75,7 @@ class Controller:
         self._signs = signs
         self._elections = Elections(rules, settings)
         self._abandoned = AbandonedTopics(cluster, observations)
+        self._deletions = TopicDeletions(cluster)
         self._fence: Fence | None = None
         # The lease is renewed in parallel with ticks, which may take long.
         self._lease_lock = threading.Lock()
@@ -118,6 +120,7 @@ class Controller:
             effects.done("fence")
             self._elect(fence)
             effects.done("election")
+            self._finish_deletions(fence, effects)
             self._abandoned.remove(now_ms, fence)
             self._rebalance(now_ms, fence)
         except FencedError as error:
@@ -349,6 +352,17 @@ class Controller:
         )
         # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
+
+    def _finish_deletions(self, fence: Fence, effects: Effects) -> None:
+        """Remove what the cluster root still has of deleted topics (rule 7.9)."""
+        deleted = self._deletions.pending()
+        if not deleted:
+            return
+        self._deletions.remove_partitions(deleted, fence)
+        effects.done("partitions_removal")
+        self._deletions.remove_offsets(deleted)
+        effects.done("offsets_removal")
+        self._deletions.finish(deleted, fence)
 
     def _rebalance(self, now_ms: int, fence: Fence) -> None:
         """Elect preferred replicas of brokers too far from leading their share (rule 7.6)."""

@@ -43,7 +43,11 @@ class ProducerState:
         self._settings = settings
         self._check_at_ms = 0
         self._batches: dict[Producer, list[ProducerBatch]] = {}
-        self._put(batch for batch in producer_batches(self._table.rows()) if self._counts(batch))
+        self._outdated: set[TopicIdPartition] = set()
+        stored = producer_batches(self._table.rows())
+        self._put(batch for batch in stored if self._counts(batch))
+        # The partitions of stored rows that do not count.
+        self._outdated = {one.topic_id_partition for one in stored} - self.partitions()
 
     def batches(self, partition: TopicIdPartition, producer_id: int) -> list[ProducerBatch]:
         """Return a producer's last batches that were removed, in order of offset."""
@@ -101,6 +105,19 @@ class ProducerState:
     def truncate(self, points: Mapping[TopicIdPartition, int]) -> None:
         """Drop rows that end at or after each replica's new end; called after the cut (6.5)."""
         self._drop(lambda batch: batch.last_offset >= points.get(batch.topic_id_partition, 1 << 63))
+
+    def partitions(self) -> set[TopicIdPartition]:
+        """Return the partitions of which the table may have rows."""
+        return {key for key, _ in self._batches} | self._outdated
+
+    def remove(self, keys: Collection[TopicIdPartition]) -> None:
+        """Drop all rows of replicas of deleted topics; called after the removal (rule 7.9)."""
+        gone = self.partitions() & set(keys)
+        if gone:
+            # Until it is written.
+            self._outdated |= gone
+            self._put(one for one in self._all() if one.topic_id_partition not in keys)
+            self._write()
 
     def restart(self, kept: Mapping[TopicIdPartition, Collection[ProducerBatch]]) -> None:
         """Drop all rows but `kept` of replicas whose logs have been restarted (6.7)."""
@@ -175,6 +192,7 @@ class ProducerState:
     def _write(self) -> None:
         rows = PRODUCER_STATE.rows([batch._asdict() for batch in self._all()])
         overwrite(self._table, rows, self._replicas.root.fence)
+        self._outdated = set()
 
 
 def producer_batches(rows: pa.Table) -> list[ProducerBatch]:

@@ -47,11 +47,12 @@ class DelayedProduce(NamedTuple):
 class ProduceProgress(NamedTuple):
     """The state of a partition on which a delayed produce request depends.
 
-    All values except `is_leader` are `None` if the broker does not lead the partition, or if its
-    log no longer has the records of the request.
+    The other values are `None` if the broker does not lead the partition, or if its log no longer
+    has the records of the request. It leads no partition of a deleted topic.
     """
 
     is_leader: bool
+    is_topic_deleted: bool = False
     high_watermark: int | None = None
     isr_size: int | None = None
     min_isr: int | None = None

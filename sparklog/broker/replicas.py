@@ -86,6 +86,7 @@ class Replicas:
         self._staged_epochs: dict[TopicIdPartition, tuple[EpochEntry, ...]] = {}
         self._appended: list[Batch] = []
         self._ends: dict[TopicIdPartition, int] = {}
+        self._removing: set[TopicIdPartition] = set()
         # Replicas whose rows or histories in the journal differ from those in memory: they are
         # written with the next commit.
         self._unwritten: set[TopicIdPartition] = set()
@@ -103,7 +104,7 @@ class Replicas:
         self._recover()
 
     def __contains__(self, key: TopicIdPartition) -> bool:
-        return key in self._staged or key in self._replicas
+        return (key in self._staged or key in self._replicas) and key not in self._removing
 
     def __getitem__(self, key: TopicIdPartition) -> Replica:
         staged = self._staged.get(key)
@@ -111,7 +112,7 @@ class Replicas:
 
     def partitions(self) -> Collection[TopicIdPartition]:
         """Return the partitions of which this root has a replica."""
-        return self._replicas.keys() | self._staged.keys()
+        return (self._replicas.keys() | self._staged.keys()) - self._removing
 
     def log_end_offset(self, key: TopicIdPartition) -> int:
         """Return the offset of the replica's next record."""
@@ -189,6 +190,13 @@ class Replicas:
         """Replace the histories of replicas whose logs are restarted (rule 6.7)."""
         self._staged_epochs |= {key: tuple(of_replica) for key, of_replica in entries.items()}
 
+    def remove(self, keys: Iterable[TopicIdPartition]) -> None:
+        """Stage the removal of replicas of deleted topics: batches, row and history (rule 7.9)."""
+        self._removing |= set(keys)
+        for key in self._removing:
+            self._staged.pop(key, None)
+            self._staged_epochs.pop(key, None)
+
     # --- committing -----------------------------------------------------------------------------
 
     def commit(
@@ -199,11 +207,13 @@ class Replicas:
         *,
         answers: Sequence[ProduceAnswer] = (),
         inbox_positions: Sequence[InboxPosition] = (),
+        transactions: Mapping[str, int] | None = None,
     ) -> bool:
         """Commit the staged changes, and batches added and removed; return if there were any.
 
         `answers`: to requests; `inbox_positions`: those up to which requests are taken with this
-        commit. Raises as `RecordLog.commit` does; the staged changes are then void (`settle`).
+        commit; `transactions`: the versions of app transactions to set in it. Raises as
+        `RecordLog.commit` does; the staged changes are then void (`settle`).
         """
         if self.journal_damage is not None:
             if added or removed or self._appended or answers or inbox_positions:
@@ -211,6 +221,7 @@ class Replicas:
             self._discard_staged()
             return False
         added = [*self._appended, *added]
+        removed = [*removed, *self._batches_of(self._removing)]
         moved = {batch.topic_id_partition for batch in (*added, *removed)}
         ends = self._ends_after(moved, added, removed)
         touched = moved | self._unwritten | self._staged.keys()
@@ -228,7 +239,8 @@ class Replicas:
             if key in self and tuple(self.epochs(key)) != self._journal.epochs.get(key, ())
         }
         operations = self._purgatory.staged()
-        step = Step(list(rows.values()), histories, operations, answers, inbox_positions)
+        gone = [key for key in sorted(self._removing) if key in self._journal]
+        step = Step(list(rows.values()), histories, operations, answers, inbox_positions, gone)
         # A commit that was given up may still land after later decisions: an empty commit takes its
         # version (rule 10.6).
         if not (added or removed or any(step) or self._journal.may_land_late):
@@ -237,6 +249,7 @@ class Replicas:
         is_news = (
             bool(histories)
             or bool(operations)
+            or bool(gone)
             or any(
                 _without_report(row) != _without_report(self._journal.rows.get(key, {}))
                 for key, row in rows.items()
@@ -244,7 +257,7 @@ class Replicas:
         )
         paths = (batch.path for batch in added)
         check_present(self.root.log.location, paths, self._settled_at)
-        self._journal.commit_step(added, removed, step, now_ms)
+        self._journal.commit_step(added, removed, step, now_ms, transactions)
         if is_news:
             self.news += 1
             self.checkpoints.note_change()
@@ -254,6 +267,11 @@ class Replicas:
         self._unwritten.clear()
         self._settle_staged()
         return True
+
+    def _batches_of(self, keys: Iterable[TopicIdPartition]) -> list[Batch]:
+        """Return all live batches of these replicas, sound or not."""
+        log = self._journal
+        return [one for key in keys for one in (*log.batches(key), *log.unsound_batches(key))]
 
     def _ends_after(
         self, moved: Iterable[TopicIdPartition], added: Sequence[Batch], removed: Sequence[Batch]
@@ -300,6 +318,7 @@ class Replicas:
         """Make the staged changes the committed state."""
         self._replicas |= self._staged
         self._epochs |= self._staged_epochs
+        self._forget(self._removing)
         self._purgatory.committed()
         self._discard_staged()
 
@@ -309,6 +328,15 @@ class Replicas:
         self._staged_epochs.clear()
         self._appended.clear()
         self._ends.clear()
+        self._removing.clear()
+
+    def _forget(self, keys: Iterable[TopicIdPartition]) -> None:
+        """Drop the state in memory of replicas that the journal no longer has."""
+        for key in keys:
+            for state in (self._replicas, self._epochs, self.damaged, self._leader_faults):
+                state.pop(key, None)
+            self._told.discard(key)
+            self._unwritten.discard(key)
 
     def withdraw(self, keys: Iterable[TopicIdPartition], now_ms: int) -> None:
         """Withdraw the reports of followed replicas, durably, until they are reported again.
@@ -397,6 +425,8 @@ class Replicas:
             replicas=len(keys),
             log_version=log.version,
         )
+        self._forget(key for key in keys if key not in log)
+        keys = {key for key in keys if key in log}
         for key in keys & log.rows.keys():
             self._replicas[key] = _replica(log.rows[key])
         # The state that the log implies, if another tool has made the commit.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparklog.cli import brokers, checkpoints, consumer_groups, topics
+from sparklog.cli import brokers, checkpoints, configs, consumer_groups, topics
 from sparklog.cli.audit import audit
 from sparklog.cli.cluster import (
     Cluster,
@@ -51,6 +51,7 @@ app = typer.Typer(
     help="A replicated log in Delta tables, kept by Spark jobs instead of brokers.",
 )
 app.add_typer(topics.app, name="topics")
+app.add_typer(configs.app, name="configs")
 app.add_typer(brokers.app, name="brokers")
 app.add_typer(consumer_groups.app, name="consumer-groups")
 app.add_typer(checkpoints.app, name="checkpoints")

@@ -1,4 +1,4 @@
-"""`sparklog topics`: creating, listing and describing topics."""
+"""`sparklog topics`: creating, changing, deleting, listing and describing topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.errors import ConfigError, ProtocolError
 if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin, TopicDescription
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and describe topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, change, delete, list and describe topics.")
 
 
 @app.command()
@@ -51,12 +51,54 @@ def create(
     typer.echo(f"Created topic {name}.")
 
 
+@app.command()
+def alter(
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    cluster: ClusterOption,
+    partitions: Annotated[
+        int, typer.Option(help="The new number of partitions, above the current one.")
+    ],
+    replica_assignment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0:1:2,1:2:0,...",
+            help="The brokers of each partition; those of existing partitions are ignored.",
+        ),
+    ] = None,
+) -> None:
+    """Raise the number of partitions of a topic.
+
+    Records with a key may go to another partition than before.
+    """
+    with _admin(cluster) as admin:
+        new = None
+        if replica_assignment is not None:
+            known = admin.describe_topic(name).topic.partitions
+            given = _assignment(replica_assignment)
+            new = {number: brokers for number, brokers in given.items() if number >= known}
+        admin.create_partitions(name, partitions, assignment=new)
+
+
+@app.command()
+def delete(
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    cluster: ClusterOption,
+) -> None:
+    """Delete a topic with all of its records, for good."""
+    with _admin(cluster) as admin:
+        admin.delete_topic(name)
+
+
 @app.command("list")
 def list_(cluster: ClusterOption) -> None:
     """Print the names of all topics, one per line."""
     with _admin(cluster) as admin:
         names = admin.list_topics()
-    for name in names:
+        names += [
+            f"{one.topic.topic} - marked for deletion"
+            for one in admin.list_topics_marked_for_deletion()
+        ]
+    for name in sorted(names):
         typer.echo(name)
 
 
@@ -68,8 +110,15 @@ def describe(
 ) -> None:
     """Describe a topic, or all topics, in the format of Kafka's tool."""
     with _admin(cluster) as admin:
-        names = admin.list_topics() if name is None else [name]
-        found = [admin.describe_topic(one) for one in names]
+        deleted = [
+            one
+            for one in admin.list_topics_marked_for_deletion()
+            if name in (None, one.topic.topic)
+        ]
+        names = [one for one in admin.list_topics() if name in (None, one)]
+        if name is not None and not deleted:
+            names = [name]
+        found = [*(admin.describe_topic(one) for one in names), *deleted]
     if as_json:
         typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
         return
@@ -117,7 +166,8 @@ def _assignment(text: str) -> dict[int, list[int]]:
 
 def _as_json(description: TopicDescription) -> dict[str, Any]:
     topic = description.topic
-    return {
+    marked = {"marked_for_deletion": True} if description.is_marked_for_deletion else {}
+    return marked | {
         "topic": topic.topic,
         "topic_id": topic.topic_id,
         "replication_factor": topic.replication_factor,

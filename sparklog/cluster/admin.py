@@ -11,16 +11,18 @@ import pyarrow as pa
 
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.abandoned_topics import with_known_topics
-from sparklog.cluster.arguments import numbers_list, partition_names, whole_number
+from sparklog.cluster.arguments import partition_names, whole_number
+from sparklog.cluster.assignments import checked_assignment, partition_rows
 from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.election import Elections, ElectionType
-from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
+from sparklog.cluster.metadata import PartitionState, TopicInfo
 from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.record_deletion import DeletedRecords, RecordDeletion
+from sparklog.cluster.topic_admin import ConfigEntry, TopicAdmin
 from sparklog.cluster.topic_creation import store_topic
 from sparklog.config import Settings, TopicConfig, parse
-from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.errors import ConfigError, ProtocolError
 from sparklog.model import TopicIdPartition, TopicPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
 from sparklog.storage.location import StorageOptions
@@ -35,7 +37,9 @@ class TopicDescription(NamedTuple):
     topic : TopicInfo
         The topic and its own configuration.
     partitions : tuple of PartitionState
-        The partitions, by number.
+        The partitions, by number; none of a topic that is marked for deletion.
+    is_marked_for_deletion : bool
+        Whether the topic is deleted, and the controller has yet to remove its rows.
 
     Examples
     --------
@@ -49,6 +53,7 @@ class TopicDescription(NamedTuple):
 
     topic: TopicInfo
     partitions: tuple[PartitionState, ...]
+    is_marked_for_deletion: bool = False
 
     def __str__(self) -> str:
         configs = self.topic.config.model_dump(by_alias=True, exclude_none=True)
@@ -59,6 +64,7 @@ class TopicDescription(NamedTuple):
                 f"PartitionCount: {self.topic.partitions}\t"
                 f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
             )
+            + ("\tMarkedForDeletion: true" if self.is_marked_for_deletion else "")
         ]
         for state in self.partitions:
             replicas = [one.broker_id for one in state.replicas]
@@ -124,6 +130,7 @@ class Admin:
         self._clock = clock or SystemClock()
         self._elections = Elections(self._connection.rules, self._settings)
         self._brokers = BrokerAdmin(self._connection, self._elections, self._settings, self._clock)
+        self._topics = TopicAdmin(self._connection, self._elections, settings, self._clock)
 
     def create_topic(
         self,
@@ -197,14 +204,14 @@ class Admin:
                 else replication_factor,
             )
         else:
-            placed = _checked_assignment(
+            placed = checked_assignment(
                 topic, assignment, partitions, replication_factor, live, metadata
             )
         topic_id = new_id()
         min_isr = config.min_insync_replicas
         if min_isr is None and self._knows_settings:
             min_isr = self._settings.min_insync_replicas
-        rows = _partition_rows(topic_id, topic, placed, live, metadata, min_isr)
+        rows = partition_rows(topic_id, topic, placed, live, metadata, min_isr)
         entry = {
             "topic_id": topic_id,
             "topic": topic,
@@ -217,6 +224,149 @@ class Admin:
         elected = self._elections.elect_first(rows, metadata)
         store_topic(self._connection.root, entry, elected, config.min_insync_replicas)
         return self.describe_topic(topic)
+
+    def create_partitions(
+        self,
+        topic: str,
+        partitions: int,
+        *,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+    ) -> TopicDescription:
+        """Raise the number of partitions of a topic.
+
+        Brokers, producers, consumers and streaming queries use the new partitions when they read
+        the metadata next. Records with a key may go to another partition than before.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        partitions : int
+            The new number of partitions, above the current one.
+        assignment : dict of int to list of int, optional
+            The broker ids of each new partition, by its number, the preferred leader first. By
+            default Kafka's placement is continued.
+
+        Returns
+        -------
+        TopicDescription
+            The topic with its new partitions.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION; INVALID_PARTITIONS if the number is not above the current
+            one, or if another process is creating partitions; INVALID_REPLICATION_FACTOR if too few
+            brokers are alive; INVALID_REPLICA_ASSIGNMENT.
+
+        Examples
+        --------
+        >>> grown = admin.create_partitions("invoices", 4, assignment={2: [0, 1], 3: [1, 2]})
+        >>> grown.topic.partitions
+        4
+        """
+        self._topics.create_partitions(topic, partitions, assignment)
+        return self.describe_topic(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all of its records, for good.
+
+        Brokers and clients that read the metadata after that do not see it. Its name may be used
+        again at once; the new topic has another id. The controller removes its committed
+        offsets, and each broker its replicas, also one that does not run now. The files of the
+        records stay until a clean-up.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION; TOPIC_DELETION_DISABLED if delete.topic.enable is false.
+
+        Examples
+        --------
+        >>> admin.delete_topic("invoices")
+        >>> "invoices" in admin.list_topics()
+        False
+        """
+        self._topics.delete_topic(topic)
+
+    def list_topics_marked_for_deletion(self) -> list[TopicDescription]:
+        """Return the deleted topics whose rows the controller has yet to remove.
+
+        Returns
+        -------
+        list of TopicDescription
+            The topics, by name, without their partitions.
+        """
+        return [
+            TopicDescription(one, (), is_marked_for_deletion=True)
+            for one in self._topics.marked_for_deletion()
+        ]
+
+    def alter_configs(
+        self,
+        topic: str,
+        configs: Mapping[str, Any] | None = None,
+        *,
+        delete: Collection[str] = (),
+    ) -> None:
+        """Change settings of a topic; others stay (Kafka's incrementalAlterConfigs, KIP-339).
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+        configs : dict of str to object, optional
+            The keys to set; see `create_topic`. They are valid from the next tick of the brokers
+            on.
+        delete : collection of str, optional
+            The keys to remove, so that the cluster's values are valid again.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG if min.insync.replicas is above the
+            replication factor.
+        ConfigError
+            A key is unknown, is both set and removed, or has an unusable value. Nothing is changed
+            then.
+
+        Examples
+        --------
+        >>> admin.alter_configs("payments", {"min.insync.replicas": 2})
+        >>> admin.describe_configs("payments")["min.insync.replicas"].value
+        '2'
+        """
+        self._topics.alter_configs(topic, configs, delete)
+
+    def describe_configs(self, topic: str) -> dict[str, ConfigEntry]:
+        """Return all settings of a topic, by key.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+
+        Returns
+        -------
+        dict of str to ConfigEntry
+            The value of each key, and its source.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+
+        Examples
+        --------
+        >>> admin.describe_configs("payments")["unclean.leader.election.enable"]
+        ConfigEntry(name='unclean.leader.election.enable', value='false', source='default', ...)
+        """
+        return self._topics.describe_configs(topic)
 
     def elect_leaders(
         self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
@@ -411,103 +561,6 @@ def _election_error(
         return "ELECTION_NOT_NEEDED" if is_led else "ELIGIBLE_LEADERS_NOT_AVAILABLE"
     is_preferred = after.leader == after.replicas[0].broker_id
     return "ELECTION_NOT_NEEDED" if is_preferred else "PREFERRED_LEADER_NOT_AVAILABLE"
-
-
-def _checked_assignment(
-    topic: str,
-    assignment: Mapping[int, Sequence[int]],
-    partitions: int | None,
-    replication_factor: int | None,
-    live: Mapping[int, str | None],
-    metadata: Metadata,
-) -> dict[int, list[int]]:
-
-    def refuse(reason: str) -> ProtocolError:
-        return ProtocolError(
-            "INVALID_REPLICA_ASSIGNMENT", f"the assignment of topic {topic} {reason}"
-        )
-
-    try:
-        placed = {
-            whole_number(partition, "a partition's number"): numbers_list(brokers, "brokers")
-            for partition, brokers in assignment.items()
-        }
-    except (AttributeError, SparklogError):
-        raise refuse(
-            f"must be a dict of brokers by partition, such as {{0: [1, 2, 3]}}, not {assignment!r}"
-        ) from None
-
-    if sorted(placed) != list(range(len(placed))) or not placed:
-        raise refuse(f"must number its partitions from 0 without a gap, not {sorted(placed)}")
-    if partitions is not None and partitions != len(placed):
-        raise refuse(
-            f"has {len(placed)} partitions, but {partitions} were asked for: give one of the two"
-        )
-    sizes = {len(brokers) for brokers in placed.values()}
-    if len(sizes) != 1 or 0 in sizes:
-        raise refuse(
-            "must give every partition the same number of replicas, at least one, not "
-            f"{sorted(sizes)}"
-        )
-    if replication_factor is not None and sizes != {replication_factor}:
-        raise refuse(
-            f"has {sizes.pop()} replicas, but {replication_factor} were asked for: "
-            "give one of the two"
-        )
-    for partition, brokers in placed.items():
-        if len(set(brokers)) < len(brokers):
-            raise refuse(f"names a broker twice for partition {partition}: {brokers}")
-        known = {one.broker_id for one in metadata.brokers.values() if one.is_registered}
-        unknown = sorted(set(brokers) - known)
-        if unknown:
-            raise refuse(
-                f"names broker {unknown[0]}, which is not registered: choose from {sorted(known)}"
-            )
-        if not set(brokers) & live.keys():
-            raise refuse(
-                f"leaves partition {partition} without a live broker: start one of {brokers}, or "
-                "name others"
-            )
-    return placed
-
-
-def _partition_rows(
-    topic_id: str,
-    topic: str,
-    placed: Mapping[int, Sequence[int]],
-    live: Mapping[int, str | None],
-    metadata: Metadata,
-    min_isr: int | None,
-) -> list[dict[str, Any]]:
-    rows = []
-    loads = dict.fromkeys(metadata.brokers, 0)
-    for state in metadata.partitions.values():
-        for one in state.replicas:
-            loads[one.broker_id] = loads.get(one.broker_id, 0) + 1
-    for partition, brokers in placed.items():
-        for index, broker in enumerate(brokers):
-            # Round robin over the broker's log directories.
-            online = list(metadata.brokers[broker].online_roots)
-            root = online[loads[broker] % len(online)]
-            loads[broker] += 1
-            rows.append(
-                {
-                    "topic_id": topic_id,
-                    "topic": topic,
-                    "partition": partition,
-                    "broker_id": broker,
-                    "root": root,
-                    "replica_index": index,
-                    "in_isr": broker in live,
-                    "in_elr": False,
-                    "adding": False,
-                    "removing": False,
-                    "partition_epoch": 0,
-                    "controller_epoch": 0,
-                    "min_isr": min_isr,
-                }
-            )
-    return rows
 
 
 def _list(broker_ids: Sequence[int]) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import TopicConfig, parse
@@ -15,11 +19,12 @@ from sparklog.states import LIVE_STATES
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.shards import ShardedRows, changed_units
 
-LIVE, CREATING = "live", "creating"
-"""The states of a topic's row.
-
-`LIVE` is a topic; `CREATING` is an admin's claim on the name of a topic that is being created.
-"""
+LIVE: Final = "live"
+CREATING: Final = "creating"
+GROWING: Final = "growing"
+DELETING: Final = "deleting"
+DELETED: Final = "deleted"
+"""The states of a topic's row; see `sparklog.states.TopicState`."""
 
 
 class BrokerInfo(NamedTuple):
@@ -243,6 +248,8 @@ class Metadata(NamedTuple):
         The topics, by topic id.
     partitions : mapping of TopicIdPartition to PartitionState
         The partitions, by topic id and number.
+    deleted : set of str
+        The ids of deleted topics.
 
     Examples
     --------
@@ -255,6 +262,7 @@ class Metadata(NamedTuple):
     brokers: Mapping[int, BrokerInfo]
     topics: Mapping[str, TopicInfo]
     partitions: Mapping[TopicIdPartition, PartitionState]
+    deleted: AbstractSet[str] = frozenset()
 
     def topic(self, name: str) -> TopicInfo:
         """Return a topic by its name.
@@ -338,10 +346,16 @@ class _Partitions(NamedTuple):
         changed = _partitions(rows.rows_of(keys).to_pylist())
         states = _with_changed(self.states, keys, changed)
         if topics is self.topics:
-            changed = {key: state for key, state in changed.items() if key.topic_id in topics}
+            changed = {key: state for key, state in changed.items() if _is_visible(key, topics)}
             return _Partitions(rows, states, topics, _with_changed(self.visible, keys, changed))
-        visible = {key: state for key, state in states.items() if key.topic_id in topics}
+        visible = {key: state for key, state in states.items() if _is_visible(key, topics)}
         return _Partitions(rows, states, topics, visible)
+
+
+def _is_visible(key: TopicIdPartition, topics: Mapping[str, TopicInfo]) -> bool:
+    """Whether a partition belongs to a topic: not while it, or the partition, is being created."""
+    topic = topics.get(key.topic_id)
+    return topic is not None and key.partition < topic.partitions
 
 
 def _with_changed(states: _States, keys: Iterable[TopicIdPartition], changed: _States) -> _States:
@@ -399,19 +413,21 @@ class MetadataReader:
         if loaded == self._loaded:
             return self._metadata
         before = self._loaded or (None, None, None)
-        brokers, topics, partitions = self._metadata
+        brokers, topics, partitions, deleted = self._metadata
         if loaded[2] != before[2]:
             found = _brokers(cluster.brokers.rows().to_pylist())
             brokers = brokers if found == brokers else found
         if loaded[0] != before[0]:
-            topics = _topics(cluster.topics.rows().to_pylist())
+            rows = cluster.topics.rows()
+            topics, found_deleted = _topics(rows), deleted_topics(rows)
+            deleted = deleted if found_deleted == deleted else found_deleted
         if loaded[:2] != before[:2]:
             # A single assignment, because threads may share a reader.
             self._partitions = self._partitions.at(cluster.partition_state.sharded_rows(), topics)
             partitions = self._partitions.visible
         if brokers is not self._metadata.brokers or self._versions is None:
             self._brokers_state = loaded[2]
-        self._metadata = Metadata(brokers, topics, partitions)
+        self._metadata = Metadata(brokers, topics, partitions, deleted)
         self._loaded = loaded
         self._versions = (self._brokers_state, *loaded[:2])
         return self._metadata
@@ -451,18 +467,26 @@ def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
     }
 
 
-def _topics(rows: list[dict[str, Any]]) -> dict[str, TopicInfo]:
-    return {
-        row["topic_id"]: TopicInfo(
-            row["topic_id"],
-            row["topic"],
-            row["partitions"],
-            row["replication_factor"],
-            parse(TopicConfig, json.loads(row["configs"]), f"topic {row['topic']}"),
-        )
-        for row in rows
-        if row["state"] == LIVE
-    }
+def deleted_topics(topics: pa.Table) -> frozenset[str]:
+    """Return the ids of the deleted topics in the rows of `topics`."""
+    is_deleted = pc.is_in(topics["state"], pa.array([DELETING, DELETED]))
+    return frozenset(topics.filter(is_deleted)["topic_id"].to_pylist())
+
+
+def _topics(rows: pa.Table) -> dict[str, TopicInfo]:
+    live = rows.filter(pc.equal(rows["state"], LIVE)).to_pylist()
+    return {row["topic_id"]: topic_of(row) for row in live}
+
+
+def topic_of(row: Mapping[str, Any]) -> TopicInfo:
+    """Return the topic in a row of `topics`."""
+    return TopicInfo(
+        row["topic_id"],
+        row["topic"],
+        row["partitions"],
+        row["replication_factor"],
+        parse(TopicConfig, json.loads(row["configs"]), f"topic {row['topic']}"),
+    )
 
 
 def _partitions(rows: list[dict[str, Any]]) -> dict[TopicIdPartition, PartitionState]:

@@ -12,6 +12,7 @@ from sparklog.cluster.metadata import CREATING, LIVE
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import CommitConflictError, ProtocolError
 from sparklog.model import TOPICS
+from sparklog.states import topic_state_after
 from sparklog.storage.shard_rewrites import RowChanges
 
 
@@ -26,7 +27,7 @@ def store_topic(
     `min_isr` is the topic's own min.insync.replicas. Raises INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
     and REQUEST_TIMED_OUT if the controller has abandoned the creation; nothing is stored then.
     """
-    _check_min_isr(entry, min_isr)
+    check_min_isr(entry["topic"], min_isr, entry["replication_factor"])
     topic_id = entry["topic_id"]
     # The claim on the name comes first, so that only its holder writes partitions. The state "live"
     # comes last, because it makes them visible. The controller removes claims of admins that died,
@@ -42,12 +43,12 @@ def store_topic(
         raise
 
 
-def _check_min_isr(entry: Mapping[str, Any], min_isr: int | None) -> None:
-    factor = entry["replication_factor"]
+def check_min_isr(topic: str, min_isr: int | None, factor: int) -> None:
+    """Raise INVALID_CONFIG if min.insync.replicas of a topic is above its replication factor."""
     if min_isr is not None and min_isr > factor:
         raise ProtocolError(
             "INVALID_CONFIG",
-            f"min.insync.replicas={min_isr} of topic {entry['topic']!r} is above its replication "
+            f"min.insync.replicas={min_isr} of topic {topic!r} is above its replication "
             f"factor {factor}: set it to {factor} or less",
         )
 
@@ -55,7 +56,9 @@ def _check_min_isr(entry: Mapping[str, Any], min_isr: int | None) -> None:
 def _with_claim(topics: pa.Table, entry: Mapping[str, Any]) -> pa.Table:
     """Return `topics` with the row of a topic that is being created; its name must be free."""
     _check_name_is_free(topics.to_pylist(), entry)
-    return pa.concat_tables([topics, TOPICS.rows([{**entry, "state": CREATING}])])
+    return pa.concat_tables(
+        [topics, TOPICS.rows([{**entry, "state": topic_state_after("create", "(no row)")}])]
+    )
 
 
 def _with_live(topics: pa.Table, entry: Mapping[str, Any]) -> pa.Table:
@@ -70,7 +73,7 @@ def _with_live(topics: pa.Table, entry: Mapping[str, Any]) -> pa.Table:
             f"the creation of topic {entry['topic']!r} took more than {CREATION_TIMEOUT_MS} ms and "
             "was given up by the controller: create it again",
         )
-    return TOPICS.rows([*others, {**mine[0], "state": LIVE}])
+    return TOPICS.rows([*others, {**mine[0], "state": topic_state_after("publish", CREATING)}])
 
 
 def _check_name_is_free(rows: Iterable[Mapping[str, Any]], entry: Mapping[str, Any]) -> None:

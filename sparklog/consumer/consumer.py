@@ -754,7 +754,10 @@ class Consumer:
 
     def _revoke(self, is_lost: bool) -> None:
         if not is_lost:
-            self._commits.commit_by_itself(self._assigned.values())
+            # Committed offsets of deleted topics have been removed.
+            existing = self._logs.metadata().partitions
+            kept = [one for one in self._assigned.values() if one.key in existing]
+            self._commits.commit_by_itself(kept)
         try:
             self._tell("lost" if is_lost else "revoked")
         finally:

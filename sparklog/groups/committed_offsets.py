@@ -13,7 +13,7 @@ of that other member, however long it was delayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -155,6 +155,25 @@ class CommittedOffsets:
         self._table.refresh()
         rows = self._table.rows()
         return set(rows.filter(pc.is_valid(rows["committed_offset"]))["group_id"].to_pylist())
+
+    def remove_topics(self, topic_ids: Collection[str]) -> None:
+        """Remove the committed offsets of topics in all groups; fences of groups stay."""
+
+        def decide(table: pa.Table) -> RowChanges | None:
+            is_of = pc.is_in(table["topic_id"], pa.array(list(topic_ids), pa.string()))
+            removed = table.filter(is_of)
+            if not removed.num_rows:
+                return None
+            others = set(table.filter(pc.invert(is_of))["group_id"].to_pylist())
+            left = []
+            for group_id in pc.unique(removed["group_id"]).to_pylist():
+                fence = _newest_fence(removed.filter(pc.equal(removed["group_id"], group_id)))
+                if group_id not in others and fence.generation > 0:
+                    left.append(_without_partition(group_id, fence))
+            gone = frozenset(keys_of(removed, CONSUMER_OFFSETS))
+            return RowChanges(CONSUMER_OFFSETS.rows(left), gone)
+
+        self._table.change_rows(decide)
 
     def delete(self, group_id: str, fence: GroupFence) -> None:
         """Remove a group's committed offsets; commits under older fences are still refused."""

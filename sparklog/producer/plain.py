@@ -11,20 +11,30 @@ from typing import TYPE_CHECKING, Any
 from sparklog.clock import SystemClock
 from sparklog.cluster.arguments import callback, milliseconds, whole_number
 from sparklog.cluster.connection import Connection, connection_of
-from sparklog.cluster.metadata import TopicInfo
+from sparklog.cluster.metadata import Metadata, TopicInfo
 from sparklog.cluster.naming import ClusterName
 from sparklog.config import ProducerConfig, parse
 from sparklog.errors import ProtocolError, SparklogError
+from sparklog.logger import get_logger
 from sparklog.producer.accumulator import Delivered, ProducerRecord, RecordMetadata
 from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.sender import Sender
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
-from sparklog.storage.location import StorageOptions
+from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.location import StorageOptions, one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_log = get_logger(__name__)
+
 _RECORD_OVERHEAD_BYTES = 32
+
+_TOPICS_MS, _STORE_TOPICS_MS = 1_000, 300_000
+"""The age in ms from which on topics are loaded again, in a local folder and on an object store.
+
+The latter, where it costs requests, is Kafka's metadata.max.age.ms.
+"""
 
 Bytes = bytes | bytearray | memoryview
 """The types of a record's key and value, as in Kafka's Python clients."""
@@ -85,6 +95,11 @@ class Producer:
         self._sender = Sender(self._connection, self.config, partitioner or DefaultPartitioner)
         self._clock = SystemClock()
         self._topics: dict[str, TopicInfo] = {}
+        self._metadata: Metadata | None = None
+        self._loaded_ms = 0
+        self._topics_lock = threading.Lock()
+        is_local = self._connection.root.location.is_local
+        self._topics_ms = _TOPICS_MS if is_local else _STORE_TOPICS_MS
 
     def send(
         self,
@@ -234,9 +249,38 @@ class Producer:
     def _topic(self, topic: str) -> TopicInfo:
         if not isinstance(topic, str):
             raise SparklogError(f"a topic's name must be text, not {topic!r}")
-        if topic not in self._topics:
-            self._topics[topic] = self._connection.metadata().topic(topic)
-        return self._topics[topic]
+        with self._topics_lock:
+            found = self._known_topics().get(topic)
+            if found is None:
+                metadata = self._connection.metadata()
+                found = metadata.topic(topic)
+                self._take_topics(metadata)
+        return found
+
+    def _known_topics(self) -> Mapping[str, TopicInfo]:
+        """Return the topics by name, as one of the two threads has loaded them.
+
+        The sender's thread loads them with each request. They are loaded here for the first record
+        after a pause of `_topics_ms`.
+        """
+        now_ms = self._clock.monotonic_ms()
+        metadata, loaded_ms = self._sender.loaded or (None, 0)
+        if metadata is not None and loaded_ms > self._loaded_ms:
+            self._take_topics(metadata, loaded_ms)
+        elif self._metadata is not None and now_ms - self._loaded_ms >= self._topics_ms:
+            try:
+                self._take_topics(self._connection.metadata())
+            except UNREADABLE as error:
+                # The topics that were loaded last are used until the cluster can be read again.
+                self._loaded_ms = now_ms
+                _log.warning("topics not loaded", error=one_line(error))
+        return self._topics
+
+    def _take_topics(self, metadata: Metadata, loaded_ms: int | None = None) -> None:
+        self._loaded_ms = self._clock.monotonic_ms() if loaded_ms is None else loaded_ms
+        if self._metadata is None or metadata.topics is not self._metadata.topics:
+            self._topics = {one.topic: one for one in metadata.topics.values()}
+        self._metadata = metadata
 
 
 def _seconds(timeout_ms: int | None) -> float | None:

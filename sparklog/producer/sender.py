@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
-from sparklog.cluster.metadata import PartitionState, TopicInfo
+from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.config import ProducerConfig
 from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
 from sparklog.logger import get_logger
@@ -58,7 +58,8 @@ class Sender:
         self._is_fenced = False
         self._sequences: dict[TopicIdPartition, int] = defaultdict(int)
         self._make_partitioner = partitioner
-        self._partitioners: dict[str, Partitioner] = {}
+        # By topic id, the number of partitions and the partitioner for it.
+        self._partitioners: dict[str, tuple[int, Partitioner]] = {}
         self._clock = SystemClock()
         self._accumulator = Accumulator(config.batch_size, config.linger_ms)
         self._in_flight = InFlightRequests(self._connection)
@@ -68,6 +69,8 @@ class Sender:
         self._buffered_bytes = 0
         self._flushing = 0
         self._is_closing = False
+        self.loaded: tuple[Metadata, int] | None = None
+        """The newest metadata, and the monotonic time in ms at which they were loaded."""
         self._thread: threading.Thread | None = None
 
     # --- called by the producer -----------------------------------------------------------------
@@ -176,9 +179,12 @@ class Sender:
             by_topic[topic.topic_id].append(record)
         for topic_id, records in by_topic.items():
             try:
-                if topic_id not in self._partitioners:
-                    self._partitioners[topic_id] = self._make_partitioner(partitions[topic_id])
-                self._accumulator.add(topic_id, records, self._partitioners[topic_id])
+                count, partitioner = self._partitioners.get(topic_id, (0, None))
+                if partitioner is None or count != partitions[topic_id]:
+                    count = partitions[topic_id]
+                    partitioner = self._make_partitioner(count)
+                    self._partitioners[topic_id] = count, partitioner
+                self._accumulator.add(topic_id, records, partitioner)
             except Exception as error:  # noqa: BLE001 - a partitioner may be the user's
                 refusal = SparklogError(f"the partitioner failed: {error}")
                 for record in records:
@@ -199,6 +205,8 @@ class Sender:
                     self._fail(batch, "INVALID_PRODUCER_EPOCH")
                 return
             metadata = self._connection.metadata(METADATA_MS)
+            self.loaded = metadata, self._clock.monotonic_ms()
+            batches = self._without_deleted(batches, metadata)
             for batch in batches:
                 state = metadata.partitions.get(batch.key)
                 if state is None or state.leader is None:
@@ -224,6 +232,18 @@ class Sender:
                 self._delivered(batch, -1)
             return
         self._in_flight.add(pending, min(self._config.request_timeout_ms, left_ms))
+
+    def _without_deleted(
+        self, batches: list[GatheredBatch], metadata: Metadata
+    ) -> list[GatheredBatch]:
+        """Return the batches whose topics are not recorded as deleted, and fail the others."""
+        kept = []
+        for batch in batches:
+            if batch.key.topic_id in metadata.deleted:
+                self._fail(batch, "UNKNOWN_TOPIC_OR_PARTITION", "the topic was deleted")
+            else:
+                kept.append(batch)
+        return kept
 
     def _left_ms(self, batches: Iterable[GatheredBatch]) -> int:
         """Return the ms until the first of these batches fails by delivery.timeout.ms."""

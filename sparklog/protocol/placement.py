@@ -22,13 +22,15 @@ def place_replicas(
     replication_factor: int,
     start_index: int | None = None,
     shift: int | None = None,
+    first_partition: int = 0,
 ) -> dict[int, list[int]]:
     """Assign replicas to brokers.
 
     Parameters: `racks`, the live brokers and their racks; `start_index`, the index of the broker
-    that gets the first partition's first replica; `shift`, the distance to its second replica. Both
-    are random by default. Returns the brokers of each partition, the preferred leader first. Raises
-    INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR.
+    that gets partition 0's first replica; `shift`, the distance to its second replica. Both are
+    random by default. `first_partition`, the number of the first one, if a topic has others.
+    Returns the brokers of each partition, the preferred leader first. Raises INVALID_PARTITIONS,
+    INVALID_REPLICATION_FACTOR.
     """
     if partitions < 1:
         raise ProtocolError(
@@ -50,7 +52,7 @@ def place_replicas(
     start = random.randrange(len(brokers)) if start_index is None else start_index
     step = random.randrange(len(brokers)) if shift is None else shift
     assignment = {}
-    for partition in range(partitions):
+    for partition in range(first_partition, first_partition + partitions):
         if partition > 0 and partition % len(brokers) == 0:
             step += 1
         first = (partition + start) % len(brokers)

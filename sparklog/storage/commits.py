@@ -46,6 +46,9 @@ CONTROLLER_EPOCH = "controller_epoch"
 LOG_VERSION = "log_version"
 """The app transaction of a checkpoint table with the version of the log that it describes."""
 
+TOPICS_VERSION = "topics_version"
+"""The app transaction of a log with the version of `topics` by which replicas were removed."""
+
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 

@@ -25,6 +25,7 @@ from sparklog.storage.commits import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     LOG_VERSION,
+    TOPICS_VERSION,
     AddedFile,
     Commit,
     Protocol,
@@ -121,10 +122,10 @@ class DeltaLog:
         self.version = self.snapshot.version()
         self.transactions = {
             name: held
-            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION)
+            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION, TOPICS_VERSION)
             if (held := self._opened.transaction(name)) is not None
         }
-        """The versions of the table's app transactions by name: epochs and `LOG_VERSION`."""
+        """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
         check_commits(self.location, self.version, self._explains)
         metadata = self.snapshot.metadata()

@@ -40,7 +40,7 @@ from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 _FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
-_REQUESTS, _ANSWERS = "requests", "answers"
+_REQUESTS, _ANSWERS, _REMOVED = "requests", "answers", "removed"
 _CONTROLLER = "controller"
 """The member of a commit that names the controller epoch whose lease the commit renews."""
 
@@ -138,7 +138,8 @@ class Step(NamedTuple):
     `rows`, new rows of replicas; `histories`, new leader-epoch histories; `operations`, rows of new
     delayed operations by id, and `None` for those that are no longer delayed; `answers`, to
     requests;
-    `inbox_positions`, the new positions of the request tables.
+    `inbox_positions`, the new positions of the request tables; `removed`, replicas of deleted
+    topics, of which neither a row nor a history is left.
     """
 
     rows: Sequence[Row] = ()
@@ -146,6 +147,7 @@ class Step(NamedTuple):
     operations: Mapping[str, Row | None] = {}
     answers: Sequence[ProduceAnswer] = ()
     inbox_positions: Sequence[InboxPosition] = ()
+    removed: Sequence[TopicIdPartition] = ()
 
 
 class Histories(NamedTuple):
@@ -210,19 +212,32 @@ class Journal(RecordLog):
         self._damaged = ()
         self.take_fence(fence)
 
+    def __contains__(self, key: TopicIdPartition) -> bool:
+        """Whether the loaded version has anything of a replica: a row, a history or batches."""
+        return (
+            key in self.rows
+            or key in self.epochs
+            or bool(self.batches(key) or self.unsound_batches(key))
+        )
+
     def has_news(self) -> bool:
         """Return True if a newer version exists. Always False on object stores (a request)."""
         return self._log.has_news()
 
     def commit_step(
-        self, added: Sequence[Batch], removed: Sequence[Batch], step: Step, now_ms: int
+        self,
+        added: Sequence[Batch],
+        removed: Sequence[Batch],
+        step: Step,
+        now_ms: int,
+        transactions: Mapping[str, int] | None = None,
     ) -> None:
         """Commit a step, batches and other changes, all or nothing.
 
         Raises as `commit` does; the state is unchanged in that case.
         """
         entry = _entry_of(step)
-        self.commit(added, removed, now_ms, json_bytes(entry).decode())
+        self.commit(added, removed, now_ms, json_bytes(entry).decode(), transactions)
         self._apply_changes(_changes_of(entry), (-1, -1, -1), self.version)
 
     def heartbeat(self, controller_epoch: int | None = None) -> bool:
@@ -359,11 +374,16 @@ class Journal(RecordLog):
         if version > described[0]:
             self.rows |= changes.rows
             self._topics |= {key: row["topic"] for key, row in changes.rows.items()}
-            named |= changes.rows.keys()
+            for key in changes.removed:
+                self.rows.pop(key, None)
+            named |= changes.rows.keys() | changes.removed
         if version > described[1]:
             self.epochs |= {key: one.entries for key, one in changes.histories.items()}
             self._topics |= {key: one.topic for key, one in changes.histories.items()}
-            named |= changes.histories.keys()
+            for key in changes.removed:
+                self.epochs.pop(key, None)
+                self._topics.pop(key, None)
+            named |= changes.histories.keys() | changes.removed
         if len(self._schemas) > 2 and version > described[2]:
             for operation_id, operation in changes.operations.items():
                 if operation is None:
@@ -384,6 +404,7 @@ class _Changes(NamedTuple):
     operations: Mapping[str, Row | None]
     inbox_positions: Mapping[str, InboxPosition]
     controller_epoch: int | None
+    removed: AbstractSet[TopicIdPartition]
 
 
 def _changes_in(commit: Commit) -> _Changes:
@@ -406,6 +427,7 @@ def _changes_of(entry: Mapping[str, Any]) -> _Changes:
             for table_id, version, beyond in entry.get(_REQUESTS, ())
         },
         entry.get(_CONTROLLER),
+        frozenset(TopicIdPartition(*one) for one in entry.get(_REMOVED, ())),
     )
 
 
@@ -435,6 +457,8 @@ def _entry_of(step: Step) -> dict[str, Any]:
         entry[_ANSWERS] = [answer.to_row() for answer in step.answers]
     if step.inbox_positions:
         entry[_REQUESTS] = list(step.inbox_positions)
+    if step.removed:
+        entry[_REMOVED] = list(step.removed)
     return entry
 
 

@@ -294,11 +294,13 @@ class RecordLog:
         removed: Sequence[Batch] = (),
         now_ms: int | None = None,
         user_metadata: str | None = None,
+        transactions: Mapping[str, int] | None = None,
     ) -> None:
         """Add and remove batches of any replicas, as the version after the loaded one.
 
         Parameters: `now_ms`, the time on the broker's clock, by default the system's;
-        `user_metadata`, a text to be stored in the commit.
+        `user_metadata`, a text to be stored in the commit; `transactions`, the versions of app
+        transactions to be set in it.
 
         Raises `FencedError` if another process has taken over the broker, and `CommitConflictError`
         if another commit has the next version; nothing is written in both cases. Raises `OSError`
@@ -316,7 +318,7 @@ class RecordLog:
         operation = "WRITE" if added or not removed else "DELETE"
         with self._lock:
             check_fence(self._log, self.fence)
-            while not self._log.commit(operation, files, gone, user_metadata=user_metadata):
+            while not self._log.commit(operation, files, gone, transactions, user_metadata):
                 if self._step_over(self._log.taken_by):
                     continue
                 self.refresh()

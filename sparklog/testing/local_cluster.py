@@ -221,12 +221,72 @@ class LocalCluster:
         ProtocolError, ConfigError
             As `Admin.create_topic` does.
         """
-        admin = Admin(self.connection, settings=self.settings, clock=self.clock)
+        admin = self._admin()
         if assignment is not None:
             admin.create_topic(topic, assignment=assignment, configs=configs)
         else:
             factor = len(self.broker_ids) if replication_factor is None else replication_factor
             admin.create_topic(topic, partitions, factor, configs=configs)
+
+    def create_partitions(
+        self,
+        topic: str,
+        partitions: int,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """Raise the number of partitions of a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The name.
+        partitions : int
+            The new number of partitions.
+        assignment : dict of int to sequence of int, optional
+            The broker ids of each new partition.
+
+        Raises
+        ------
+        ProtocolError
+            As `Admin.create_partitions` does.
+        """
+        self._admin().create_partitions(topic, partitions, assignment=assignment)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; the ticks of the brokers remove its replicas.
+
+        Parameters
+        ----------
+        topic : str
+            The name.
+
+        Raises
+        ------
+        ProtocolError
+            As `Admin.delete_topic` does.
+        """
+        self._admin().delete_topic(topic)
+
+    def alter_configs(
+        self, topic: str, configs: Mapping[str, Any] | None = None, delete: Collection[str] = ()
+    ) -> None:
+        """Change settings of a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The name.
+        configs : dict of str to object, optional
+            Kafka's topic keys, as for `Admin.alter_configs`.
+        delete : collection of str, optional
+            The keys to remove.
+
+        Raises
+        ------
+        ProtocolError, ConfigError
+            As `Admin.alter_configs` does.
+        """
+        self._admin().alter_configs(topic, configs, delete=delete)
 
     def produce(
         self,
@@ -354,7 +414,7 @@ class LocalCluster:
             The id of a broker that runs.
         stop_after : str, optional
             The step after which the broker crashes: producer_state or log_start (of a deletion of
-            old records), epoch_entry, log_commit, isr_change, checkpoint or responses.
+            old records), epoch_entry, log_commit, removal, isr_change, checkpoint or responses.
 
         Returns
         -------
@@ -497,7 +557,8 @@ class LocalCluster:
         Parameters
         ----------
         stop_after : str, optional
-            The step after which a broker crashes: lease, fence or election.
+            The step after which a broker crashes: lease, fence, election, partitions_removal or
+            offsets_removal.
 
         Returns
         -------
@@ -546,7 +607,7 @@ class LocalCluster:
         ProtocolError
             As `Admin.elect_leaders` does.
         """
-        admin = Admin(self.connection, settings=self.settings, clock=self.clock)
+        admin = self._admin()
         return admin.elect_leaders(election_type, partitions)
 
     def delete_records(
@@ -933,6 +994,9 @@ class LocalCluster:
                     broker.heartbeat()
                     break
             broker.poll()
+
+    def _admin(self) -> Admin:
+        return Admin(self.connection, settings=self.settings, clock=self.clock)
 
     def _inbox(self, state: PartitionState) -> Location:
         """Return the log with the leader's inbox; for an offline partition, any replica's log."""

@@ -195,3 +195,48 @@ def test_a_broker_root_is_no_cluster(folder: Path) -> None:
     """A broker root is refused as a cluster root."""
     refusal = run("topics", "create", "t", cluster=folder / "broker-0").refusal
     assert refusal == f"{folder / 'broker-0'} is a broker root: name the cluster root"
+
+
+def test_a_topic_grows_as_by_kafkas_tool(tmp_path: Path) -> None:
+    """`alter` prints nothing, and ignores the assignment of existing partitions."""
+    LocalCluster(tmp_path, [1, 2, 3]).create_topic("t", assignment={0: [1, 2]})
+    root = tmp_path / "cluster"
+    grown = run(
+        *("topics", "alter", "t", "--partitions", "3"),
+        *("--replica-assignment", "9:9,3:1,2:3"),
+        cluster=root,
+    )
+    assert grown.printed == ""
+    run("topics", "alter", "t", "--partitions", "4", cluster=root)
+    described = run("topics", "describe", "t", "--json", cluster=root).printed
+    [topic] = json.loads(described)
+    assert [one["replicas"] for one in topic["partitions"]][:3] == [[1, 2], [3, 1], [2, 3]]
+    assert len(topic["partitions"]) == 4
+    refused = run("topics", "alter", "t", "--partitions", "4", cluster=root).refusal
+    assert refused == (
+        "INVALID_PARTITIONS: topic 't' has 4 partitions already, and their number can only be "
+        "raised: give more than 4, not 4"
+    )
+
+
+def test_a_deleted_topic_is_marked_until_the_controller_has_removed_its_rows(
+    tmp_path: Path,
+) -> None:
+    """As Kafka's tool shows it, also beside a new topic of the name."""
+    cluster = LocalCluster(tmp_path, [0])
+    for name in ("s", "t"):
+        cluster.create_topic(name)
+    root = tmp_path / "cluster"
+    assert run("topics", "delete", "t", cluster=root).printed == ""
+    assert run("topics", "list", cluster=root).printed == "s\nt - marked for deletion\n"
+    marked = (
+        "Topic: t\tTopicId: <id>\tPartitionCount: 1\tReplicationFactor: 1\tConfigs: \t"
+        "MarkedForDeletion: true\n"
+    )
+    assert run("topics", "describe", "t", cluster=root).printed.endswith(marked)
+    run("topics", "create", "t", cluster=root)
+    assert run("topics", "list", cluster=root).printed == "s\nt\nt - marked for deletion\n"
+    cluster.tick_until_idle()
+    assert run("topics", "list", cluster=root).printed == "s\nt\n"
+    gone = run("topics", "delete", "u", cluster=root).refusal
+    assert "UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'; the topics are: s, t" in gone

@@ -93,6 +93,18 @@ class TestMicroBatches:
         end = stream.latest_offset(start, is_limited=True)
         assert rows(stream.plan(start, end)) == [("new", 0, 0, b"n0"), ("new", 0, 1, b"n1")]
 
+    def test_partitions_that_a_topic_gets_are_read_from_their_start(self, filled: Readable) -> None:
+        """Without a restart, as by Spark's Kafka connector; and after one, from the checkpoint."""
+        stream = filled.stream(subscribe="t", startingOffsets="latest")
+        start = stream.initial_offset()
+        filled.cluster.create_partitions("t", 3)
+        filled.cluster.tick_until_idle()
+        filled.produce("t", b"c0", partition=2)
+        for reader in (stream, filled.stream(subscribe="t", startingOffsets="latest")):
+            end = reader.latest_offset(start, is_limited=True)
+            assert places(end) == {"t": {"0": 4, "1": 1, "2": 1}}
+            assert rows(reader.plan(start, end)) == [("t", 2, 0, b"c0")]
+
     def test_an_older_spark_gets_the_high_watermarks_and_no_more(self, filled: Readable) -> None:
         """An older Spark requests the latest offset before the initial one, and gets the high
         watermarks.
@@ -428,6 +440,27 @@ class TestLoss:
         with pytest.warns(UserWarning, match="created again"):
             assert len(rows(tolerant.plan(end, here))) == 5
         assert tolerant.latest_offset(here, is_limited=True) == here
+
+    def test_a_topic_that_was_deleted_is_reported_also_under_its_name(
+        self, filled: Readable
+    ) -> None:
+        """Its checkpoint has the topic's id, so nothing of the new topic is skipped silently."""
+        stream = filled.stream(subscribe="t")
+        end = stream.initial_offset()
+        filled.cluster.delete_topic("t")
+        filled.cluster.tick_until_idle()
+        with pytest.raises(DataLossError, match="partition t-0 no longer exists"):
+            stream.latest_offset(end, is_limited=True)
+        filled.create_topic("t", partitions=2)
+        filled.produce("t", *(b"new" for _ in range(9)))
+        for reader in (stream, filled.stream(subscribe="t")):
+            with pytest.raises(DataLossError, match="topic t was deleted and created again"):
+                reader.latest_offset(end, is_limited=True)
+        tolerant = self.tolerant(filled)
+        with pytest.warns(UserWarning, match="created again"):
+            here = tolerant.latest_offset(end, is_limited=True)
+        with pytest.warns(UserWarning, match="created again"):
+            assert {row[3] for row in rows(tolerant.plan(end, here))} == {b"new"}
 
     def test_a_partition_that_is_gone_is_reported(self, filled: Readable) -> None:
         """A partition that no longer exists is reported."""

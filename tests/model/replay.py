@@ -486,6 +486,8 @@ def _completed(cases: Sequence[Case]) -> Question:
             "operation_id": str(number),
             "required_offset": required,
             "is_leader": is_leader,
+            # The model's topic is never deleted.
+            "is_topic_deleted": False,
             "high_watermark": mark,
             "isr_size": isr_size,
             "min_isr": min_isr,

@@ -48,18 +48,21 @@ def test_no_operation_expires_before_the_first_deadline(
 @given(
     required_offset=SMALL,
     is_leader=st.booleans(),
+    is_topic_deleted=st.booleans(),
     of_leader=st.none() | st.tuples(SMALL, *[st.integers(1, 3)] * 3),
 )
 def test_an_operation_completes_only_at_its_offset_or_without_a_leader(
     rules: Rules,
     required_offset: int,
     is_leader: bool,
+    is_topic_deleted: bool,
     of_leader: tuple[int, int, int, int] | None,
 ) -> None:
     """`may_be_complete` and rules 3.2, 4.4."""
     names = "high_watermark", "isr_size", "min_isr", "replica_count"
     progress = dict(zip(names, of_leader or [None] * 4, strict=True))
     of = {"operation_id": "o", "required_offset": required_offset, "is_leader": is_leader}
+    of["is_topic_deleted"] = is_topic_deleted
     completed = rules.run("completed_operations", operations=[of | progress])
     assert may_be_complete(is_leader, progress["high_watermark"], required_offset) or not completed
 

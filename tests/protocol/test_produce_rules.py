@@ -274,6 +274,7 @@ def completed(rules: Rules, **changes: Any) -> str | None:
         "operation_id": "o",
         "required_offset": 7,
         "is_leader": True,
+        "is_topic_deleted": False,
         "high_watermark": 7,
         "isr_size": 2,
         "min_isr": 2,
@@ -296,6 +297,12 @@ def test_too_few_in_sync_by_then_is_answered_as_such(rules: Rules) -> None:
     assert completed(rules, isr_size=1) == "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
     assert completed(rules, isr_size=1, high_watermark=6) is None
     assert completed(rules, isr_size=1, replica_count=1) == "NONE"
+
+
+def test_the_deletion_of_the_topic_completes_what_was_delayed(rules: Rules) -> None:
+    """Rule 7.9: the broker leads the partition no longer, and no other broker does."""
+    of_deleted = {"is_leader": False, "is_topic_deleted": True, "high_watermark": None}
+    assert completed(rules, **of_deleted) == "UNKNOWN_TOPIC_OR_PARTITION"
 
 
 def test_a_change_of_leadership_completes_what_was_delayed(rules: Rules) -> None:

@@ -8,7 +8,8 @@ answers that follow from these. Every crash between two of them is survivable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from sparklog.broker.leading.appends import Appends, Standing
@@ -25,6 +26,7 @@ from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
+from sparklog.storage.commits import TOPICS_VERSION
 from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 
@@ -60,6 +62,8 @@ class Leader:
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None
         self._polled_at_ms = now_ms
+        # The deleted topics of which this root has no replica any more.
+        self._removed: AbstractSet[str] = frozenset()
 
     def tick(
         self,
@@ -79,6 +83,8 @@ class Leader:
             self._roles_of = None
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._polled_at_ms, now_ms)
+        deleted = self._deleted_replicas(metadata)
+        touched |= deleted
         self.appends.inbox.poll(now_ms)
         if self._replicas.journal_damage is not None:
             # No partition is led, and no answer can be committed.
@@ -110,12 +116,12 @@ class Leader:
             *_answers(self._purgatory.try_complete_else_watch(plan.delayed, progress)),
             *_answers(self._purgatory.check_and_complete(DelayedProduce, keys, progress)),
         ]
-        inbox = self.appends.inbox
-        positions = inbox.positions()
-        self._replicas.commit(now_ms, answers=answers, inbox_positions=positions)
-        inbox.note_committed(positions)
+        self._replicas.remove(deleted)
+        self._commit_requests(answers, now_ms, removes=bool(deleted))
         self.appends.note(plan, now_ms)
         effects.done("log_commit")
+        self._end_removal(deleted, metadata)
+        effects.done("removal")
         keys = touched | plan.appended | fired[Trigger.FOLLOWER_REPORTED]
         fired = self._led.change_in_sync_sets(keys, metadata, now_ms)
         effects.done("isr_change")
@@ -134,6 +140,48 @@ class Leader:
         self._polled_at_ms = now_ms
         has_traffic = self._replicas.news != news_before
         return TickReport(changed, has_traffic, self._commits() - before)
+
+    def _commit_requests(
+        self, answers: Sequence[ProduceAnswer], now_ms: int, *, removes: bool
+    ) -> None:
+        """Commit the outcome of the loaded requests, with all other staged changes.
+
+        `removes`: whether replicas of deleted topics are removed with it.
+        """
+        inbox = self.appends.inbox
+        positions = inbox.positions()
+        # By this version a restored cluster root is recognised.
+        acted_on = {TOPICS_VERSION: self._cluster.topics.version} if removes else None
+        self._replicas.commit(
+            now_ms, answers=answers, inbox_positions=positions, transactions=acted_on
+        )
+        inbox.note_committed(positions)
+
+    def _deleted_replicas(self, metadata: Metadata) -> Keys:
+        """Return the partitions of deleted topics of which this root still has something (7.9).
+
+        Only topics that are recorded as deleted count: a cluster root without a topic may have been
+        restored.
+        """
+        if metadata.deleted is self._removed:
+            return set()
+        known = {*self._replicas.partitions(), *self._producer_state.partitions()}
+        found = {key for key in known if key.topic_id in metadata.deleted}
+        if not found:
+            self._removed = metadata.deleted
+        return found
+
+    def _end_removal(self, removed: Keys, metadata: Metadata) -> None:
+        """Remove the producers of removed replicas."""
+        self._producer_state.remove(removed)
+        self._removed = metadata.deleted
+        for key in sorted(removed):
+            _log.info(
+                "replica of a deleted topic removed",
+                broker=self._broker_id,
+                topic_id=key.topic_id,
+                partition=key.partition,
+            )
 
     def _keep_tables(self, now_ms: int) -> None:
         """Remove taken requests and write checkpoints, if that is due."""
@@ -236,7 +284,8 @@ class Leader:
         key = TopicIdPartition(operation.topic_id, operation.partition)
         leadership = self._led.get(key)
         if leadership is None or not self._holds(key, operation):
-            return ProduceProgress(is_leader=False)
+            is_deleted = key.topic_id in metadata.deleted
+            return ProduceProgress(is_leader=False, is_topic_deleted=is_deleted)
         state = leadership.state
         return ProduceProgress(
             is_leader=True,
