@@ -197,7 +197,11 @@ class Broker:
             now_ms = clock.now_ms()
             known = ProducerState(replicas, rules, settings)
             self._replicas.append(replicas)
-            self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
+            self._repairs.append(
+                Repairs(
+                    broker_id, cluster, replicas, known, settings, now_ms, self._reader.location
+                )
+            )
             self._leaders.append(
                 Leader(
                     broker_id,
@@ -326,7 +330,8 @@ class Broker:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
-        as a crash there would: damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
+        as a crash there would: repair_file, repair_commit, repair_checkpoint, repair_rows
+        (requested repairs), damage_isr, damage_cut, epoch_entry, log_commit (the commit of the
         journal, with answers), isr_change, checkpoint (the commit of high watermarks and answers
         after changes of in-sync sets), responses (before taken requests are removed and checkpoints
         written). Raises `FencedError` if a newer process plays this broker; the caller must then

@@ -23,6 +23,7 @@ from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, spark_
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
+from sparklog.storage.file_states import FileState, NamedFile, read_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.parallel import map_in_parallel
@@ -98,6 +99,10 @@ class Execution(Protocol):
         """Write adjacent batches as one; return the merged batches (8.4)."""
         ...
 
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """Read files to their ends; return the state of each, to be compared with its header."""
+        ...
+
 
 class DriverExecution:
     """Work in the threads of this process."""
@@ -128,6 +133,10 @@ class DriverExecution:
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
         return [merge_batches(merge) for merge in merges]
+
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """See `Execution.read`."""
+        return read_files(files)
 
 
 class SparkExecution:
@@ -242,6 +251,11 @@ class SparkExecution:
         # from the bytes of one task on.
         least = min(self._min_bytes, self._bytes_per_task)
         return self._run("merge", _merged_each, merges, sizes, self._driver.merge, least)
+
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """See `Execution.read`."""
+        sizes = [file.size_bytes for file in files]
+        return self._run("scrub", read_files, files, sizes, self._driver.read)
 
     def _run(
         self,

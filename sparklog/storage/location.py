@@ -243,6 +243,25 @@ class Location:
         finally:
             files.remove(unfinished)
 
+    def replace(self, path: str, content: bytes) -> None:
+        """Store `content` at `path` atomically and durably, in place of any existing file."""
+        if not self.is_local:
+            self.overwrite_object(path, content)
+            return
+        files = local_files.FILES
+        target = f"{self.uri}/{path}"
+        unfinished = f"{os.path.dirname(target)}/.{uuid.uuid4().hex}.tmp"
+        try:
+            with files.create(unfinished) as file:
+                file.write(content)
+            if self.is_synced:
+                files.sync(unfinished)
+            files.replace(unfinished, target)
+            if self.is_synced:
+                files.sync(os.path.dirname(target))
+        finally:
+            files.remove(unfinished)
+
     def overwrite_object(self, path: str, content: bytes) -> None:
         """Store `content` at `path` of an object store, and replace an existing object."""
         store, key = self._object(path)
