@@ -544,8 +544,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
     "scrubs": TableDocumentation(
         rows="A scrub of the cluster, which may have several runs; the last 20 are kept.",
         writers=(
-            "`sparklog scrub`: at the beginning and the end of a run, after findings, and every 5 s "
-            "(30 s on an object store). A run that was taken over by another one is refused."
+            "`sparklog scrub`: at the beginning and the end of a run, after findings, and every "
+            "5 s (30 s on an object store). A run that was taken over by another one is refused."
         ),
         columns={
             "scrub_id": "Id of the scrub.",
@@ -572,8 +572,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
     ),
     "repairs": TableDocumentation(
         rows=(
-            "A finding of a scrub, and its repair. Of repaired and gone findings the last 1,000 are "
-            "kept."
+            "A finding of a scrub, and its repair. Of repaired and gone findings the last 1,000 "
+            "are kept."
         ),
         writers=(
             "`sparklog scrub` records findings, and closes those that it does not find again. "

@@ -19,8 +19,9 @@ from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
-from sparklog.model import LOG, Batch, TopicIdPartition
+from sparklog.model import LOG, Batch, TopicIdPartition, batch_id
 from sparklog.storage.batch_files import file_damage
+from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.file_states import FILE_FAULTS
 from sparklog.storage.journal import CHECKPOINTS
@@ -122,6 +123,9 @@ class RepairRequests:
         if one.table_name != LOG.name:
             return self._write_table(one, now_ms), 0
         if one.fault in ("damaged_commit", "missing_commit"):
+            damaged = check_log(self._replicas.root.log.location).damaged
+            if not any(each.kind == one.fault for each in damaged):
+                return _repaired("the log is opened without it"), 0
             self._replicas.checkpoints.write(now_ms)
             self._replicas.root.log.write_recovered_checkpoint(now_ms)
             effects.done("repair_checkpoint")
@@ -162,6 +166,8 @@ class RepairRequests:
         batches = log.batches(state.key, -1)
         batch = next((batch for batch in batches if batch.path == one.path), None)
         if batch is None:
+            if one.path is not None and log.find([batch_id(one.path)]):
+                return _repaired("the batch has another file now"), 0
             return _gone("the batch is no longer part of its log"), 0
         if file_damage(log, batch) is None:
             self._forget(batch)

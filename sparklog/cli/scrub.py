@@ -79,7 +79,7 @@ def scrub(
     """
     from sparklog.maintenance import scrub as scrubbing
 
-    until_ms = None if until is None else _time_ms(until, datetime.now())
+    until_ms = None if until is None else _time_ms(until, datetime.now().astimezone())
     named = Cluster.of(cluster)
     with reaching(named.root):
         report = scrubbing.scrub(
@@ -185,7 +185,7 @@ def _time_ms(text: str, now: datetime) -> int:
             at = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
             at += timedelta(days=int(at <= now))
         else:
-            at = datetime.fromisoformat(text)
+            at = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise SparklogError(
             f"--until is {text!r}: give a time of the day as 06:00, or a time as 2030-01-31T06:00"

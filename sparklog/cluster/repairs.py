@@ -215,8 +215,8 @@ def record(
 ) -> None:
     """Record findings, and close those that are gone.
 
-    Parameters: `gone`, the reasons by the ids of findings. A finding that is already requested or
-    refilling keeps its state. A repaired one that is found again is a new finding.
+    Parameters: `gone`, the reasons by the ids of findings. A finding that is not repaired yet keeps its
+    state. A repaired one that is found again is a new finding.
     """
     if not found and not gone:
         return
@@ -229,7 +229,9 @@ def record(
             if known is None or not known.is_open:
                 after[one.repair_id] = one
             elif known.state in ("found", "unrepairable"):
-                after[one.repair_id] = one._replace(found_at_ms=known.found_at_ms)
+                after[one.repair_id] = one._replace(
+                    state=known.state, outcome=known.outcome, found_at_ms=known.found_at_ms
+                )
         for repair_id, reason in gone.items():
             known = before.get(repair_id)
             if known is not None and known.is_open:
