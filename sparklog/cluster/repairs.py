@@ -215,8 +215,8 @@ def record(
 ) -> None:
     """Record findings, and close those that are gone.
 
-    Parameters: `gone`, the reasons by the ids of findings. A finding that is not repaired yet keeps its
-    state. A repaired one that is found again is a new finding.
+    Parameters: `gone`, the reasons by the ids of findings. A finding that is not repaired yet keeps
+    its state. A repaired one that is found again is a new finding.
     """
     if not found and not gone:
         return

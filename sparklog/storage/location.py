@@ -194,13 +194,6 @@ class Location:
         store, key = self._object(path)
         return store.open_with_size(key)
 
-    def open_at_random(self, path: str) -> IO[bytes]:
-        """Open a file for random access; raises `FileNotFoundError` if it does not exist."""
-        if self.is_local:
-            return open(f"{self.uri}/{path}", "rb")
-        store, key = self._object(path)
-        return store.open_at_random(key)
-
     def create(self, path: str) -> IO[bytes]:
         """Create a file and open it for writing; raises `FileExistsError` if it exists (rule 3.7).
 

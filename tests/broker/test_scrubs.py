@@ -103,12 +103,13 @@ class TestPosition:
         left = [1]
 
         def die(effect: str) -> None:
-            if effect == point and left and f"{log_folder(cluster, 1)}/_inbox/" in read[-1]:
+            is_there = bool(read) and f"{log_folder(cluster, 1)}/_inbox/" in read[-1]
+            if effect == point and left and is_there:
                 left.clear()
                 raise Killed
 
         def run() -> ScrubReport:
-            return in_small_slices(cluster, done=lambda effect: read and die(effect))
+            return in_small_slices(cluster, done=die)
 
         with pytest.raises(Killed):
             run()
