@@ -13,6 +13,7 @@ import xxhash
 
 from sparklog.datasource import read_task as module
 from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask, read_task
+from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, TopicPartition, new_batch_path
 from sparklog.storage.location import Location
 from tests.storage.test_s3 import Store
@@ -113,3 +114,8 @@ def test_files_of_an_object_store_are_read_whole_and_verified(
     monkeypatch.setattr(module, "_IN_MEMORY_BYTES", 1 << 20 if in_memory else 0)
     assert [row["offset"] for row in read(log, file, 1037, 1042)] == list(range(1037, 1042))
     assert len(read(log, file, 0, 5000)) == ROWS
+    content = bytearray(log.read_bytes(file.path))
+    content[len(content) // 2] ^= 0xFF
+    log.replace(file.path, bytes(content))
+    with pytest.raises(StorageError, match="CORRUPT_MESSAGE"):
+        read(log, file, 1037, 1042)
