@@ -39,7 +39,8 @@ _SLICE_BYTES = 64 << 20
 _SLICE_FILES = 1_000
 """The number of files of a slice at most."""
 
-_TABLES_IN_SLICE = 4
+_TABLES_IN_SLICE = 8
+"""Tables of a slice; those of object stores are read in parallel."""
 
 _STORED_EVERY_MS, _STORED_EVERY_MS_ON_STORE = 5_000, 30_000
 """Time in ms after which the position is stored again; each time is a commit."""

@@ -28,7 +28,8 @@ from sparklog.storage.damaged_commits import COMMIT_REMEDY
 from sparklog.storage.delta_log_check import DamagedLogFile, LogCheck, check_log
 from sparklog.storage.execution import Execution
 from sparklog.storage.file_states import FileFault, FileState, NamedFile, find_fault
-from sparklog.storage.location import Location, one_line
+from sparklog.storage.location import one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.restoring import covers, has_same_file
 
 MENDED_BY_BROKER = frozenset(
@@ -70,18 +71,27 @@ class Checks:
         """Check the logs and the files of tables."""
         result = Checked([], [], [], 0, 0)
         files = size_bytes = 0
-        for item in items:
-            try:
-                found, check = self._table(item, now_ms)
-            except (StorageError, DeltaError, OSError, pa.ArrowException) as error:
-                where = f"{item.root.uri}/{item.schema.name}"
-                result.unreadable.append((where, one_line(error)))
+        is_local = all(item.root.is_local for item in items)
+        outcomes = map_in_parallel(
+            lambda item: self._table_or_reason(item, now_ms), items, 0, is_local=is_local
+        )
+        for item, outcome in zip(items, outcomes, strict=True):
+            if isinstance(outcome, str):
+                result.unreadable.append((f"{item.root.uri}/{item.schema.name}", outcome))
                 continue
+            found, check = outcome
             result.found.extend(found)
             result.places.append(place_of(item.root.uri, item.schema.name, None))
             files += check.files
             size_bytes += check.size_bytes
         return result._replace(files=files, size_bytes=size_bytes)
+
+    def _table_or_reason(self, item: TableItem, now_ms: int) -> tuple[list[Repair], LogCheck] | str:
+        """Check a table; return the findings, or the reason why it cannot be read."""
+        try:
+            return self._table(item, now_ms)
+        except (StorageError, DeltaError, OSError, pa.ArrowException) as error:
+            return one_line(error)
 
     def _table(self, item: TableItem, now_ms: int) -> tuple[list[Repair], LogCheck]:
         table, name = item.root.child(item.schema.name), item.schema.name
@@ -350,8 +360,3 @@ def _other_leader(state: PartitionState | None, broker_id: int) -> int | None:
     if state is None or state.leader == broker_id:
         return None
     return state.leader
-
-
-def locations_of(reading: ScrubReading) -> list[Location]:
-    """Return the locations of all roots that can be read."""
-    return [one.location for one in reading.roots.values() if one.failure is None]

@@ -30,6 +30,7 @@ from sparklog.storage.control_table_damage import is_in_place
 from sparklog.storage.errors import UNREADABLE_CONTENT
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 PHASES = ("tables", "files", "records")
@@ -147,13 +148,18 @@ class ScrubReading:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.metadata: Metadata = connection.metadata()
-        self.roots: dict[tuple[int, int], ScrubbedRoot] = {
-            (broker.broker_id, number): _read_root(
-                broker.broker_id, Location.of(uri, connection.storage_options)
-            )
+        places = {
+            (broker.broker_id, number): Location.of(uri, connection.storage_options)
             for broker in sorted(self.metadata.brokers.values())
             for number, uri in broker.online_roots.items()
         }
+        read = map_in_parallel(
+            lambda place: _read_root(place[0][0], place[1]),
+            list(places.items()),
+            0,
+            is_local=all(location.is_local for location in places.values()),
+        )
+        self.roots: dict[tuple[int, int], ScrubbedRoot] = dict(zip(places, read, strict=True))
 
     def items(self, position: Position) -> Iterator[Item]:
         """Yield the items at or after a position, in order."""
