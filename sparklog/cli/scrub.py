@@ -14,7 +14,7 @@ from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
     from sparklog.cluster.repairs import Repair
-    from sparklog.maintenance.scrub import Progress
+    from sparklog.maintenance.scrub import ScrubProgress
     from sparklog.storage.execution import Execution
 
 FINDINGS = 1
@@ -163,14 +163,14 @@ def _print(repairs: Sequence[Repair], *, as_json: bool) -> None:
     output.print_rows(rows, _COLUMNS, as_json=as_json)
 
 
-def _progress() -> Callable[[Progress], None] | None:
+def _progress() -> Callable[[ScrubProgress], None] | None:
     """Return a function that shows the progress in one line of a terminal."""
     import sys
 
     if not sys.stderr.isatty():
         return None
 
-    def show(progress: Progress) -> None:
+    def show(progress: ScrubProgress) -> None:
         line = f"{progress.phase}: {progress.files} files, {progress.bytes} bytes, "
         typer.echo(f"\r{line}{progress.findings} findings ", err=True, nl=False)
 

@@ -25,8 +25,8 @@ from sparklog.maintenance.scrub_checks import Checked, Checks
 from sparklog.maintenance.scrub_reading import (
     FileItem,
     Item,
-    Position,
     RecordItem,
+    ScrubPosition,
     ScrubReading,
     TableItem,
 )
@@ -49,7 +49,7 @@ _KEPT = 20
 """The number of scrubs whose rows are kept."""
 
 
-class Progress(NamedTuple):
+class ScrubProgress(NamedTuple):
     """The progress of a scrub after a slice.
 
     Attributes
@@ -65,8 +65,8 @@ class Progress(NamedTuple):
 
     Examples
     --------
-    >>> from sparklog.maintenance.scrub import Progress
-    >>> Progress("files", 120, 5_000_000, 0).findings
+    >>> from sparklog.maintenance.scrub import ScrubProgress
+    >>> ScrubProgress("files", 120, 5_000_000, 0).findings
     0
     """
 
@@ -93,7 +93,7 @@ class ScrubReport(NamedTuple):
         All findings that are not repaired yet, also of earlier runs.
     unreadable : list of tuple of str
         The roots, tables and files that could not be read, each with the reason.
-    progress : Progress
+    progress : ScrubProgress
         The progress of the scrub in all of its runs.
 
     Examples
@@ -111,7 +111,7 @@ class ScrubReport(NamedTuple):
     bytes: int
     findings: list[Repair]
     unreadable: list[tuple[str, str]]
-    progress: Progress
+    progress: ScrubProgress
 
 
 def scrub(
@@ -124,7 +124,7 @@ def scrub(
     restart: bool = False,
     clock: Clock | None = None,
     sleep: Callable[[float], object] = time.sleep,
-    on_progress: Callable[[Progress], object] | None = None,
+    on_progress: Callable[[ScrubProgress], object] | None = None,
     done: Callable[[str], object] | None = None,
 ) -> ScrubReport:
     """Verify the files of a cluster, from the position at which the last run has ended.
@@ -200,7 +200,7 @@ class _Run:
         self._root = connection.root
         self._run_id = uuid.uuid4().hex
         self._row = self._begin(restart)
-        self.position = Position(*(self._row[name] for name in _POSITION))
+        self.position = ScrubPosition(*(self._row[name] for name in _POSITION))
         self.reading = ScrubReading(connection)
         self._checks = Checks(self.reading, execution)
         self.files = self.bytes = 0
@@ -217,10 +217,10 @@ class _Run:
         self._differing: set[tuple[str, str, str]] = set()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ScrubProgress:
         """The progress of the scrub, with its earlier runs."""
         row = self._row
-        return Progress(row["phase"], row["files"], row["bytes"], row["findings"])
+        return ScrubProgress(row["phase"], row["files"], row["bytes"], row["findings"])
 
     def check(self, items: list[Item]) -> None:
         """Check a slice; record the findings, and after them the position."""
@@ -329,7 +329,7 @@ class _Run:
             if last is None or last["state"] == "done" or restart:
                 last = {
                     "scrub_id": uuid.uuid4().hex,
-                    **Position()._asdict(),
+                    **ScrubPosition()._asdict(),
                     "files": 0,
                     "bytes": 0,
                     "findings": 0,
@@ -361,7 +361,7 @@ class _Run:
         self.done("position")
 
 
-_POSITION = Position._fields
+_POSITION = ScrubPosition._fields
 
 
 class _Pace:

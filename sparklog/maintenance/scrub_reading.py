@@ -37,7 +37,7 @@ PHASES = ("tables", "files", "records")
 """The phases of a scrub, in their order."""
 
 
-class Position(NamedTuple):
+class ScrubPosition(NamedTuple):
     """A position in the order of the items; the columns of the table `scrubs`."""
 
     phase: str = PHASES[0]
@@ -61,12 +61,12 @@ class TableItem(NamedTuple):
     schema: TableSchema
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ScrubPosition:
         """The position of the item."""
-        return Position("tables", f"{self.root.uri}/{self.schema.name}")
+        return ScrubPosition("tables", f"{self.root.uri}/{self.schema.name}")
 
     @property
-    def after(self) -> Position:
+    def after(self) -> ScrubPosition:
         """The position after the item."""
         return self.position._replace(next_offset=1)
 
@@ -84,13 +84,13 @@ class FileItem(NamedTuple):
     batch: Batch
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ScrubPosition:
         """The position of the item."""
         of = self.batch.topic_id_partition
-        return Position("files", self.root.uri, *of, self.broker_id, self.batch.base_offset)
+        return ScrubPosition("files", self.root.uri, *of, self.broker_id, self.batch.base_offset)
 
     @property
-    def after(self) -> Position:
+    def after(self) -> ScrubPosition:
         """The position after the item."""
         return self.position._replace(next_offset=self.batch.next_offset)
 
@@ -112,12 +112,12 @@ class RecordItem(NamedTuple):
     other_batches: Sequence[Batch]
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ScrubPosition:
         """The position of the item."""
-        return Position("records", "", *self.state.key, self.broker_id, self.first)
+        return ScrubPosition("records", "", *self.state.key, self.broker_id, self.first)
 
     @property
-    def after(self) -> Position:
+    def after(self) -> ScrubPosition:
         """The position after the item."""
         return self.position._replace(next_offset=self.below)
 
@@ -161,7 +161,7 @@ class ScrubReading:
         )
         self.roots: dict[tuple[int, int], ScrubbedRoot] = dict(zip(places, read, strict=True))
 
-    def items(self, position: Position) -> Iterator[Item]:
+    def items(self, position: ScrubPosition) -> Iterator[Item]:
         """Yield the items at or after a position, in order."""
         for phase in (self._tables, self._files, self._records):
             for item in phase():

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.cluster.repairs import repairs_of
 from sparklog.errors import StorageError
-from sparklog.maintenance.scrub import Progress, ScrubReport, scrub
+from sparklog.maintenance.scrub import ScrubProgress, ScrubReport, scrub
 from sparklog.storage import execution, file_states
 from sparklog.storage.file_states import FileState, NamedFile
 from sparklog.storage.location import Location
@@ -138,7 +138,7 @@ class TestPosition:
     def test_a_run_that_was_taken_over_ends(self, cluster: LocalCluster) -> None:
         """Of two runs at a time the earlier one is refused when it stores its position."""
 
-        def rival(_: Progress) -> None:
+        def rival(_: ScrubProgress) -> None:
             scrub(cluster.connection)
 
         with pytest.raises(StorageError, match="another run has taken over"):
