@@ -184,7 +184,8 @@ class Settings(_Keys):
     log_scrub_bytes_per_second: int = Field(
         4 * _MEBIBYTE,
         ge=0,
-        description="Bytes of batch files that a broker verifies per second, in local folders.",
+        description="Bytes of batch files that a broker verifies per second in local folders; on "
+        "object stores only if the key is set, since each file is a request.",
     )
     log_merger_enable: bool = Field(
         True,
@@ -467,6 +468,30 @@ class Settings(_Keys):
         if is_local or "log_vacuum_interval_ms" in self.model_fields_set:
             return self.log_vacuum_interval_ms
         return 3_600_000
+
+    def scrub_bytes_per_second(self, *, is_local: bool) -> int:
+        """Return the bytes of batch files that a broker verifies per second in a root.
+
+        Parameters
+        ----------
+        is_local : bool
+            Whether the root is a local folder.
+
+        Returns
+        -------
+        int
+            log.scrub.bytes.per.second; 0 on an object store if the key is not set.
+
+        Examples
+        --------
+        >>> Settings().scrub_bytes_per_second(is_local=True)
+        4194304
+        >>> Settings().scrub_bytes_per_second(is_local=False)
+        0
+        """
+        if is_local or "log_scrub_bytes_per_second" in self.model_fields_set:
+            return self.log_scrub_bytes_per_second
+        return 0
 
 
 class TopicConfig(_Keys):

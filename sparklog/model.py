@@ -482,6 +482,7 @@ BROKERS = _busy_table(
     registered_at_ms=_LONG,
     heartbeat=_LONG,
     parked_at_ms=_LONG,
+    repair_requests=_LONG,
 )
 CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
 TOPICS = _history_table(
@@ -588,6 +589,46 @@ CONSUMER_OFFSETS = _busy_table(
     committed_at_ms=_LONG,
     group_epoch=_LONG,
 )._replace(conflict_key=("group_id",))
+SCRUBS = _table(
+    "scrubs",
+    ("scrub_id",),
+    scrub_id=_STRING,
+    run_id=_STRING,
+    state=_STRING,
+    phase=_STRING,
+    root=_STRING,
+    topic_id=_STRING,
+    partition=_INT,
+    broker_id=_INT,
+    next_offset=_LONG,
+    files=_LONG,
+    bytes=_LONG,
+    findings=_LONG,
+    started_at_ms=_LONG,
+    changed_at_ms=_LONG,
+)
+REPAIRS = _table(
+    "repairs",
+    ("repair_id",),
+    repair_id=_STRING,
+    state=_STRING,
+    fault=_STRING,
+    detail=_STRING,
+    broker_id=_INT,
+    root=_STRING,
+    table_name=_STRING,
+    path=_STRING,
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    first_offset=_LONG,
+    last_offset=_LONG,
+    source_broker_id=_INT,
+    remedy=_STRING,
+    outcome=_STRING,
+    found_at_ms=_LONG,
+    changed_at_ms=_LONG,
+)
 
 BROKER_TABLES = (
     LOG,
@@ -611,6 +652,8 @@ CLUSTER_TABLES = (
     CONSUMER_GROUPS,
     CONSUMER_GROUP_HEARTBEATS,
     CONSUMER_OFFSETS,
+    SCRUBS,
+    REPAIRS,
 )
 """The tables of the cluster root, in addition to `format`."""
 

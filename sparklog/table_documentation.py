@@ -332,6 +332,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "Time at which the broker was parked, in ms since 1970 on its clock; null where it "
                 "was not parked since it registered."
             ),
+            "repair_requests": (
+                "Number of times that `sparklog repair` has left rows of `repairs` to the broker; "
+                "null before the first."
+            ),
         },
     ),
     "controller": TableDocumentation(
@@ -586,6 +590,78 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "Version of the group under which the row was last written; null in rows of a "
                 "release without this column, where it counts as 0."
             ),
+        },
+    ),
+    "scrubs": TableDocumentation(
+        rows="A scrub of the cluster, which may have several runs; the last 20 are kept.",
+        writers=(
+            "`sparklog scrub`: at the beginning and the end of a run, after findings, and every "
+            "5 s (30 s on an object store). A run that was taken over by another one is refused."
+        ),
+        columns={
+            "scrub_id": "Id of the scrub.",
+            "run_id": "Id of its last run.",
+            "state": ("`running` (or killed), `paused` (the next run continues it) or `done`."),
+            "phase": "Part in which the position is: `tables`, `files` or `records`.",
+            "root": (
+                "Position: the table's URI in `tables`, the root's URI in `files`, empty in "
+                "`records`."
+            ),
+            "topic_id": "Position: id of the topic; empty in `tables`.",
+            "partition": "Position: number of the partition; -1 in `tables`.",
+            "broker_id": "Position: id of the broker; -1 in `tables`.",
+            "next_offset": (
+                "Position: the offset after the last batch that was verified; in `tables` 1 after "
+                "the table."
+            ),
+            "files": "Files that all runs have read.",
+            "bytes": "Bytes that all runs have read.",
+            "findings": "Damaged objects that all runs have found.",
+            "started_at_ms": "Time of the scrub's beginning, in ms since 1970.",
+            "changed_at_ms": "Time of the last change of the row, in ms since 1970.",
+        },
+    ),
+    "repairs": TableDocumentation(
+        rows=(
+            "A finding of a scrub, and its repair. Of repaired and gone findings the last 1,000 "
+            "are kept."
+        ),
+        writers=(
+            "`sparklog scrub` records findings, and closes those that it does not find again. "
+            "`sparklog repair` repairs them or leaves them to the owner of the root. A broker acts "
+            "on rows in state `requested`."
+        ),
+        columns={
+            "repair_id": "Id of the finding: the same for the same damage to the same object.",
+            "state": (
+                "`found`; `requested` of the broker; `refilling` from the leader; `unrepairable` "
+                "without an operator; `repaired`; `gone` (no longer part of the cluster, or found "
+                "sound)."
+            ),
+            "fault": (
+                "`damaged_file`, `truncated_file`, `missing_file`, `foreign_file` (of a batch); "
+                "`damaged_commit`, `missing_commit`, `damaged_checkpoint` (of a table's log); "
+                "`damaged_table_file`, `missing_table`; `damaged_header` (of a replica's batch); "
+                "`records_differ` (from the in-sync replicas)."
+            ),
+            "detail": "The damage in words.",
+            "broker_id": "Broker whose root is damaged; null for the cluster root.",
+            "root": "URI of the root.",
+            "table_name": "Table in the root.",
+            "path": "Damaged file, relative to its table; null for a whole table or replica.",
+            "topic_id": "Id of the topic; null where no replica is concerned.",
+            "topic": "Name of the topic; null where topic_id is.",
+            "partition": "Number of the partition; null where topic_id is.",
+            "first_offset": "First offset concerned; null where topic_id is.",
+            "last_offset": "Last offset concerned; null where topic_id is.",
+            "source_broker_id": (
+                "Broker from whose replica it can be, or was, repaired; null where no replica has "
+                "a copy."
+            ),
+            "remedy": "What to do.",
+            "outcome": "What was done; empty before a repair.",
+            "found_at_ms": "Time of the finding, in ms since 1970.",
+            "changed_at_ms": "Time of the last change of the row, in ms since 1970.",
         },
     ),
 }

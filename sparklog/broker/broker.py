@@ -206,7 +206,11 @@ class Broker:
             known = ProducerState(replicas, rules, settings)
             log_starts = LogStarts(replicas, known)
             self._replicas.append(replicas)
-            self._repairs.append(Repairs(broker_id, cluster, replicas, known, settings, now_ms))
+            self._repairs.append(
+                Repairs(
+                    broker_id, cluster, replicas, known, settings, now_ms, self._reader.location
+                )
+            )
             self._leaders.append(
                 Leader(
                     broker_id,
@@ -329,7 +333,8 @@ class Broker:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
-        as a crash there would: damage_isr, damage_cut, epoch_entry, producer_state and log_start (a
+        as a crash there would: repair_file, repair_commit, repair_checkpoint, repair_rows
+        (requested repairs), damage_isr, damage_cut, epoch_entry, producer_state and log_start (a
         deletion of old records), log_commit (the commit of the journal, with answers), removal (of
         the producers of deleted topics), isr_change, checkpoint (the commit of high watermarks and
         answers after changes of in-sync sets), responses (before taken requests are removed and

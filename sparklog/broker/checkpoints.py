@@ -114,13 +114,16 @@ class CheckpointWriter:
         except (StorageError, DeltaError, OSError, FencedError) as error:
             self._warn(error)
 
-    def verify(self, now_ms: int) -> None:
+    def verify(self, now_ms: int, *, is_requested: bool = False) -> None:
         """Verify the checkpoints if that is due, and write damaged ones again.
 
-        Only on local file systems: an object store verifies its objects itself, and reads cost
-        requests.
+        Only on local file systems, unless it is requested: an object store verifies its objects
+        itself, and reads cost requests.
         """
-        if now_ms < self._verify_at_ms or self._beside is not None:
+        if is_requested:
+            if self._writing is not None:
+                self._writing.result()
+        elif now_ms < self._verify_at_ms or self._beside is not None:
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         for table in self._root.checkpoints:

@@ -19,11 +19,13 @@ removes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.leading.led_partitions import FollowerReports
 from sparklog.broker.producer_state import ProducerState
+from sparklog.broker.repair_requests import RepairRequests
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
 from sparklog.cluster.isr import leave_isr
@@ -33,6 +35,9 @@ from sparklog.config import Settings
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition
+from sparklog.storage.batch_files import file_damage
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import background_thread, map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 _log = get_logger(__name__)
@@ -57,6 +62,7 @@ class Repairs:
         producer_state: ProducerState,
         settings: Settings,
         now_ms: int,
+        locate: Callable[[int, int], Location],
     ) -> None:
         self._broker_id = broker_id
         self._cluster = cluster
@@ -73,6 +79,12 @@ class Repairs:
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         self._refuted: dict[TopicIdPartition, tuple[int, int]] = {}
         self._told: set[tuple[TopicIdPartition, str]] = set()
+        self._scrub_bytes_per_second = settings.scrub_bytes_per_second(
+            is_local=self._log.location.is_local
+        )
+        self._beside = None if self._log.location.is_local else background_thread("scrub")
+        self._reading: Future[list[tuple[Batch, DamagedError | None]]] | None = None
+        self._requests = RepairRequests(broker_id, cluster, replicas, locate, self._verify_log)
 
     def tick(
         self, metadata: Metadata, reports: FollowerReports, now_ms: int, effects: Effects
@@ -86,6 +98,11 @@ class Repairs:
         self._find_in_table(now_ms)
         self._find_reported(metadata, reports, now_ms)
         self._scrub(now_ms)
+        has_acted = self._requests.tick(metadata, now_ms, effects)
+        return self._repair(metadata, now_ms, effects) or has_acted
+
+    def _repair(self, metadata: Metadata, now_ms: int, effects: Effects) -> bool:
+        """Do the next step of each repair; return whether anything was written."""
         damaged = self._replicas.damaged
         states = {key: metadata.partitions[key] for key in damaged if key in metadata.partitions}
         is_over, self._was_damaged = self._was_damaged and not states, bool(states)
@@ -171,6 +188,14 @@ class Repairs:
         refuted, at_ms = self._refuted.get(key, (-1, 0))
         return refuted == offset and now_ms - at_ms < self._settings.replica_lag_time_max_ms
 
+    def _verify_log(self, key: TopicIdPartition | None) -> None:
+        """Verify the log of the root at once, or that of one replica."""
+        if key is not None:
+            self._check_log(key)
+        elif self._log.location.is_local:
+            self._verify_at_ms = 0
+            self._find_in_table(0)
+
     def _check_log(self, key: TopicIdPartition) -> None:
         """Open the broker's own log as readers do: memory may be sound although the table is
         damaged.
@@ -183,23 +208,43 @@ class Repairs:
     def _scrub(self, now_ms: int) -> None:
         """Verify the files of a slice of the root, of `log.scrub.bytes.per.second` bytes.
 
-        Only on local file systems: an object store verifies its objects itself, and reads cost
-        requests.
+        An object store is read in another thread, and only if the rate is configured: reads cost
+        requests there. The position is kept in memory; `sparklog scrub` verifies a whole cluster.
         """
-        limit = self._settings.log_scrub_bytes_per_second
-        if now_ms < self._scrub_at_ms or not limit or not self._log.location.is_local:
+        self._note_scrubbed()
+        if now_ms < self._scrub_at_ms or not self._scrub_bytes_per_second or self._reading:
             return
         self._scrub_at_ms = now_ms + _SCRUB_MS
         self._replicas.drop_restored()
-        left = limit
-        for count, batch in enumerate(self._next_batches(), 1):
+        batches = self._next_slice()
+        if self._beside is None:
+            for batch in batches:
+                self._replicas.check_batch(batch)
+        elif batches:
+            self._reading = self._beside.submit(_damage_of, self._log, batches)
+
+    def _note_scrubbed(self) -> None:
+        """Note the damage that a slice on an object store has found, of batches still live."""
+        if self._reading is None or not self._reading.done():
+            return
+        read, self._reading = self._reading.result(), None
+        for batch, error in read:
+            if error is not None and self._log.is_live(batch):
+                damage = Damage(batch.base_offset, error, in_log=False)
+                self._replicas.note_damage(batch.topic_id_partition, damage)
+
+    def _next_slice(self) -> list[Batch]:
+        """Return the next batches to be verified; after the last one, the first follows."""
+        left = self._scrub_bytes_per_second
+        chosen = []
+        for batch in self._next_batches():
+            chosen.append(batch)
             left -= batch.size_bytes
             self._scrubbed = batch.topic_id_partition, batch.next_offset
-            self._replicas.check_batch(batch)
-            if left <= 0 or count == _SCRUB_FILES:
-                return
-        # The end of the root; the next slice begins with its first batch.
+            if left <= 0 or len(chosen) == _SCRUB_FILES:
+                return chosen
         self._scrubbed = None
+        return chosen
 
     def _next_batches(self) -> Iterable[Batch]:
         start, offset = self._scrubbed or (None, 0)
@@ -310,6 +355,19 @@ class Repairs:
             from_offset=damage.from_offset,
             error=str(damage.error),
         )
+
+
+def _damage_of(log: RecordLog, batches: Sequence[Batch]) -> list[tuple[Batch, DamagedError | None]]:
+    """Read the files of batches on an object store in parallel; return the damage to each."""
+
+    def damage(batch: Batch) -> tuple[Batch, DamagedError | None]:
+        try:
+            return batch, file_damage(log, batch)
+        except OSError as error:
+            _log.warning("batch not verified", path=batch.path, error=one_line(error))
+            return batch, None
+
+    return map_in_parallel(damage, batches, 0, is_local=False)
 
 
 def _counted_on(state: PartitionState) -> set[int | None]:

@@ -162,6 +162,7 @@ def register(
             "state": broker_state_after("register", mine["state"] if mine else None),
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
+            "repair_requests": mine["repair_requests"] if mine else None,
         }
         if mine is not None and any(doubts):
             # Fenced until it has left the in-sync sets. It keeps the old identity, so that a start

@@ -51,11 +51,18 @@ class Damage(NamedTuple):
     """The first fault of a replica: the offset from which on it is damaged, and the fault.
 
     `in_log`: the fault is in the replica's log, not in a batch file; its log end offset is wrong.
+    `in_records`: its records differ from those of the replicas in sync; its files are sound.
     """
 
     from_offset: int
     error: DamagedError
     in_log: bool
+    in_records: bool = False
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether the fault is that of a batch file, which may be restored."""
+        return not (self.in_log or self.in_records)
 
 
 class Replicas:
@@ -374,7 +381,7 @@ class Replicas:
         """Forget the damage to batch files that have been restored meanwhile."""
         for key, damage in list(self.damaged.items()):
             batch = self.root.log.batch_at(key, damage.from_offset)
-            if not damage.in_log and batch is not None:
+            if damage.is_of_file and batch is not None:
                 del self.damaged[key]
                 self.check_batch(batch)
 

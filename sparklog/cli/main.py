@@ -26,6 +26,7 @@ from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
 from sparklog.cli.running import broker, cluster
+from sparklog.cli.scrub import repair, scrub
 from sparklog.errors import SparklogError, StorageError
 
 
@@ -61,6 +62,8 @@ app.command("produce")(produce)
 app.command("consume")(consume)
 app.command("audit")(audit)
 app.command("maintain")(maintain)
+app.command("scrub")(scrub)
+app.command("repair")(repair)
 app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
 
@@ -117,7 +120,7 @@ def query(
 
     Tables of the cluster root: brokers, controller, topics, partition_state,
     leadership_history, producer_ids, stream_writes, consumer_groups,
-    consumer_group_heartbeats, consumer_offsets.
+    consumer_group_heartbeats, consumer_offsets, scrubs, repairs.
 
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations

@@ -45,6 +45,8 @@ class BrokerInfo(NamedTuple):
         alive, fenced, parked, stopping, stopped or unregistered.
     log_table_ids : tuple of str
         The ids of the `log` tables in its log directories.
+    repair_requests : int
+        The number of times that `sparklog repair` has given work in `repairs` to the broker.
 
     Examples
     --------
@@ -60,6 +62,7 @@ class BrokerInfo(NamedTuple):
     rack: str | None
     state: str
     log_table_ids: tuple[str, ...]
+    repair_requests: int = 0
 
     @property
     def online_roots(self) -> dict[int, str]:
@@ -462,6 +465,7 @@ def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
             row["rack"],
             row["state"],
             tuple(json.loads(row["log_table_id"] or "[]")),
+            row.get("repair_requests") or 0,
         )
         for row in rows
     }

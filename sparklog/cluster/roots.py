@@ -76,6 +76,8 @@ class ClusterRoot:
     leadership_history = _opened_when_asked_for(model.LEADERSHIP_HISTORY)
     producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
     stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
+    scrubs = _opened_when_asked_for(model.SCRUBS)
+    repairs = _opened_when_asked_for(model.REPAIRS)
     consumer_groups = _sharded_when_asked_for(model.CONSUMER_GROUPS)
     consumer_group_heartbeats = _sharded_when_asked_for(model.CONSUMER_GROUP_HEARTBEATS)
     consumer_offsets = _sharded_when_asked_for(model.CONSUMER_OFFSETS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.file_states import FileState, NamedFile, find_fault
 from sparklog.storage.location import Location, one_line
 
 _log = get_logger(__name__)
@@ -122,4 +123,81 @@ def sound_replica(logs: CommittedLogs, seen: Visible, start: int, end: int) -> V
         "KAFKA_STORAGE_ERROR",
         f"offsets {start} to {end - 1} of {seen.state.topic}-{seen.state.partition} cannot be "
         f"read: {damage}",
+    )
+
+
+def replicas_with_sound_files(
+    logs: CommittedLogs,
+    ranges: Sequence[tuple[Visible, int, int]],
+    read: Callable[[Sequence[NamedFile]], list[FileState]],
+) -> list[Visible]:
+    """Return for each range of offsets a replica whose batch files have their checksums.
+
+    For readers that decode files themselves, as Spark's scan does. Each file is read to its end;
+    other replicas are read only where one is damaged. Raises CORRUPT_MESSAGE if no in-sync replica
+    has sound files of a range.
+
+    Parameters: `ranges`, the replica that is to be read, the first offset and the end of each;
+    `read`, returns the states of files.
+    """
+    wanted = [_files_of(logs, *one) for one in ranges]
+    states = iter(read([named for files in wanted for named, _ in files]))
+    faults = [_first_fault(files, [next(states) for _ in files]) for files in wanted]
+    return [
+        seen if fault is None else _sound_elsewhere(logs, seen, start, end, fault, read)
+        for (seen, start, end), fault in zip(ranges, faults, strict=True)
+    ]
+
+
+_NamedBatches = list[tuple[NamedFile, Batch]]
+
+
+def _files_of(logs: CommittedLogs, seen: Visible, start: int, end: int) -> _NamedBatches:
+    log = seen.location.child("log")
+    return [
+        (NamedFile(log, batch.path, batch.size_bytes), batch)
+        for batch in logs.batches(seen, start)
+        if batch.base_offset < end
+    ]
+
+
+def _first_fault(files: _NamedBatches, states: Sequence[FileState]) -> str | None:
+    """Return the first fault of a range's files in words, or `None`."""
+    for (named, batch), state in zip(files, states, strict=True):
+        where = f"{named.log.uri}/{named.path}"
+        try:
+            fault = find_fault(batch, state, {})
+        except OSError as error:
+            return f"{where} cannot be read: {one_line(error)}"
+        if fault is not None:
+            return f"{where} is damaged: {fault[1]}"
+    return None
+
+
+def _sound_elsewhere(
+    logs: CommittedLogs,
+    seen: Visible,
+    start: int,
+    end: int,
+    fault: str,
+    read: Callable[[Sequence[NamedFile]], list[FileState]],
+) -> Visible:
+    for one in SoundReplicas(logs).in_sync(seen.state.key, end):
+        if one.location == seen.location:
+            continue
+        try:
+            files = _files_of(logs, one, start, end)
+            is_whole = bool(files) and files[-1][1].next_offset >= end
+            if not is_whole or _first_fault(files, read([named for named, _ in files])) is not None:
+                continue
+        except (ProtocolError, *UNREADABLE) as error:
+            _log.info("copy not readable", root=one.location.uri, error=one_line(error))
+            continue
+        _log.warning("another replica is read", root=one.location.uri, error=fault)
+        return one
+    raise ProtocolError(
+        "CORRUPT_MESSAGE",
+        f"{fault}; no other replica in sync has sound files of offsets {start} to {end - 1} of "
+        f"{seen.state.topic}-{seen.state.partition}: run sparklog scrub and sparklog repair, or "
+        "read other offsets",
     )

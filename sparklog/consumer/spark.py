@@ -11,8 +11,10 @@ from sparklog.cluster.arguments import check_session, numbers_by_number, numbers
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, Visible, connection_of
 from sparklog.cluster.naming import ClusterName
-from sparklog.cluster.sound_replicas import sound_replica
+from sparklog.cluster.sound_replicas import replicas_with_sound_files, sound_replica
+from sparklog.config import Settings
 from sparklog.errors import SparklogError
+from sparklog.storage.execution import spark_execution
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.spark_files import check_secrets, file_systems_needed, spark_files, spark_uri
 
@@ -157,14 +159,24 @@ def scan_records(
     """Return the records of at least one range, in the columns of Spark's Kafka source.
 
     A few files are scanned directly. Many files are selected by Delta's log, which takes longer to
-    start. Spark opens object stores with settings that are made of the storage options.
+    start. Spark opens object stores with settings that are made of the storage options. Spark does
+    not verify the checksums of batch files, so all files of the ranges are read and verified first.
 
     Raises `ConfigError` if Spark would show a secret, and `SparklogError` if it lacks the file
-    system of a store.
+    system of a store. Raises CORRUPT_MESSAGE if no in-sync replica has sound files of a range.
     """
     ranges = [
         one._replace(seen=sound_replica(logs, one.seen, one.start, one.end)) for one in ranges
     ]
+    settings = Settings()
+    execution = spark_execution(
+        spark,
+        is_always=False,
+        min_bytes=settings.execution_spark_min_bytes,
+        bytes_per_task=settings.execution_spark_bytes_per_task,
+    )
+    sound = replicas_with_sound_files(logs, ranges, execution.read)
+    ranges = [one._replace(seen=seen) for one, seen in zip(ranges, sound, strict=True)]
     for location in {one.seen.location for one in ranges}:
         check_secrets(spark, location)
     files = [file for one in ranges for file in _files(logs, one)]

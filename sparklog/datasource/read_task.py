@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,8 @@ _log = get_logger(__name__)
 BATCH_ROWS = 20_000
 """Number of records in an Arrow batch: enough to be fast, few enough for large records."""
 
-_IN_ONE_REQUEST_BYTES = 8 << 20
+_IN_MEMORY_BYTES = 64 << 20
+"""Bytes up to which an object of a store is held in memory; a larger one is held in a file."""
 
 
 class OffsetRange(NamedTuple):
@@ -76,8 +79,8 @@ def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     """Yield a task's records in order of offset, with the columns that Spark expects.
 
     A file that is missing, damaged or unreadable is replaced by the same offsets of any in-sync
-    replica. No record of a file is yielded before its checksum was verified; for large objects of a
-    store see `_open`. Raises `StorageError` if no replica has the offsets.
+    replica. No record of a file is yielded before its checksum was verified. Raises `StorageError`
+    if no replica has the offsets.
     """
     for file in task.files:
         try:
@@ -153,17 +156,11 @@ def _read_opened(
 def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
     """Open a file whose bytes match its checksum; `_UnreadableFileError` otherwise.
 
-    A large object of a store is read in parts, and not verified: stores verify their objects.
+    An object of a store is read whole, by one request, also if the task needs a part of it.
     """
     where = f"{log.uri}/{file.path}"
     try:
-        if not log.is_local and file.size_bytes > _IN_ONE_REQUEST_BYTES:
-            return pq.ParquetFile(log.open_at_random(file.path), pre_buffer=False)
-        if log.is_local:
-            with pa.memory_map(where) as mapped:
-                content = mapped.read_buffer()
-        else:
-            content = pa.py_buffer(log.read_bytes(file.path))
+        content = _content(log, file, where)
         checksum = xxhash.xxh3_64_hexdigest(content)
         if checksum != file.checksum:
             raise _UnreadableFileError(
@@ -183,6 +180,22 @@ def _open(task: ReadTask, log: Location, file: PlannedFile) -> pq.ParquetFile:
             f"{where} of {task.range.partition} cannot be read ({one_line(error)}): run sparklog "
             "audit, and read another replica meanwhile"
         ) from error
+
+
+def _content(log: Location, file: PlannedFile, where: str) -> pa.Buffer:
+    """Return the bytes of a file; a local file and a large object are mapped into memory."""
+    if log.is_local:
+        with pa.memory_map(where) as mapped:
+            return mapped.read_buffer()
+    if file.size_bytes <= _IN_MEMORY_BYTES:
+        return pa.py_buffer(log.read_bytes(file.path))
+    # The file has no name any more when the block ends; its bytes stay until they are unmapped.
+    with NamedTemporaryFile(prefix="sparklog-") as local:
+        with log.open(file.path) as source:
+            shutil.copyfileobj(source, local, log.chunk_bytes)
+        local.flush()
+        with pa.memory_map(local.name) as mapped:
+            return mapped.read_buffer()
 
 
 def _row_groups(metadata: pq.FileMetaData, first: int, end: int) -> list[int]:

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from sparklog.errors import StorageError
 from sparklog.model import Batch
-from sparklog.storage.location import Location, one_line
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.batch_files import read_batch
+from sparklog.storage.location import Location
 
 _OFFSET = "offset"
 
@@ -49,11 +48,11 @@ def first_difference(
     that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
     independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
     is a tombstone there, or if that replica has a later record with its key. Raises `StorageError`
-    if a file cannot be read.
+    if a file cannot be read or is damaged.
     """
     of_keys, of_other_keys = _LastOffsets(one), _LastOffsets(other)
-    for own, others in _stretches(one.batches, other.batches):
-        if len(own) == len(others) == 1 and _identity(own[0]) == _identity(others[0]):
+    for own, others in stretches(one.batches, other.batches):
+        if has_equal_batches(own, others):
             continue
         records = _records(one.log, own, from_offset, below_offset)
         other_records = _records(other.log, others, from_offset, below_offset)
@@ -116,11 +115,17 @@ def _has_gaps(batch: Batch) -> bool:
     return batch.record_count != batch.last_offset_delta + 1
 
 
-def _identity(batch: Batch) -> tuple[object, ...]:
+def has_equal_batches(own: Sequence[Batch], others: Sequence[Batch]) -> bool:
+    """Return whether a stretch is one batch that both replicas have."""
+    is_one = len(own) == len(others) == 1
+    return is_one and _batch_identity(own[0]) == _batch_identity(others[0])
+
+
+def _batch_identity(batch: Batch) -> tuple[object, ...]:
     return batch.base_offset, batch.last_offset_delta, batch.leader_epoch, batch.checksum
 
 
-def _stretches(
+def stretches(
     one: Sequence[Batch], other: Sequence[Batch]
 ) -> Iterator[tuple[list[Batch], list[Batch]]]:
     """Yield the shortest runs of batches that end at the same offset in both replicas."""
@@ -146,11 +151,7 @@ def _records(log: Location, batches: Sequence[Batch], first: int, below: int) ->
     """Return the records of `batches` within the bounds, each with its offset and leader epoch."""
     tables = []
     for batch in batches:
-        try:
-            table = ParquetContent(log.read_bytes(batch.path)).read()
-        except (OSError, pa.ArrowException) as error:
-            where = f"{log.uri}/{batch.path}"
-            raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
+        table = read_batch(log, batch)
         offsets = pc.add(table["offset_delta"].cast(pa.int64()), batch.base_offset)
         epochs = pa.array(np.full(table.num_rows, batch.leader_epoch, dtype=np.int64))
         table = table.set_column(0, _OFFSET, offsets).append_column("leader_epoch", epochs)

@@ -417,6 +417,46 @@ def rewrite_slice(
     )
 
 
+def rebuild_batch(source: Location, batches: Sequence[Batch], of: Batch) -> tuple[Batch, bytes]:
+    """Return a batch with the records of `of`, taken from the batches of another log, and its file.
+
+    Parameters: `batches`, those of the log at `source` that contain the offsets of `of`, by
+    ascending offset. The header stays that of `of`, except for the file. The file is not stored; it
+    has the checksum of `of` if the same writer would write the same bytes. Raises `StorageError` if
+    the batches do not contain the records, or cannot be read.
+    """
+    where = f"{source.uri} has no sound copy of offsets {of.base_offset} to {of.next_offset - 1}"
+    if any(batch.leader_epoch != of.leader_epoch for batch in batches):
+        raise StorageError(f"{where}: its batches there have another leader epoch")
+    parts = []
+    for batch in batches:
+        records = read_batch(source, batch)
+        offsets = pc.add(records["offset_delta"].cast(pa.int64()), batch.base_offset)
+        deltas = pc.subtract(offsets, of.base_offset)
+        inside = pc.and_(pc.greater_equal(deltas, 0), pc.less_equal(deltas, of.last_offset_delta))
+        kept = records.filter(inside)
+        parts.append(kept.set_column(0, "offset_delta", deltas.filter(inside).cast(pa.int32())))
+    if sum(part.num_rows for part in parts) != of.record_count:
+        raise StorageError(f"{where}: it does not have {of.record_count} records there")
+    kept = pa.concat_tables(parts).cast(RECORD_COLUMNS).combine_chunks()
+    buffer = pa.BufferOutputStream()
+    pq.write_table(kept, buffer, **_parquet_options(kept.nbytes))
+    content = buffer.getvalue().to_pybytes()
+    first_ms, last_ms = (
+        _extent_ms(kept["timestamp"])
+        if kept.num_rows
+        else (of.min_timestamp_ms, of.max_timestamp_ms)
+    )
+    rebuilt = of._replace(
+        path=new_batch_path(of.batch_id),
+        size_bytes=len(content),
+        checksum=xxhash.xxh3_64_hexdigest(content),
+        min_timestamp_ms=first_ms,
+        max_timestamp_ms=last_ms,
+    )
+    return rebuilt, content
+
+
 def _sequence_after(base_sequence: int, count: int) -> int:
     """Advance a producer's sequence number by `count`; it wraps to 0 after 2^31 - 1."""
     return (base_sequence + count) % (1 << 31) if base_sequence >= 0 else base_sequence

@@ -134,7 +134,7 @@ def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
             missing = commit_path(expected)
             return damaged_file(table, missing, f"it is missing, and version {version} is there")
         expected += 1
-        if fault := _commit_fault(table.read_bytes(path)):
+        if fault := commit_fault(table.read_bytes(path)):
             return damaged_file(table, path, fault)
     return None
 
@@ -148,7 +148,8 @@ def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
     return None if version in checkpoints else f"it names checkpoint {version}, which is missing"
 
 
-def _commit_fault(content: bytes) -> str | None:
+def commit_fault(content: bytes) -> str | None:
+    """Return the reason why `content` is not the commit that was written, or `None`."""
     try:
         actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:

@@ -192,7 +192,7 @@ def _needed(names: list[str], version: int | None) -> list[str]:
 
     Raises `FileNotFoundError` if a commit after it is missing.
     """
-    newest, files = _complete_checkpoint(names, version)
+    newest, files = complete_checkpoint(names, version)
     commits = [name for name in names if _COMMIT.fullmatch(name)]
     commits = [
         name
@@ -205,10 +205,11 @@ def _needed(names: list[str], version: int | None) -> list[str]:
     return [*files, *commits]
 
 
-def _complete_checkpoint(names: Iterable[str], last: int | None) -> tuple[int, list[str]]:
+def complete_checkpoint(names: Iterable[str], last: int | None = None) -> tuple[int, list[str]]:
     """Return the version and the files of the newest checkpoint of which no part is missing.
 
-    The version is -1, and the list empty, if no checkpoint is complete.
+    Parameters: `last`, the newest version that counts, by default any. The version is -1, and the
+    list empty, if no checkpoint is complete.
     """
     parts: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name in names:

@@ -25,6 +25,7 @@ from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, re
 from sparklog.storage.batch_merging import Merge, merge_batches
 from sparklog.storage.compaction import Compaction, compact_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
+from sparklog.storage.file_states import FileState, NamedFile, read_files
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.parallel import map_in_parallel
@@ -109,6 +110,10 @@ class Execution(Protocol):
         """Write some records of adjacent batches as one batch; return the new batches (8.3)."""
         ...
 
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """Read files to their ends; return the state of each, to be compared with its header."""
+        ...
+
 
 class DriverExecution:
     """Work in the threads of this process."""
@@ -145,6 +150,10 @@ class DriverExecution:
     def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
         """See `Execution.compact`."""
         return [compact_batches(one) for one in compactions]
+
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """See `Execution.read`."""
+        return read_files(files)
 
 
 class SparkExecution:
@@ -269,6 +278,11 @@ class SparkExecution:
         return self._run(
             "compact", _compacted_each, compactions, sizes, self._driver.compact, least
         )
+
+    def read(self, files: Sequence[NamedFile]) -> list[FileState]:
+        """See `Execution.read`."""
+        sizes = [file.size_bytes for file in files]
+        return self._run("scrub", read_files, files, sizes, self._driver.read)
 
     def _run(
         self,

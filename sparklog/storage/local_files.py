@@ -31,6 +31,10 @@ class LocalFiles:
         """Give the file at `source` a second name; raises `FileExistsError` if it is taken."""
         os.link(source, target)
 
+    def replace(self, source: str, target: str) -> None:
+        """Rename `source` to `target` atomically; an existing file there is replaced."""
+        os.replace(source, target)
+
     def sync(self, path: str) -> None:
         """Sync the file or folder at `path` to the disk by fsync."""
         descriptor = os.open(path, os.O_RDONLY)

@@ -202,13 +202,6 @@ class Location:
         store, key = self._object(path)
         return store.open_with_size(key)
 
-    def open_at_random(self, path: str) -> IO[bytes]:
-        """Open a file for random access; raises `FileNotFoundError` if it does not exist."""
-        if self.is_local:
-            return open(f"{self.uri}/{path}", "rb")
-        store, key = self._object(path)
-        return store.open_at_random(key)
-
     def create(self, path: str) -> IO[bytes]:
         """Create a file and open it for writing; raises `FileExistsError` if it exists (rule 3.7).
 
@@ -248,6 +241,25 @@ class Location:
             files.link(unfinished, target)
             if self.is_synced:
                 files.sync(folder)
+        finally:
+            files.remove(unfinished)
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Store `content` at `path` atomically and durably, in place of any existing file."""
+        if not self.is_local:
+            self.overwrite_object(path, content)
+            return
+        files = local_files.FILES
+        target = f"{self.uri}/{path}"
+        unfinished = f"{os.path.dirname(target)}/.{uuid.uuid4().hex}.tmp"
+        try:
+            with files.create(unfinished) as file:
+                file.write(content)
+            if self.is_synced:
+                files.sync(unfinished)
+            files.replace(unfinished, target)
+            if self.is_synced:
+                files.sync(os.path.dirname(target))
         finally:
             files.remove(unfinished)
 

@@ -96,11 +96,6 @@ class ObjectStore:
         with _as_os_error(path):
             return bytes(obstore.get(self._store, path).bytes())
 
-    def get_range(self, path: str, start: int, end: int) -> bytes:
-        """Return the bytes of an object from `start` to before `end`."""
-        with _as_os_error(path):
-            return bytes(obstore.get_range(self._store, path, start=start, end=end))
-
     def size_bytes(self, path: str) -> int:
         """Return an object's size in bytes, by a HEAD request."""
         with _as_os_error(path):
@@ -112,10 +107,6 @@ class ObjectStore:
             result = obstore.get(self._store, path)
         reader = io.BufferedReader(_Reader(path, result), buffer_size=_READ_BYTES)
         return reader, result.meta["size"]
-
-    def open_at_random(self, path: str) -> IO[bytes]:
-        """Open an object for random access; each read is a request."""
-        return io.BufferedReader(_RangeReader(self, path), buffer_size=_READ_BYTES)
 
     def put(self, path: str, content: bytes) -> None:
         """Store an object, and replace an existing one."""
@@ -227,39 +218,6 @@ class _Reader(io.RawIOBase):
         target[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
-
-
-class _RangeReader(io.RawIOBase):
-    """An object with random access; each read is a request."""
-
-    def __init__(self, store: ObjectStore, path: str) -> None:
-        self._store, self._path = store, path
-        self._size_bytes = store.size_bytes(path)
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}
-        self._position = max(base[whence] + offset, 0)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        end = min(self._position + len(target), self._size_bytes)
-        if end <= self._position:
-            return 0
-        content = self._store.get_range(self._path, self._position, end)
-        target[: len(content)] = content
-        self._position += len(content)
-        return len(content)
 
 
 class _Writer(io.RawIOBase):

@@ -38,6 +38,7 @@ from sparklog.storage.delta_log_files import has_commit
 from sparklog.storage.fence import Fence, check_fence, check_held, take_fence
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
+from sparklog.storage.recovered_checkpoint import write_recovered_checkpoint
 from sparklog.storage.soundness import first_fault
 
 REMEMBERED_BATCHES = 5
@@ -219,6 +220,24 @@ class RecordLog:
         Checks only local folders; see `check_commits`.
         """
         check_commits(self.location, self.version, has_damaged_header)
+
+    def write_recovered_checkpoint(self, now_ms: int) -> None:
+        """Write Delta's checkpoint from memory, so that a damaged commit is not read again.
+
+        The owner has read the commit before it was damaged. Raises `StorageError` if no commit is
+        damaged, or if headers are: their values are unknown. Raises `OSError` or `DeltaError` if
+        the checkpoint cannot be written.
+        """
+        if self._unsound:
+            raise StorageError(f"{self.location.uri} has damaged headers as well")
+        with self._lock:
+            check_fence(self._log, self.fence)
+            live = {
+                path: added_file(batch, self._appended_at_ms[path])
+                for path, batch in self._live.items()
+            }
+            transactions = self._log.transactions
+            write_recovered_checkpoint(self.location, self.version, live, transactions, now_ms)
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas with at least one batch in this log."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from sparklog.cluster.connection import Connection
+from sparklog.cluster.committed_logs import CommittedLogs
+from sparklog.cluster.connection import Connection, Visible
+from sparklog.cluster.sound_replicas import replicas_with_sound_files
 from sparklog.consumer.consumer import Consumer
 from sparklog.errors import ProtocolError
 from sparklog.model import TopicPartition
+from sparklog.storage.file_states import read_files
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import batch_file, change_header, cut, flip_byte
 
@@ -191,3 +196,50 @@ class TestDamagedLog:
         for broker in range(3):
             change_header(cluster, broker, 0, "base_offset", 9)
         check_that_others_are_read(cluster, "KAFKA_STORAGE_ERROR")
+
+
+class TestSparksOwnScan:
+    """The replica that Spark's own scan reads: the files of its range have their checksums."""
+
+    @staticmethod
+    def chosen(cluster: LocalCluster, start: int = 0, end: int = len(VALUES)) -> Location:
+        connection = Connection(str(cluster.root / "cluster"))
+        logs = CommittedLogs(connection)
+        key = connection.metadata().partition("t", 0).key
+        seen = logs.visible([key])[key]
+        assert isinstance(seen, Visible)
+        [sound] = replicas_with_sound_files(logs, [(seen, start, end)], read_files)
+        return sound.location
+
+    def test_is_the_leader_where_its_files_are_sound(self, cluster: LocalCluster) -> None:
+        """Only files of the range count."""
+        assert self.chosen(cluster) == cluster.location(0)
+        flip_byte(batch_file(cluster, 0, 3))
+        assert self.chosen(cluster, end=3) == cluster.location(0)
+
+    @pytest.mark.parametrize("damage", [flip_byte, cut, Path.unlink])
+    def test_is_another_one_where_a_file_is_damaged(
+        self, cluster: LocalCluster, damage: Damage
+    ) -> None:
+        """A flipped byte that Parquet can decode would otherwise be given to the program."""
+        damage(batch_file(cluster, 0, 1))
+        damage(batch_file(cluster, 1, 2))
+        assert self.chosen(cluster) == cluster.location(2)
+
+    def test_does_not_exist_where_all_are_damaged(self, cluster: LocalCluster) -> None:
+        """The error names the file and the remedy."""
+        for broker in range(3):
+            flip_byte(batch_file(cluster, broker, 1))
+        with pytest.raises(ProtocolError, match="CORRUPT_MESSAGE") as failure:
+            self.chosen(cluster)
+        assert batch_file(cluster, 0, 1).name in str(failure.value)
+        assert "sparklog repair" in str(failure.value)
+
+
+def test_a_flipped_value_that_can_be_decoded_is_never_returned(cluster: LocalCluster) -> None:
+    """Parquet itself does not detect it: the file is valid and has other records."""
+    file = batch_file(cluster, 0, 1)
+    table = pq.read_table(file, partitioning=None)
+    changed = table.set_column(3, "value", [[b"X"]])
+    pq.write_table(changed.cast(table.schema), file)
+    assert read(consumer_of(cluster))["t"] == VALUES

@@ -13,6 +13,7 @@ import xxhash
 
 from sparklog.datasource import read_task as module
 from sparklog.datasource.read_task import OffsetRange, PlannedFile, ReadTask, read_task
+from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, TopicPartition, new_batch_path
 from sparklog.storage.location import Location
 from tests.storage.test_s3 import Store
@@ -103,13 +104,18 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 @needs_s3
-@pytest.mark.parametrize("in_one_request", [True, False])
-def test_files_of_an_object_store_are_read_whole_or_in_parts(
-    s3: Store, monkeypatch: pytest.MonkeyPatch, in_one_request: bool
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_files_of_an_object_store_are_read_whole_and_verified(
+    s3: Store, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    """A file of an object store is read completely or in parts, with the same records."""
+    """A file of an object store is held in memory or in a local file, and verified either way."""
     log = Location.of(f"{s3.bucket()}/log", s3.options())
     file = store(log, np.arange(ROWS))
-    monkeypatch.setattr(module, "_IN_ONE_REQUEST_BYTES", 1 << 20 if in_one_request else 0)
+    monkeypatch.setattr(module, "_IN_MEMORY_BYTES", 1 << 20 if in_memory else 0)
     assert [row["offset"] for row in read(log, file, 1037, 1042)] == list(range(1037, 1042))
     assert len(read(log, file, 0, 5000)) == ROWS
+    content = bytearray(log.read_bytes(file.path))
+    content[len(content) // 2] ^= 0xFF
+    log.replace(file.path, bytes(content))
+    with pytest.raises(StorageError, match="CORRUPT_MESSAGE"):
+        read(log, file, 1037, 1042)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import sparklog
 from sparklog.consumer import spark as spark_consumer
-from sparklog.errors import ConfigError, SparklogError
+from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.maintenance.scrub import scrub
+from sparklog.spark_jobs import jobs_started
+from sparklog.storage.execution import spark_execution
 from sparklog.testing import LocalCluster
+from tests.broker.damaging import batch_file
 from tests.datasource.conftest import Readable
 
 if TYPE_CHECKING:
@@ -251,3 +256,37 @@ def test_a_native_read_refuses_what_only_the_format_has(
         ConfigError, match="minPartitions and maxRecordsPerPartition have no meaning"
     ):
         sparklog.read(spark, cluster=filled.root, subscribe="t", minPartitions=4)
+
+
+def test_a_native_read_gives_no_record_of_a_file_without_its_checksum(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A flipped value that Parquet can decode is read from another in-sync replica."""
+    readable = Readable(tmp_path)
+    readable.create_topic("t")
+    for value in (b"a", b"b"):
+        readable.produce("t", value)
+    for damaged in range(3):
+        values = [
+            [bytes(row.value) for row in in_order(frame)]
+            for frame in (
+                sparklog.read(spark, cluster=readable.root, subscribe="t"),
+                sparklog.SparkConsumer(readable.root, spark).read("t"),
+            )
+        ]
+        assert values == [[b"a", b"b"]] * 2
+        file = batch_file(readable.cluster, damaged, 1)
+        table = pq.read_table(file, partitioning=None)
+        changed = table.set_column(3, "value", [[b"X"]])
+        pq.write_table(changed.cast(table.schema), file)
+    with pytest.raises(ProtocolError, match="CORRUPT_MESSAGE"):
+        sparklog.read(spark, cluster=readable.root, subscribe="t")
+
+
+def test_a_scrub_reads_batch_files_in_tasks(spark: SparkSession, filled: Readable) -> None:
+    """With `--spark` the files of a slice are read by one job."""
+    execution = spark_execution(spark, is_always=True, min_bytes=0, bytes_per_task=1 << 20)
+    before = jobs_started()
+    done = scrub(sparklog.Connection(filled.root), execution=execution)
+    assert (done.is_complete, done.findings) == (True, [])
+    assert jobs_started() - before == 1

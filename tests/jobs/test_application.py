@@ -476,6 +476,9 @@ class _NoExecution:
     def merge(self, merges: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be merged, not {merges}")
 
+    def read(self, files: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing is to be read, not {files}")
+
 
 def test_a_single_broker_that_was_taken_over_ends_with_that_error(tmp_path: Path) -> None:
     """A single broker that was replaced by another process ends with `FencedError`."""

@@ -26,7 +26,7 @@ AUDIT_RULES = {path.stem for path in (ROOT / "sparklog" / "protocol" / "audit").
 RULES = set(rule_names()) - AUDIT_RULES
 TABLES = {schema.name for schema in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT)}
 FURTHER_TABLES = {schema.name for schema in REQUEST_TABLES}
-ACTOR_OF = {"damage": "repairs", "log_starts": "retention"}
+ACTOR_OF = {"damage": "repairs", "log_starts": "retention", "repair_requests": "repairs"}
 """The actors whose modules have another name."""
 HEADER = ["actor", "action", "guard", "rule", "effect", "crash point"]
 

@@ -285,7 +285,7 @@ class TestControlTables:
         reader = ShardedTable(root, PARTITION_STATE)
         assert len(reader.sharded_rows().shards) == 10
         requests: list[str] = []
-        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names", "pages"):
+        for name in ("get", "size_bytes", "put", "put_new", "names", "pages"):
             monkeypatch.setattr(ObjectStore, name, noted(name, requests))
         change = RowChanges(PARTITION_STATE.rows([rows[7] | {"leader": 1}]))
         writer.change_rows(lambda _: change, [("t", 7)])
@@ -359,7 +359,7 @@ class TestRequests:
         """
         appends, other = appending(at("broker")), RequestAppends(at("broker"))
         calls: list[str] = []
-        for name in ("get", "get_range", "size_bytes", "put", "put_new", "names", "pages"):
+        for name in ("get", "size_bytes", "put", "put_new", "names", "pages"):
             monkeypatch.setattr(ObjectStore, name, noted(name, calls))
         appends.append([request("a")])
         assert calls == ["put_new"]
@@ -419,7 +419,7 @@ class TestRequests:
                 list(pool.map(lambda one: table.put_new(commit_path(one), b"unread"), new))
             there = ahead
             with monkeypatch.context() as patch:
-                for name in ("get", "get_range", "size_bytes", "names", "pages"):
+                for name in ("get", "size_bytes", "names", "pages"):
                     patch.setattr(ObjectStore, name, noted(name, calls))
                 log.version = 0
                 log.skip()

@@ -83,7 +83,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
 
         monkeypatch.setattr(ObjectStore, name, call)
 
-    for name in ("get", "get_range", "size_bytes", "put", "put_new", "remove", "names", "pages"):
+    for name in ("get", "size_bytes", "put", "put_new", "remove", "names", "pages"):
         arrange(name)
     return noted
 

@@ -1,0 +1,227 @@
+"""The repair of findings from outside of the brokers, and requests to the brokers for the rest.
+
+A process that is not the owner of a root may restore a file under its name with the bytes that the
+log's header names, and may replace a damaged Delta checkpoint: neither needs a commit. Everything
+else is a commit to the owner's log, which its fence allows to the owner alone. It is requested from
+the owner, in a durable row of `repairs`; a broker that does not run acts when it is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deltalake.exceptions import DeltaError
+
+from sparklog.clock import Clock, SystemClock
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.metadata import PartitionState
+from sparklog.cluster.repairs import Repair, repairs_of, request_repairs, set_outcomes
+from sparklog.cluster.restore_candidates import restore_candidates
+from sparklog.errors import StorageError
+from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
+from sparklog.maintenance.scrub_reading import ScrubReading
+from sparklog.model import LOG, Batch
+from sparklog.states import RUNNING_STATES
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER
+from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
+from sparklog.storage.location import Location, one_line
+from sparklog.storage.restoring import find_content, replace_file
+
+_Changes = dict[str, Any]
+
+
+def repair(
+    connection: Connection,
+    *,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    done: Callable[[str], object] | None = None,
+) -> list[Repair]:
+    """Repair the open findings of scrubs; return them with their outcomes.
+
+    Brokers and clients may run. Each finding is verified again before anything is written.
+
+    Parameters
+    ----------
+    connection : Connection
+        The cluster.
+    dry_run : bool, default False
+        Whether the findings are only returned.
+    clock : Clock, optional
+        The clock of the rows' times; the system's by default.
+    done : callable, optional
+        Called with the name of each effect after it: file, rows, request.
+
+    Returns
+    -------
+    list of Repair
+        The findings that were open before. Those in state requested are left to their brokers.
+
+    Raises
+    ------
+    StorageError
+        The cluster root cannot be read.
+
+    Examples
+    --------
+    >>> from sparklog import Connection
+    >>> from sparklog.maintenance.repair import repair
+    >>> repair(Connection("sparklog-data/cluster"))
+    []
+    """
+    opened = [one for one in repairs_of(connection.root) if one.is_open]
+    if dry_run or not opened:
+        return opened
+    now_ms = (clock or SystemClock()).now_ms()
+    done = done or (lambda _: None)
+    repairs = _Repairs(connection, done)
+    changes = {one.repair_id: {**repairs.act(one), "changed_at_ms": now_ms} for one in opened}
+    set_outcomes(connection.root.repairs, changes)
+    done("rows")
+    after = [one._replace(**changes[one.repair_id]) for one in opened]
+    owners = {one.broker_id for one in after if one.state == "requested"}
+    request_repairs(connection.root.brokers, {one for one in owners if one is not None})
+    if owners:
+        done("request")
+    return after
+
+
+class _Repairs:
+    """Acts on findings; each action returns the changes of the finding's row."""
+
+    def __init__(self, connection: Connection, done: Callable[[str], object]) -> None:
+        self._connection = connection
+        self._done = done
+        self._reading = ScrubReading(connection)
+
+    def act(self, one: Repair) -> _Changes:
+        """Repair a finding, or request its repair; a failure becomes its outcome."""
+        try:
+            if one.fault in FILE_FAULTS:
+                return self._restore(one)
+            if one.fault == "damaged_checkpoint":
+                return self._replace_checkpoint(one)
+            if one.fault == "records_differ":
+                return self._refill(one)
+            return self._other(one)
+        except (StorageError, DeltaError, OSError) as error:
+            return {"outcome": f"not repaired: {one_line(error)}"}
+
+    # --- batch files ----------------------------------------------------------------------------
+
+    def _restore(self, one: Repair) -> _Changes:
+        """Restore a batch's file with the bytes that its header names."""
+        state, batch, log = self._batch(one)
+        if batch is None or log is None:
+            return {"state": "gone", "outcome": "the batch is no longer part of its log"}
+        read = file_state(NamedFile(log, batch.path, batch.size_bytes))
+        if find_fault(batch, read, {}) is None:
+            return {"state": "repaired", "outcome": "the file is sound again"}
+        found = None
+        if state is not None and one.broker_id is not None:
+            committed = self._reading.committed(state)
+            found = find_content(
+                batch,
+                restore_candidates(state, one.broker_id, batch, committed, self._reading.log_of),
+            )
+        if found is None:
+            return self._requested(
+                one,
+                "no other replica has a sound copy: restore the file from a copy of the root, or "
+                f"broker {one.broker_id} leaves the ISR if another member stays",
+            )
+        source: _Changes = {"source_broker_id": found.source_broker_id}
+        if found.batch.checksum != batch.checksum:
+            return source | self._requested(
+                one,
+                f"broker {one.broker_id} rebuilds the file from broker {found.source_broker_id} "
+                "and commits it",
+            )
+        try:
+            replace_file(log, batch, found.content)
+        except OSError as error:
+            # Another account, perhaps: the owner may write there.
+            return source | self._requested(
+                one, f"the file cannot be written from here ({one_line(error)})"
+            )
+        self._done("file")
+        return source | {
+            "state": "repaired",
+            "outcome": f"the file was restored from broker {found.source_broker_id}",
+        }
+
+    def _batch(self, one: Repair) -> tuple[PartitionState | None, Batch | None, Location | None]:
+        """Return the live batch of a finding, its partition and its log."""
+        root = next(
+            (
+                root
+                for root in self._reading.roots.values()
+                if (root.broker_id, root.location.uri) == (one.broker_id, one.root)
+            ),
+            None,
+        )
+        if root is None or one.key is None:
+            return None, None, None
+        if root.log is None:
+            raise StorageError(f"the log in {one.root} cannot be opened: repair it first")
+        state = self._reading.metadata.partitions.get(one.key)
+        batches = root.log.batches(one.key, -1)
+        live = next((batch for batch in batches if batch.path == one.path), None)
+        return state, live, root.log.location
+
+    # --- replicas -------------------------------------------------------------------------------
+
+    def _refill(self, one: Repair) -> _Changes:
+        state = self._reading.metadata.partitions.get(one.key) if one.key is not None else None
+        if state is None:
+            return {"state": "gone", "outcome": "there is no such partition any more"}
+        if state.leader == one.broker_id:
+            return {
+                "state": "unrepairable",
+                "outcome": f"broker {one.broker_id} leads the partition now, so its records count: "
+                f"compare both logs, and elect broker {one.source_broker_id} if its are right",
+            }
+        return self._requested(
+            one,
+            f"broker {one.broker_id} leaves the ISR and is refilled from broker {state.leader}",
+        )
+
+    def _requested(self, one: Repair, what: str) -> _Changes:
+        """Return the changes of a row that is left to its broker."""
+        if one.state == "refilling":
+            return {"outcome": one.outcome}
+        broker = (
+            self._reading.metadata.brokers.get(one.broker_id) if one.broker_id is not None else None
+        )
+        is_running = broker is not None and broker.state in RUNNING_STATES
+        when = "" if is_running else f", when broker {one.broker_id} is started"
+        return {"state": "requested", "outcome": f"requested: {what}{when}"}
+
+    # --- tables ---------------------------------------------------------------------------------
+
+    def _replace_checkpoint(self, one: Repair) -> _Changes:
+        """Remove a damaged Delta checkpoint without which the table opens, and write another."""
+        table = Location.of(one.root, self._connection.storage_options).child(one.table_name)
+        damaged = [file for file in check_log(table).damaged if file.path == one.path]
+        if not damaged:
+            return {"state": "repaired", "outcome": "the checkpoint is sound, or was replaced"}
+        if not damaged[0].is_dispensable:
+            return self._other(one)
+        # Without the hint, readers list the log; it is written again with the checkpoint.
+        table.remove(f"{LOG_FOLDER}/{CHECKPOINT_HINT}")
+        table.remove_durably(damaged[0].path)
+        self._done("file")
+        write_checkpoint(table)
+        return {"state": "repaired", "outcome": "a new checkpoint was written"}
+
+    def _other(self, one: Repair) -> _Changes:
+        """Leave a table to its running broker; other tables are restored by an operator."""
+        is_of_log = one.table_name == LOG.name and one.fault in ("damaged_commit", "missing_commit")
+        if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
+            return self._requested(one, f"broker {one.broker_id} writes it again")
+        if one.fault == "damaged_header":
+            return self._requested(one, f"broker {one.broker_id} refills the replica")
+        return {"state": "unrepairable", "outcome": one.remedy}

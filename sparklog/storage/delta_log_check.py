@@ -1,0 +1,123 @@
+"""Verification of a Delta table's log: the files that opening its newest version reads.
+
+These are the newest complete checkpoint, the commits after it, and the hint that names it. Earlier
+files are not read: they are kept for time travel for a short time, and no process depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.storage.control_table_damage import commit_fault, content_fault
+from sparklog.storage.delta_log_files import (
+    CHECKPOINT_HINT,
+    LOG_FOLDER,
+    commit_path,
+    complete_checkpoint,
+    last_checkpoint,
+)
+from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.parquet import ParquetContent
+
+LogFileFault = Literal["damaged_commit", "missing_commit", "damaged_checkpoint"]
+"""The kinds of damage to a table's log."""
+
+LOG_FILE_FAULTS: tuple[LogFileFault, ...] = (
+    "damaged_commit",
+    "missing_commit",
+    "damaged_checkpoint",
+)
+
+
+class DamagedLogFile(NamedTuple):
+    """A damaged file of a table's log: the kind, its path in the table, and the description.
+
+    `is_dispensable`: the table can be opened without the file, which is a checkpoint or its hint,
+    from an earlier checkpoint or from the first commit on.
+    """
+
+    kind: LogFileFault
+    path: str
+    fault: str
+    is_dispensable: bool = False
+
+
+class LogCheck(NamedTuple):
+    """The result of `check_log`: the damaged files, and the files and bytes that were read."""
+
+    damaged: list[DamagedLogFile]
+    files: int
+    size_bytes: int
+
+
+def check_log(table: Location) -> LogCheck:
+    """Read the files that opening a table needs; return those that are damaged or missing.
+
+    Raises `FileNotFoundError` if the table has no log, and `OSError` if it cannot be read.
+    """
+    names = table.names(LOG_FOLDER)
+    if not names:
+        raise FileNotFoundError(f"there is no table at {table.uri}")
+    commits = {int(name[:20]) for name in names if name[:20].isdigit() and name[20:] == ".json"}
+    damaged: list[DamagedLogFile] = []
+    files = size_bytes = 0
+    newest, last = None, None
+    while True:
+        version, parts = complete_checkpoint(names, last)
+        newest = version if newest is None else newest
+        faults = []
+        for part in parts:
+            content = table.read_bytes(f"{LOG_FOLDER}/{part}")
+            files, size_bytes = files + 1, size_bytes + len(content)
+            fault = _checkpoint_fault(content)
+            if fault is not None:
+                faults.append((part, fault))
+        if not faults:
+            break
+        damaged += [
+            DamagedLogFile("damaged_checkpoint", f"{LOG_FOLDER}/{part}", fault)
+            for part, fault in faults
+        ]
+        last = version - 1
+    hinted = last_checkpoint(table)
+    if hinted > newest:
+        path = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
+        fault = f"it names checkpoint {hinted}, which is missing"
+        damaged.append(DamagedLogFile("damaged_checkpoint", path, fault))
+    end = max(commits, default=version)
+    wanted = range(version + 1, end + 1)
+    contents = map_in_parallel(
+        lambda number: _commit(table, number), wanted, 0, is_local=table.is_local
+    )
+    files += len(wanted)
+    of_commits: list[DamagedLogFile] = []
+    for number, commit in zip(wanted, contents, strict=True):
+        path = commit_path(number)
+        if commit is None:
+            of_commits.append(DamagedLogFile("missing_commit", path, "it is missing"))
+            continue
+        size_bytes += len(commit)
+        found = commit_fault(commit)
+        if found is not None:
+            of_commits.append(DamagedLogFile("damaged_commit", path, found))
+    if not of_commits and (version >= 0 or 0 in commits):
+        damaged = [one._replace(is_dispensable=True) for one in damaged]
+    return LogCheck([*damaged, *of_commits], files, size_bytes)
+
+
+def _commit(table: Location, version: int) -> bytes | None:
+    try:
+        return table.read_bytes(commit_path(version))
+    except FileNotFoundError:
+        return None
+
+
+def _checkpoint_fault(content: bytes) -> str | None:
+    try:
+        ParquetContent(content).read()
+    except (OSError, pa.ArrowException) as error:
+        return content_fault(content, error)
+    return None
