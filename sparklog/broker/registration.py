@@ -159,6 +159,7 @@ def register(
             "roots": uris,
             "rack": rack,
             **identity,
+            "newest_format": cluster.formats.newest,
             "state": broker_state_after("register", mine["state"] if mine else None),
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,

@@ -25,6 +25,7 @@ from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
 from sparklog.cli.running import broker, cluster
+from sparklog.cli.upgrade import features, upgrade
 from sparklog.errors import SparklogError, StorageError
 
 
@@ -60,6 +61,8 @@ app.command("consume")(consume)
 app.command("audit")(audit)
 app.command("maintain")(maintain)
 app.command("get-offsets")(get_offsets)
+app.command("upgrade")(upgrade)
+app.command("features")(features)
 
 
 @app.callback()

@@ -46,6 +46,9 @@ CONTROLLER_EPOCH = "controller_epoch"
 LOG_VERSION = "log_version"
 """The app transaction of a checkpoint table with the version of the log that it describes."""
 
+FORMAT_VERSION = "format_version"
+"""The app transaction of the table `brokers` with the format of the cluster root."""
+
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 
