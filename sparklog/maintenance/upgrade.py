@@ -195,7 +195,10 @@ def _of_brokers(
             except UNREADABLE as error:
                 left.append(f"{of} cannot be read ({one_line(error)})")
                 continue
-            if found is None or found.is_cluster or found.schema_version >= target:
+            if found is None:
+                left.append(f"{of} is not there now")
+                continue
+            if found.schema_version >= target:
                 continue
             if any(schema.name not in found.tables for schema in model.BROKER_TABLES):
                 left.append(f"{of} lacks tables of this release")

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from sparklog.broker.application import Application
+from sparklog.cli.exit_codes import ExitCode, exit_code
 from sparklog.cluster.formats import THIS_RELEASE
 from sparklog.cluster.root_format import read_format
 from sparklog.cluster.roots import ClusterRoot
@@ -33,6 +35,7 @@ from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
 from tests.broker.states import check_at_rest
+from tests.jobs.test_application import config, running, states
 from tests.maintenance.releases import EARLIER, LATER, MixedCluster, earlier_cluster_root
 
 OLD, NEW = OLDEST_SCHEMA_VERSION, THIS_RELEASE.newest
@@ -316,6 +319,25 @@ class TestRoots:
             ClusterRoot(cluster.location(), formats=EARLIER)
         Upgrade.of(cluster.location()).make()
         assert formats_of(cluster) == [NEW, NEW, NEW]
+
+
+def test_a_running_application_ends_when_the_cluster_is_upgraded_beyond_it(tmp_path: Path) -> None:
+    """It ends with the exit code for roots that it cannot use, and writes nothing more.
+
+    The upgrade was made although the application runs: it had started in between.
+    """
+    application = Application(config(tmp_path, tick_interval_ms=20))
+    with running(application) as errors:
+        for step in Upgrade.of(Location.of(str(tmp_path / "cluster")), formats=LATER).steps:
+            step.make()
+        application.await_end()
+    [error] = errors
+    assert isinstance(error, NewerFormatError)
+    assert "knows formats 2 to 3: start the release that upgraded the cluster" in str(error)
+    assert exit_code(error) is ExitCode.UNUSABLE
+    assert states(tmp_path) == ["alive"] * 3
+    with pytest.raises(NewerFormatError):
+        Application(application.config).start()
 
 
 class TestColumnsOfALaterRelease:
