@@ -35,6 +35,8 @@ from sparklog.broker.registration import (
     register,
 )
 from sparklog.broker.replicas import Replicas
+from sparklog.broker.restored_roots import witnesses
+from sparklog.broker.seen_by_broker import carry_seen_versions
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
@@ -129,7 +131,13 @@ class Broker:
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
         own = open_log_directories(roots, cluster, broker_id)
-        check_not_older(cluster, broker_id, own)
+        found = witnesses(
+            cluster.brokers.rows().to_pylist(),
+            broker_id,
+            own,
+            lambda uri: Location.of(uri, storage_options),
+        )
+        check_not_older(cluster, broker_id, own, found)
         self._directories = number_log_directories(cluster.brokers, broker_id, own)
         self._roots = {
             number: root
@@ -147,6 +155,7 @@ class Broker:
             rack,
             clock.now_ms(),
             last_process,
+            found,
         )
         self._registration: ControlTable
 
@@ -167,6 +176,7 @@ class Broker:
             self._peers,
             lambda uri: Location.of(uri, storage_options),
         )
+        carry_seen_versions(own, cluster, self._reader, self._signs, self._peers, found)
         self._controller = Controller(
             broker_id,
             self.broker_epoch,

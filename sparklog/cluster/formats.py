@@ -13,6 +13,9 @@ from sparklog import model
 from sparklog.errors import NewerFormatError, StorageError
 from sparklog.storage.location import Location
 
+FORMAT_WITH_SEEN_VERSIONS = 3
+"""The first format in which commits of journals carry the versions that their broker has seen."""
+
 
 class Formats(NamedTuple):
     """The formats that a release reads and writes, from `oldest` to `newest`.

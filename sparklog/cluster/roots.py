@@ -97,6 +97,7 @@ class ClusterRoot:
         )
         """The root's format when it was opened."""
         self.cluster_id = self.format.cluster_id
+        self._announced: tuple[tuple[int, int], int] | None = None
         self.brokers: ControlTable
         self.topics: ControlTable
         self.partition_state: ShardedTable
@@ -133,7 +134,11 @@ class ClusterRoot:
 
         An upgrade announces it in `brokers`, as an app transaction; see `brokers.refresh`.
         """
-        return max(self.format.schema_version, self.brokers.transaction(FORMAT_VERSION) or 0)
+        # Compared by each commit of a broker: the table is asked only when it has changed.
+        if self._announced is None or self._announced[0] != self.brokers.state:
+            announced = self.brokers.transaction(FORMAT_VERSION) or 0
+            self._announced = self.brokers.state, announced
+        return max(self.format.schema_version, self._announced[1])
 
     def check_format(self) -> None:
         """Raise `NewerFormatError` if the root was upgraded to a format unknown to this release.

@@ -67,8 +67,8 @@ def test_a_root_that_is_left_to_its_broker_is_named(cluster: MixedCluster) -> No
     finished = run("upgrade", cluster=cluster.root / "cluster")
     assert finished.exit_code == 0
     assert finished.stderr == (
-        f"sparklog: {cluster.root}/broker-1 of broker 1 is not there now: its broker upgrades it at "
-        "its next start\n"
+        f"sparklog: {cluster.root}/broker-1 of broker 1 is not there now: its broker upgrades "
+        "it at its next start\n"
     )
 
 

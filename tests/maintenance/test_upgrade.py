@@ -369,7 +369,9 @@ class TestColumnsOfALaterRelease:
         work("a")
         for broker in (0, 1):
             cluster.brokers[broker].stop()
-        tables = [(None, schema) for schema in (*CLUSTER_TABLES, FORMAT)]
+        tables: list[tuple[int | None, Any]] = [
+            (None, schema) for schema in (*CLUSTER_TABLES, FORMAT)
+        ]
         tables += [(0, schema) for schema in (*CHECKPOINTS, PRODUCER_STATE)]
         before = {}
         for of, schema in tables:
