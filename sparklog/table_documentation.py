@@ -553,8 +553,8 @@ EVERY_ROOT: Mapping[str, TableDocumentation] = {
         ),
         columns={
             "schema_version": (
-                f"Format of the root. This release knows {model.OLDEST_SCHEMA_VERSION} to "
-                f"{model.SCHEMA_VERSION}; `sparklog upgrade` sets the newest."
+                f"Format of the root; this release knows {model.OLDEST_SCHEMA_VERSION} to "
+                f"{model.SCHEMA_VERSION}, and `sparklog upgrade` sets the newest."
             ),
             "cluster_id": "Id of the cluster that the root belongs to.",
             "created_by": "Release that created the root: `sparklog <version>`.",

@@ -664,7 +664,7 @@ class Application:
             if self._brokers.get(broker.broker_id) is broker:
                 del self._brokers[broker.broker_id]
                 self._forget_troubles(broker.broker_id)
-                self._fenced.append(error)
+                self._fenced = [error]
                 _log.error("broker taken over", broker=broker.broker_id, error=str(error))
 
     def _drop_all(self, error: NewerFormatError) -> None:

@@ -33,8 +33,8 @@ def check_not_older(
     journals that were read.
 
     `cluster` may have been opened before `roots`, and another process may have registered as the
-    broker in between. What looks older is therefore loaded again, now after the roots, and compared
-    a second time.
+    broker in between. A table that seems older is therefore loaded again, after the roots, and
+    compared a second time.
     """
 
     def evidence() -> tuple[Location, str] | None:

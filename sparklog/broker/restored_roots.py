@@ -15,19 +15,14 @@ from typing import NamedTuple
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import get_logger
 from sparklog.model import LOG, Row
-from sparklog.storage.commits import read_commit
 from sparklog.storage.delta_log_files import newest_version
 from sparklog.storage.errors import UNREADABLE
-from sparklog.storage.journal import seen_in
+from sparklog.storage.journal import newest_seen
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.seen_versions import SeenVersions
 
 _log = get_logger(__name__)
-
-_MOST_COMMITS = 64
-"""The number of newest commits among which those with seen versions are: fences, merges and changes
-by other tools carry none."""
 
 
 class Witness(NamedTuple):
@@ -69,7 +64,8 @@ def witnesses(
         of, root, boot_id, version = journal
         log = root.child(LOG.name)
         try:
-            return Witness(of, root, boot_id, _newest_seen(log, version))
+            newest = newest_version(log) if version < 0 else version
+            return Witness(of, root, boot_id, newest_seen(log, newest))
         except UNREADABLE as error:
             _log.warning("journal not compared", broker=of, root=root.uri, error=str(error))
             return None
@@ -77,22 +73,6 @@ def witnesses(
     is_local = all(root.is_local for _, root, _, _ in journals)
     found = map_in_parallel(read, journals, 0, is_local=is_local)
     return [one for one in found if one is not None]
-
-
-def _newest_seen(log: Location, version: int) -> SeenVersions:
-    """Return the seen versions of the newest commit that has some; empty without one.
-
-    Parameters: `version`, the newest version of the log, -1 if it is unknown.
-    """
-    newest = newest_version(log) if version < 0 else version
-    for at in range(newest, max(newest - _MOST_COMMITS, -1), -1):
-        commit = read_commit(log, at, lambda _: True)
-        if commit is None:
-            # Cleaned up, as all earlier ones are.
-            break
-        if (seen := seen_in(commit)) is not None:
-            return seen
-    return SeenVersions()
 
 
 def seen_of_roots(found: Sequence[Witness], broker_id: int, broker_epoch: int) -> Mapping[int, int]:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from sparklog.cli import brokers, checkpoints, consumer_groups, topics
 from sparklog.cli.audit import audit
+from sparklog.cli.backup import backup, restore
 from sparklog.cli.cluster import (
     Cluster,
     ClusterOption,
@@ -61,6 +62,8 @@ app.command("consume")(consume)
 app.command("audit")(audit)
 app.command("maintain")(maintain)
 app.command("get-offsets")(get_offsets)
+app.command("backup")(backup)
+app.command("restore")(restore)
 app.command("upgrade")(upgrade)
 app.command("features")(features)
 

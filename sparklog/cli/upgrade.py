@@ -9,7 +9,7 @@ import typer
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 
 if TYPE_CHECKING:
-    from sparklog.maintenance.upgrade import Step
+    from sparklog.maintenance.upgrade import UpgradeStep
 
 
 def upgrade(
@@ -30,7 +30,7 @@ def upgrade(
     with reaching(named.root):
         planned = Upgrade.of(named.location(), named.storage_options)
 
-        def show(step: Step) -> None:
+        def show(step: UpgradeStep) -> None:
             typer.echo(f"{step.root.uri}: {step.change}")
 
         if dry_run:

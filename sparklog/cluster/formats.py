@@ -20,7 +20,7 @@ FORMAT_WITH_SEEN_VERSIONS = 3
 class Formats(NamedTuple):
     """The formats that a release reads and writes, from `oldest` to `newest`.
 
-    Two releases run side by side in a cluster whose format both know. `release` is for messages.
+    Two releases run together in a cluster whose format both know. `release` is for messages.
     """
 
     oldest: int

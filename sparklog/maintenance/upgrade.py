@@ -31,7 +31,7 @@ _MAY_RUN = RUNNING_STATES | {"fenced"}
 starts, and is refused there if its release does not know their format."""
 
 
-class Step(NamedTuple):
+class UpgradeStep(NamedTuple):
     """A step of an upgrade: a clause that says what it does to which root, and the step itself."""
 
     root: Location
@@ -48,7 +48,7 @@ class Upgrade(NamedTuple):
         The cluster root, opened.
     target : int
         The format that the roots get.
-    steps : tuple of Step
+    steps : tuple of UpgradeStep
         The steps that are left, in their order.
     left_to_brokers : tuple of str
         A sentence for each broker root that its broker upgrades when it starts.
@@ -56,7 +56,7 @@ class Upgrade(NamedTuple):
 
     cluster: ClusterRoot
     target: int
-    steps: tuple[Step, ...]
+    steps: tuple[UpgradeStep, ...]
     left_to_brokers: tuple[str, ...]
 
     @classmethod
@@ -119,7 +119,7 @@ class Upgrade(NamedTuple):
         newest = row["newest_format"] or model.OLDEST_SCHEMA_VERSION
         return row["state"] in _MAY_RUN and newest < self.target
 
-    def make(self, on_step: Callable[[Step], None] = lambda _: None) -> None:
+    def make(self, on_step: Callable[[UpgradeStep], None] = lambda _: None) -> None:
         """Make all steps.
 
         Parameters
@@ -142,7 +142,7 @@ class Upgrade(NamedTuple):
         self.check_brokers()
 
 
-def _of_cluster(cluster: ClusterRoot, target: int) -> Iterator[Step]:
+def _of_cluster(cluster: ClusterRoot, target: int) -> Iterator[UpgradeStep]:
     """Yield the steps of the cluster root.
 
     What later readers need comes first. The announcement in `brokers` counts as the format for
@@ -153,18 +153,20 @@ def _of_cluster(cluster: ClusterRoot, target: int) -> Iterator[Step]:
     for schema in model.CLUSTER_TABLES:
         if schema.name not in found.tables:
             create = partial(create_table, location, schema)
-            yield Step(location, f"create the table {schema.name}", create)
+            yield UpgradeStep(location, f"create the table {schema.name}", create)
             continue
         table = ControlTable(location, schema)
         if table.missing_columns:
             columns = ", ".join(table.missing_columns)
-            yield Step(location, f"add to {schema.name}: {columns}", table.add_columns)
+            yield UpgradeStep(location, f"add to {schema.name}: {columns}", table.add_columns)
     if cluster.format_version < target:
         change = partial(_announce, cluster.brokers, target)
-        yield Step(location, f"announce format {target} to running processes", change)
+        yield UpgradeStep(location, f"announce format {target} to running processes", change)
     if found.schema_version < target:
         change = partial(add_tables, found, model.CLUSTER_TABLES, target)
-        yield Step(location, f"set the format from {found.schema_version} to {target}", change)
+        yield UpgradeStep(
+            location, f"set the format from {found.schema_version} to {target}", change
+        )
 
 
 def _announce(brokers: ControlTable, target: int) -> None:
@@ -180,7 +182,7 @@ def _announce(brokers: ControlTable, target: int) -> None:
 
 def _of_brokers(
     cluster: ClusterRoot, options: StorageOptions | None, target: int, left: list[str]
-) -> Iterator[Step]:
+) -> Iterator[UpgradeStep]:
     """Yield the steps of the broker roots; note in `left` those that are left to their brokers.
 
     The tables of a broker root have one writer, its broker, so only the format is set here.
@@ -205,4 +207,4 @@ def _of_brokers(
                 continue
             change = partial(add_tables, found, model.BROKER_TABLES, target)
             text = f"set the format from {found.schema_version} to {target}"
-            yield Step(location, text, change)
+            yield UpgradeStep(location, text, change)

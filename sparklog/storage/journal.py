@@ -30,7 +30,7 @@ from sparklog.model import (
     TopicIdPartition,
 )
 from sparklog.storage.batch_actions import has_damaged_header
-from sparklog.storage.commits import LOG_VERSION, Commit, read_commits
+from sparklog.storage.commits import LOG_VERSION, Commit, read_commit, read_commits
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.fence import Fence
@@ -47,6 +47,10 @@ _CONTROLLER = "controller"
 
 _SEEN = "seen"
 """The member of a commit with the versions of other tables that its broker has seen."""
+
+_MOST_WITHOUT = 64
+"""The number of newest commits among which one with seen versions is: fences, merges and changes by
+other tools carry none."""
 
 _OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER, _SEEN})
 """The members of a commit that changes nothing."""
@@ -489,6 +493,21 @@ def seen_in(commit: Commit) -> SeenVersions | None:
     except ValueError:
         # Of a later release: nothing else depends on it.
         return None
+
+
+def newest_seen(log: Location, version: int) -> SeenVersions:
+    """Return the versions in the newest commit up to `version` that carries some; else none.
+
+    Raises `OSError` or `StorageError` if a commit cannot be read.
+    """
+    for at in range(version, max(version - _MOST_WITHOUT, -1), -1):
+        commit = read_commit(log, at, lambda _: True)
+        if commit is None:
+            # Cleaned up, as all earlier ones are.
+            break
+        if (seen := seen_in(commit)) is not None:
+            return seen
+    return SeenVersions()
 
 
 def _row_of(row: Row) -> Row:

@@ -115,7 +115,7 @@ class TestABrokerRootThatWasAlone:
         assert audit(cluster.connection) == []
 
     def test_is_treated_as_lost_once(self, alone: Timeline) -> None:
-        """After that its versions count anew: a crash and a start leave it where it is."""
+        """After that its lower versions count: a crash and a start leave it where it is."""
         cluster = alone.cluster
         alone.restore("before b", "broker-0")
         alone.start(0, 1)

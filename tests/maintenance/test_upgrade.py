@@ -1,4 +1,4 @@
-"""Upgrades: releases side by side, the migration of roots, and the refusal of older releases."""
+"""Upgrades: releases together, the migration of roots, and the refusal of older releases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.consumer.consumer import Consumer
 from sparklog.errors import DamagedError, NewerFormatError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
-from sparklog.maintenance.upgrade import Step, Upgrade
+from sparklog.maintenance.upgrade import Upgrade, UpgradeStep
 from sparklog.model import (
     BROKERS,
     CLUSTER_TABLES,
@@ -76,7 +76,7 @@ def cluster(tmp_path: Path) -> MixedCluster:
 class TestRolling:
     """Brokers are upgraded one after another, while the cluster works."""
 
-    def test_releases_run_side_by_side_until_the_cluster_is_upgraded(
+    def test_releases_run_together_until_the_cluster_is_upgraded(
         self, cluster: MixedCluster
     ) -> None:
         """Both releases lead, follow and play the controller with the cluster's format."""
@@ -153,7 +153,7 @@ class TestRolling:
         cluster.crash(0)
         cluster.tick_until_idle()
         planned = Upgrade.of(cluster.location())
-        start = Step(cluster.location(), "start broker 0", lambda: cluster.restart(0))
+        start = UpgradeStep(cluster.location(), "start broker 0", lambda: cluster.restart(0))
         with pytest.raises(SparklogError, match=r"these brokers: 0 \(alive\)"):
             planned._replace(steps=(start, *planned.steps)).make()
         before = files(cluster.root)
