@@ -201,6 +201,17 @@ class TableReplacedError(StorageError):
     """Another table has replaced the one that was opened; open it again to read that one."""
 
 
+class NewerFormatError(StorageError):
+    """A root has a format that only a later release knows; this process must stop.
+
+    Examples
+    --------
+    >>> from sparklog.errors import NewerFormatError, StorageError
+    >>> issubclass(NewerFormatError, StorageError)
+    True
+    """
+
+
 class CommitConflictError(StorageError):
     """A compare-and-set failed: the table has changed since it was loaded.
 

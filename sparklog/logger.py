@@ -50,6 +50,10 @@ REPEATED_EVERY_S = 60
 """Seconds between two log lines about a continuing failure."""
 
 
+MOST_FAILURES = 1_000
+"""The number of failures that are known at once. Keys may contain texts that never repeat."""
+
+
 class RepeatedFailures:
     """Failures that repeat at each attempt: each is logged at first, and then once a minute.
 
@@ -88,4 +92,8 @@ class RepeatedFailures:
             self._known[key] = logged_at, unlogged + 1
             return
         log(event, **fields, **({"repeated": unlogged} if unlogged else {}))
+        # Moved to the end: the failures that were logged longest ago come first.
+        self._known.pop(key, None)
         self._known[key] = now, 0
+        while len(self._known) > MOST_FAILURES:
+            del self._known[next(iter(self._known))]

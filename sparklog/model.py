@@ -18,8 +18,14 @@ import pyarrow as pa
 
 from sparklog.errors import ProtocolError
 
-SCHEMA_VERSION = 2
-"""The version of the table layout below, stored in the `format` table of each root."""
+SCHEMA_VERSION = 3
+"""The newest format of roots that this release knows: the tables below, and what commits carry.
+
+A new root has it. A root of an earlier release gets it by `sparklog upgrade`.
+"""
+
+OLDEST_SCHEMA_VERSION = 2
+"""The oldest format that this release reads and writes. Until the upgrade it runs with it."""
 
 ALL = -1
 """acks=all: answered when every in-sync replica has the batch (rule 3.2)."""
@@ -265,6 +271,10 @@ class TableSchema(NamedTuple):
     columns. `conflict_key` names leading columns of `key`. Rows with equal values in them are read
     and changed together, such as the replicas of one partition. Two writers conflict only if both
     change rows with equal values in these columns. If it is empty, any two writers conflict.
+
+    `added` are the columns that the oldest format does not have. A table may lack them: they are
+    null then, and the first write or `sparklog upgrade` adds them. A table that lacks another
+    column is damaged.
     """
 
     name: str
@@ -273,6 +283,7 @@ class TableSchema(NamedTuple):
     properties: Mapping[str, str] = _PROPERTIES
     key: tuple[str, ...] = ()
     conflict_key: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
 
     def rows(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return `rows` as an Arrow table with exactly this schema."""
@@ -482,8 +493,9 @@ BROKERS = _busy_table(
     registered_at_ms=_LONG,
     heartbeat=_LONG,
     parked_at_ms=_LONG,
+    newest_format=_INT,
     repair_requests=_LONG,
-)
+)._replace(added=frozenset({"newest_format", "repair_requests"}))
 CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
 TOPICS = _history_table(
     "topics",
@@ -517,7 +529,10 @@ PARTITION_STATE = _history_table(
     min_isr=_INT,
     delete_records_offset=_LONG,
     delete_records_epoch=_INT,
-)._replace(conflict_key=("topic_id", "partition"))
+)._replace(
+    conflict_key=("topic_id", "partition"),
+    added=frozenset({"delete_records_offset", "delete_records_epoch"}),
+)
 LEADERSHIP_HISTORY = _busy_table(
     "leadership_history",
     ("topic_id", "partition", "leader_epoch"),

@@ -332,6 +332,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "Time at which the broker was parked, in ms since 1970 on its clock; null where it "
                 "was not parked since it registered."
             ),
+            "newest_format": (
+                "Newest format of roots that the broker's release knows, as of its registration; "
+                "null where that release does not say so."
+            ),
             "repair_requests": (
                 "Number of times that `sparklog repair` has left rows of `repairs` to the broker; "
                 "null before the first."
@@ -676,8 +680,8 @@ EVERY_ROOT: Mapping[str, TableDocumentation] = {
         ),
         columns={
             "schema_version": (
-                f"Version of the table layout: {model.SCHEMA_VERSION} in this release, which opens "
-                "no other."
+                f"Format of the root; this release knows {model.OLDEST_SCHEMA_VERSION} to "
+                f"{model.SCHEMA_VERSION}, and `sparklog upgrade` sets the newest."
             ),
             "cluster_id": "Id of the cluster that the root belongs to.",
             "created_by": "Release that created the root: `sparklog <version>`.",

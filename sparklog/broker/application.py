@@ -41,6 +41,7 @@ from sparklog.config import BrokerConfig, BrokerEntry, ClusterConfig
 from sparklog.errors import (
     ApplicationFailedError,
     FencedError,
+    NewerFormatError,
     SparklogError,
     StorageError,
 )
@@ -628,6 +629,9 @@ class Application:
         except FencedError as error:
             self._release(broker, error)
             return TickReport()
+        except NewerFormatError as error:
+            self._drop_all(error)
+            return TickReport()
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
             return TickReport()
@@ -676,8 +680,21 @@ class Application:
             if self._brokers.get(broker.broker_id) is broker:
                 del self._brokers[broker.broker_id]
                 self._forget_troubles(broker.broker_id)
-                self._fenced.append(error)
+                self._fenced = [error]
                 _log.error("broker taken over", broker=broker.broker_id, error=str(error))
+
+    def _drop_all(self, error: NewerFormatError) -> None:
+        """End without a further write: the cluster was upgraded beyond this release.
+
+        The next processes of the brokers take over as after a crash.
+        """
+        with self._brokers_lock:
+            self._brokers.clear()
+            self._troubles.clear()
+            if self._fatal is None:
+                self._fatal = error
+                _log.error("cluster upgraded beyond this release", error=str(error))
+        self._stopping.set()
 
     def _forget_troubles(self, broker_id: int) -> None:
         """Forget the failures of a dropped broker: the others do not wait for it."""

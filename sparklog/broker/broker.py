@@ -37,11 +37,14 @@ from sparklog.broker.registration import (
     register,
 )
 from sparklog.broker.replicas import Replicas
+from sparklog.broker.restored_roots import witnesses
+from sparklog.broker.seen_by_broker import carry_seen_versions
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.broker.vacuum import Vacuuming
 from sparklog.clock import Clock
+from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.cluster.observations import Observations
 from sparklog.cluster.replica_rows import ReplicaRows
@@ -104,7 +107,8 @@ class Broker:
 
     Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
     (created if missing); `rules`, the engine that runs the rules; `execution`, the place of the
-    work on record bytes; `observations`, the observed liveness of the other brokers. The caller
+    work on record bytes; `observations`, the observed liveness of the other brokers; `formats`, the
+    formats of roots that the release knows. The caller
     must know that the broker's last process is gone; with `last_process` no later one is taken
     over.
     """
@@ -123,14 +127,21 @@ class Broker:
         rack: str | None = None,
         observations: Observations | None = None,
         last_process: LastProcess | None = None,
+        formats: Formats = THIS_RELEASE,
     ) -> None:
         self.broker_id = broker_id
         self._clock = clock
         self._settings = settings
         check_distinct([cluster_root, *roots])
-        cluster = self._cluster = ClusterRoot.create(cluster_root, roots)
-        own = open_log_directories(roots, cluster.cluster_id, broker_id)
-        check_not_older(cluster, broker_id, own)
+        cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
+        own = open_log_directories(roots, cluster, broker_id)
+        found = witnesses(
+            cluster.brokers.rows().to_pylist(),
+            broker_id,
+            own,
+            lambda uri: Location.of(uri, storage_options),
+        )
+        check_not_older(cluster, broker_id, own, found)
         self._directories = number_log_directories(cluster.brokers, broker_id, own)
         self._roots = {
             number: root
@@ -148,6 +159,7 @@ class Broker:
             rack,
             clock.now_ms(),
             last_process,
+            found,
         )
         self._registration: ControlTable
 
@@ -168,6 +180,7 @@ class Broker:
             self._peers,
             lambda uri: Location.of(uri, storage_options),
         )
+        carry_seen_versions(own, cluster, self._reader, self._signs, self._peers, found)
         self._controller = Controller(
             broker_id,
             self.broker_epoch,

@@ -8,43 +8,90 @@ A topic that the cluster root does not know was created after its state, unless 
 deleted. An older root has no such record, since a deletion is final and a topic's id is not used
 again. The version of `topics` by which a broker has removed replicas shows a root that is older
 than the deletion: it would make the topic live again, without its records.
+
+The journals of all brokers carry the versions of the cluster root's tables that were seen. A
+cluster root without the newest commits may have the same epochs, but other in-sync sets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sparklog.broker.restored_roots import Witness
+from sparklog.broker.unclean_start import may_have_lost_files
 from sparklog.cluster.metadata import deleted_topics
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.model import Row, TopicIdPartition
 from sparklog.storage.commits import TOPICS_VERSION
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.location import Location
 
 
-def check_not_older(cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]) -> None:
+def check_not_older(
+    cluster: ClusterRoot,
+    broker_id: int,
+    roots: Sequence[BrokerRoot],
+    found: Sequence[Witness] = (),
+) -> None:
     """Raise `StorageError` if an epoch or a topic of the broker's `roots` is ahead of `cluster`.
 
+    Raises it also if a journal has seen a later version of one of its tables; `found` are the
+    journals that were read.
+
     `cluster` may have been opened before `roots`, and another process may have registered as the
-    broker in between. So a cluster root that seems older is loaded again, now after the roots, and
+    broker in between. A table that seems older is therefore loaded again, after the roots, and
     compared a second time.
     """
-    if _evidence(cluster, broker_id, roots) is None:
+
+    def evidence() -> tuple[Location, str] | None:
+        return _evidence(cluster, broker_id, roots) or _later_versions(cluster, found)
+
+    if evidence() is None:
         return
-    cluster.brokers.refresh()
-    cluster.partition_state.refresh()
+    for table in _followed(cluster).values():
+        table.refresh()
     # After the partitions: a topic is recorded as deleted before its partitions are removed.
     cluster.topics.refresh()
-    if evidence := _evidence(cluster, broker_id, roots):
-        root, fact = evidence
+    if of := evidence():
+        root, fact = of
         raise StorageError(
-            f"the cluster root {cluster.location.uri} is older than {root.location.uri}: {fact}: "
+            f"the cluster root {cluster.location.uri} is older than {root.uri}: {fact}: "
             "restore the newest state of the cluster root"
         )
 
 
+def seen_tables(cluster: ClusterRoot) -> dict[str, int]:
+    """Return the loaded versions of the tables that every broker follows, as it has seen them."""
+    return {name: table.version for name, table in _followed(cluster).items()}
+
+
+def _followed(cluster: ClusterRoot) -> dict[str, ControlTable]:
+    tables = cluster.brokers, cluster.topics, cluster.partition_state
+    return {table.schema.name: table for table in tables}
+
+
+def _later_versions(cluster: ClusterRoot, found: Sequence[Witness]) -> tuple[Location, str] | None:
+    """Return the first journal that has seen a later version of a table, and which, or `None`.
+
+    After another boot of the machine the newest commit may be missing that others had read before
+    it was synced.
+    """
+    for one in found:
+        is_unsynced = may_have_lost_files(one.boot_id, cluster.location)
+        for name, table in _followed(cluster).items():
+            seen = one.seen.tables.get(name, -1)
+            if table.version < seen - is_unsynced:
+                return one.root, (
+                    f"its table {name} has version {table.version}, and broker {one.broker_id} "
+                    f"has seen version {seen}"
+                )
+    return None
+
+
 def _evidence(
     cluster: ClusterRoot, broker_id: int, roots: Sequence[BrokerRoot]
-) -> tuple[BrokerRoot, str] | None:
+) -> tuple[Location, str] | None:
     """Return the first root that is ahead of the loaded `cluster`, and in what, or None."""
     brokers = {row["broker_id"]: row for row in cluster.brokers.rows().to_pylist()}
     broker_epoch = brokers[broker_id]["broker_epoch"] if broker_id in brokers else 0
@@ -56,13 +103,13 @@ def _evidence(
     for root in roots:
         topics_version = root.log.held_by(TOPICS_VERSION) or 0
         if topics_version > cluster.topics.version:
-            return root, (
+            return root.location, (
                 f"the root knows version {cluster.topics.version} of the table topics, and the "
                 f"broker has removed replicas of deleted topics by version {topics_version}"
             )
         held = root.broker_epoch
         if held > broker_epoch:
-            return root, (
+            return root.location, (
                 f"the root knows broker epoch {broker_epoch} of broker {broker_id}, and the broker "
                 f"had {held}"
             )
@@ -72,12 +119,12 @@ def _evidence(
             if key.topic_id in deleted:
                 continue
             if key in leader_epochs and row["leader_epoch"] > leader_epochs[key]:
-                return root, (
+                return root.location, (
                     f"the root knows leader epoch {leader_epochs[key]} of {name}, and the broker "
                     f"had {row['leader_epoch']}"
                 )
             if key not in leader_epochs and row["log_end_offset"] > row["log_start_offset"]:
-                return root, (
+                return root.location, (
                     f"the root knows no topic {row['topic']} with id {key.topic_id}, and the "
                     f"broker has records of {name}"
                 )

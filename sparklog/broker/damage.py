@@ -105,6 +105,7 @@ class Repairs:
         """Do the next step of each repair; return whether anything was written."""
         damaged = self._replicas.damaged
         states = {key: metadata.partitions[key] for key in damaged if key in metadata.partitions}
+        self._told = {one for one in self._told if one[0] in damaged}
         is_over, self._was_damaged = self._was_damaged and not states, bool(states)
         if not states:
             self._out_since.clear()

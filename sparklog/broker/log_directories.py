@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sparklog.cluster.roots import BrokerRoot
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.storage.control_table import ControlTable
@@ -34,12 +34,16 @@ class LogDirectory(NamedTuple):
 
 
 def open_log_directories(
-    locations: Sequence[Location], cluster_id: str, broker_id: int
+    locations: Sequence[Location], cluster: ClusterRoot, broker_id: int
 ) -> list[BrokerRoot]:
-    """Open a broker's log directories, or create them; log which of their tables were damaged."""
+    """Open a broker's log directories, or create them; log which of their tables were damaged.
+
+    A directory whose format is lower than that of `cluster` gets that one.
+    """
+    version = cluster.format_version
 
     def create(location: Location) -> BrokerRoot:
-        return BrokerRoot.create(location, cluster_id, broker_id)
+        return BrokerRoot.create(location, cluster.cluster_id, broker_id, cluster.formats, version)
 
     is_local = all(location.is_local for location in locations)
     roots = map_in_parallel(create, locations, 0, is_local=is_local)

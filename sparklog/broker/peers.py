@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.storage.location import Location
+from sparklog.storage.seen_versions import JournalOf
 
 
 class Peer(NamedTuple):
@@ -36,6 +37,10 @@ class Peers:
     def opened(self, of: Peer) -> ReplicaRows | None:
         """Return the rows of a peer whose journal is open, otherwise `None`."""
         return self._open.get(of)
+
+    def versions(self) -> dict[JournalOf, int]:
+        """Return the versions of the open journals. May be called from any thread."""
+        return {JournalOf(*of): rows.journal.version for of, rows in list(self._open.items())}
 
     def keep(self, registered: Collection[tuple[int, int]]) -> None:
         """Close the journals of all processes but these, given by broker id and broker epoch."""

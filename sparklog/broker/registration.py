@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.broker.log_directories import LogDirectory
+from sparklog.broker.restored_roots import Witness, seen_of_roots
 from sparklog.broker.unclean_start import Doubts, OwnLog, boot_id, doubts_about, leave_in_sync_sets
 from sparklog.clock import Clock, wait_until
 from sparklog.cluster.metadata import MetadataReader
@@ -86,6 +87,7 @@ def register(
     rack: str | None,
     now_ms: int,
     last_process: LastProcess | None = None,
+    found: Sequence[Witness] = (),
 ) -> int:
     """Register a broker and return its broker epoch, which is higher than all earlier ones.
 
@@ -96,13 +98,15 @@ def register(
     not as it was (rules 7.2, 10.4):
 
     - all replicas of a root that was lost or restored: another table id, a lower version than
-      before, or another digest than at the last clean stop; even as the last member;
+      before or than other brokers have seen, or another digest than at the last clean stop; even as
+      the last member;
     - a replica that has lost records which other replicas know of; even as the last member;
     - all replicas of a root whose unsynced files may be gone, if another member stays;
     - all replicas of a root with a damaged table about its replicas, if another member stays.
 
     Parameters: `opened`, the roots by their numbers; their damaged tables start again empty;
-    `last_process`, the process that is known to be gone. Raises DUPLICATE_BROKER_REGISTRATION if
+    `last_process`, the process that is known to be gone; `found`, the versions that the brokers
+    have seen of each other's journals. Raises DUPLICATE_BROKER_REGISTRATION if
     another one has registered since, as of two runs that start at the same time.
     """
     uris = json.dumps([one.location and one.location.uri for one in directories])
@@ -121,7 +125,7 @@ def register(
     }
 
     @cache
-    def doubts_since(*registered: str | None) -> Doubts:
+    def doubts_since(last_epoch: int, *registered: str | None) -> Doubts:
         # Computed once for all attempts: others change the table faster than a comparison takes.
         before = dict(zip(identity, registered, strict=True))
         # After the row was read: an older process may have committed since the logs were opened,
@@ -134,7 +138,8 @@ def register(
                 for number, one in enumerate(directories)
             ]
         )
-        return doubts_about(broker_id, before, own, roots, reader, rebuilt)
+        seen = seen_of_roots(found, broker_id, last_epoch)
+        return doubts_about(broker_id, before, own, roots, reader, rebuilt, seen)
 
     def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, Doubts]]:
         others = [row for row in rows.to_pylist() if row["broker_id"] != broker_id]
@@ -142,7 +147,9 @@ def register(
         is_running = mine is not None and mine["state"] in RUNNING_STATES
         if last_process is not None and is_running and LastProcess.of(mine) != last_process:
             raise _is_alive(broker_id)
-        doubts = doubts_since(*(mine[name] for name in identity)) if mine else Doubts()
+        doubts = Doubts()
+        if mine is not None:
+            doubts = doubts_since(mine["broker_epoch"], *(mine[name] for name in identity))
         if (
             mine is not None
             and not any(doubts)
@@ -159,6 +166,7 @@ def register(
             "roots": uris,
             "rack": rack,
             **identity,
+            "newest_format": cluster.formats.newest,
             "state": broker_state_after("register", mine["state"] if mine else None),
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
@@ -166,9 +174,17 @@ def register(
         }
         if mine is not None and any(doubts):
             # Fenced until it has left the in-sync sets. It keeps the old identity, so that a start
-            # after a crash before that compares the logs again.
+            # after a crash before that compares the logs again; with it the versions that others
+            # have seen of the last registration, which is replaced.
             state = broker_state_after("register_in_doubt", mine["state"])
             row |= {"state": state, **{name: mine[name] for name in identity}}
+            seen = seen_of_roots(found, broker_id, mine["broker_epoch"])
+            row["log_version"] = json.dumps(
+                [
+                    max(version, seen.get(number, -1) if number in doubts.lost else -1)
+                    for number, version in enumerate(json.loads(mine["log_version"]))
+                ]
+            )
         return BROKERS.rows(_sorted([*others, row])), (epoch, doubts)
 
     epoch, doubts = cluster.brokers.update(change)

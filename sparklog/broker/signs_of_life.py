@@ -16,6 +16,7 @@ from sparklog.storage.journal import Renewal
 from sparklog.storage.journal_watch import JournalWatch
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.seen_versions import JournalOf
 
 _log = get_logger(__name__)
 
@@ -63,6 +64,17 @@ class SignsOfLife:
     def of(self, row: Row) -> dict[Peer, Sign]:
         """Return the newest sign in each journal of the process that a row of `brokers` names."""
         return {of: self._seen.get(of, NO_SIGN) for of in _journals(row)}
+
+    def versions(self) -> dict[JournalOf, int]:
+        """Return the newest version that was seen of each other broker's journal.
+
+        May be called from any thread.
+        """
+        return {
+            JournalOf(*of): sign.version
+            for of, sign in list(self._seen.items())
+            if of.broker_id != self._broker_id and sign.version >= 0
+        }
 
     def poll_ahead(self) -> None:
         """Poll object stores for the next commits of the journals that no other role reads."""

@@ -154,11 +154,13 @@ def doubts_about(
     roots: Mapping[int, Location],
     reader: MetadataReader,
     rebuilt: AbstractSet[int],
+    seen: Mapping[int, int],
 ) -> Doubts:
     """Compare the logs with the broker's last registration, and with the other brokers' journals.
 
     Parameters: `before`, the columns of the registration that identify the logs; `rebuilt`, the
-    roots with a damaged table about their replicas.
+    roots with a damaged table about their replicas; `seen`, the newest versions that other brokers
+    have seen of the logs since that registration, by the number of the root.
     """
     ids, versions = json.loads(before["log_table_id"]), json.loads(before["log_version"])
     digests = json.loads(before["log_digest"]) if before["log_digest"] else None
@@ -167,13 +169,18 @@ def doubts_about(
         now = own.get(index)
         if now is None or now.log.table_id != table_id:
             lost.add(index)
-        elif digests is not None:
+            continue
+        if digests is not None:
             # A clean stop: nothing was written after the mark.
             if now.log.digest() != digests[index]:
                 lost.add(index)
-        elif now.log.version < max(version, now.described_version):
+            continue
+        is_unsynced = may_have_lost_files(before["boot_id"], roots[index])
+        # Others may have read the newest commit before it was synced.
+        known = max(version, now.described_version, seen.get(index, -1) - is_unsynced)
+        if now.log.version < known:
             lost.add(index)
-        elif may_have_lost_files(before["boot_id"], roots[index]):
+        elif is_unsynced:
             unclean.add(index)
     if digests is not None and not lost:
         return Doubts(unclean=rebuilt)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from sparklog.cli import brokers, checkpoints, configs, consumer_groups, topics
 from sparklog.cli.audit import audit
+from sparklog.cli.backup import backup, restore
 from sparklog.cli.cluster import (
     Cluster,
     ClusterOption,
@@ -27,6 +28,7 @@ from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
+from sparklog.cli.upgrade import features, upgrade
 from sparklog.errors import SparklogError, StorageError
 
 
@@ -66,6 +68,10 @@ app.command("scrub")(scrub)
 app.command("repair")(repair)
 app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
+app.command("backup")(backup)
+app.command("restore")(restore)
+app.command("upgrade")(upgrade)
+app.command("features")(features)
 
 
 @app.callback()

@@ -401,7 +401,11 @@ class MetadataReader:
         self._cluster.partition_state.poll_ahead(to_end=True)
 
     def load(self) -> Metadata:
-        """Return the newest metadata; a part without changes is the same object as before."""
+        """Return the newest metadata; a part without changes is the same object as before.
+
+        Raises `NewerFormatError` if the cluster was upgraded to a format that this process does not
+        know.
+        """
         cluster = self._cluster
         # Topics before partitions: a topic's row is written after them, and makes them visible.
         # Brokers last: a broker that lost its log registers before it raises the partition epochs.
@@ -418,6 +422,7 @@ class MetadataReader:
         before = self._loaded or (None, None, None)
         brokers, topics, partitions, deleted = self._metadata
         if loaded[2] != before[2]:
+            cluster.check_format()
             found = _brokers(cluster.brokers.rows().to_pylist())
             brokers = brokers if found == brokers else found
         if loaded[0] != before[0]:

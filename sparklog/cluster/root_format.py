@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import sparklog
 from sparklog import model
+from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.errors import CommitConflictError, DamagedError, StorageError, UnreachableError
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import commit_path, has_commit
@@ -83,19 +84,21 @@ def read_formats(locations: Sequence[Location]) -> list[RootFormat | None]:
     return map_in_parallel(read_format, locations, 0, is_local=is_local)
 
 
-def check_kind(location: Location, found: RootFormat | None, *, is_cluster: bool) -> RootFormat:
-    """Return `found` after checking the kind of root and its layout; raises `StorageError`."""
+def check_kind(
+    location: Location,
+    found: RootFormat | None,
+    *,
+    is_cluster: bool,
+    formats: Formats = THIS_RELEASE,
+) -> RootFormat:
+    """Return `found` after checking the kind of root and its format; raises `StorageError`."""
     kind, other = ("cluster", "broker") if is_cluster else ("broker", "cluster")
     if found is None:
         raise StorageError(
             f"there is no {kind} root at {location.uri}: check the path, or create the cluster "
             "by starting its brokers"
         )
-    if found.schema_version != model.SCHEMA_VERSION:
-        raise StorageError(
-            f"{location.uri} has table layout {found.schema_version}, this sparklog knows "
-            f"{model.SCHEMA_VERSION}: use the version that wrote it ({found.created_by})"
-        )
+    formats.check(location, found.schema_version)
     if found.is_cluster != is_cluster:
         raise StorageError(f"{location.uri} is a {other} root: name the {kind} root")
     return found
@@ -198,9 +201,16 @@ def unusable(message: str, error: Exception) -> StorageError:
 
 
 def create_root(
-    location: Location, tables: Sequence[model.TableSchema], cluster_id: str, broker_id: int | None
+    location: Location,
+    tables: Sequence[model.TableSchema],
+    cluster_id: str,
+    broker_id: int | None,
+    schema_version: int = model.SCHEMA_VERSION,
 ) -> RootFormat | None:
     """Create a root with `tables` if `read_format` has found none; return the root's format.
+
+    Parameters: `schema_version`, the format of a new root: the newest one for a cluster root, that
+    of the cluster for a broker root.
 
     An interrupted creation is completed. If another process creates the root at the same time, the
     row of either process may remain. Raises `DamagedError` if `format` is missing from a root.
@@ -223,7 +233,7 @@ def create_root(
     create(model.FORMAT)
     location.sync_folders()
     row = {
-        "schema_version": model.SCHEMA_VERSION,
+        "schema_version": schema_version,
         "cluster_id": cluster_id,
         "created_by": f"sparklog {sparklog.__version__}",
         "broker_id": broker_id,
@@ -261,16 +271,20 @@ def _has_been_written(table: Location) -> bool:
 _COMMIT = re.compile(r"\d{20}\.")
 
 
-def add_tables(found: RootFormat, tables: Sequence[model.TableSchema]) -> None:
+def add_tables(
+    found: RootFormat, tables: Sequence[model.TableSchema], schema_version: int | None = None
+) -> None:
     """Create those of `tables` that the root's release did not have, and list them in `format`.
 
+    With `schema_version`, the root's format becomes this one in the same commit if it is lower.
     Raises `DamagedError` if a listed table is missing.
     """
     # A broker recreates its other tables itself, after it has registered them as damaged.
     needed = [schema for schema in tables if found.is_cluster or schema is model.LOG]
     _check_present(found, [schema for schema in needed if schema.name in found.tables])
     added = [schema for schema in tables if schema.name not in found.tables]
-    if not added and found.listed is not None:
+    is_raised = schema_version is not None and schema_version > found.schema_version
+    if not added and found.listed is not None and not is_raised:
         return
     for schema in added:
         create_table(found.location, schema)
@@ -280,8 +294,11 @@ def add_tables(found: RootFormat, tables: Sequence[model.TableSchema]) -> None:
         listed = frozenset(json.loads(row["tables"] or "[]")) or None
         known = found._replace(listed=listed).tables
         names = json.dumps(sorted({schema.name for schema in tables} | known))
-        is_listed, row["tables"] = names == row["tables"], names
-        return (None if is_listed else model.FORMAT.rows([row])), None
+        changed = row | {
+            "tables": names,
+            "schema_version": max(row["schema_version"], schema_version or 0),
+        }
+        return (None if changed == row else model.FORMAT.rows([changed])), None
 
     ControlTable(found.location, model.FORMAT).update(change)
 

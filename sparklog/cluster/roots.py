@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from sparklog import model
+from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.cluster.root_format import (
     RootFormat,
     add_tables,
@@ -21,7 +22,7 @@ from sparklog.cluster.root_format import (
 )
 from sparklog.errors import DamagedError, StorageError
 from sparklog.logger import get_logger
-from sparklog.storage.commits import BROKER_EPOCH, first_commit
+from sparklog.storage.commits import BROKER_EPOCH, FORMAT_VERSION, first_commit
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import set_aside
 from sparklog.storage.errors import STORE_ERRORS
@@ -68,8 +69,9 @@ class ClusterRoot:
     """The tables of a cluster root, opened.
 
     Parameters: `reopens`, whether tables that have lost commits are loaded again (see
-    `ControlTable`); `found`, the current result of `read_format`. Raises `StorageError` if there is
-    no root at `location`, or another kind of root.
+    `ControlTable`); `found`, the current result of `read_format`; `formats`, those that the release
+    knows. Raises `StorageError` if there is no root at `location`, another kind of root, or one
+    with a format that the release does not know.
     """
 
     controller = _opened_when_asked_for(model.CONTROLLER)
@@ -83,13 +85,22 @@ class ClusterRoot:
     consumer_offsets = _sharded_when_asked_for(model.CONSUMER_OFFSETS)
 
     def __init__(
-        self, location: Location, *, reopens: bool = False, found: RootFormat | None = None
+        self,
+        location: Location,
+        *,
+        reopens: bool = False,
+        found: RootFormat | None = None,
+        formats: Formats = THIS_RELEASE,
     ) -> None:
         self.location = location
+        self.formats = formats
         self._reopens = reopens
-        self.format = check_kind(location, found or read_format(location), is_cluster=True)
+        self.format = check_kind(
+            location, found or read_format(location), is_cluster=True, formats=formats
+        )
         """The root's format when it was opened."""
         self.cluster_id = self.format.cluster_id
+        self._announced: tuple[tuple[int, int], int] | None = None
         self.brokers: ControlTable
         self.topics: ControlTable
         self.partition_state: ShardedTable
@@ -110,6 +121,7 @@ class ClusterRoot:
             [open_first_commit, open_brokers, open_topics, open_partition_state],
             is_local=location.is_local,
         )
+        self.check_format()
 
     def open_table(self, schema: model.TableSchema) -> ControlTable:
         """Open one of the root's tables."""
@@ -118,6 +130,25 @@ class ClusterRoot:
     def open_sharded_table(self, schema: model.TableSchema) -> ShardedTable:
         """Open one of the root's tables that has a conflict key."""
         return ShardedTable(self.location, schema, reopens=self._reopens)
+
+    @property
+    def format_version(self) -> int:
+        """The newest format of the root that this process knows of.
+
+        An upgrade announces it in `brokers`, as an app transaction; see `brokers.refresh`.
+        """
+        # Compared by each commit of a broker: the table is asked only when it has changed.
+        if self._announced is None or self._announced[0] != self.brokers.state:
+            announced = self.brokers.transaction(FORMAT_VERSION) or 0
+            self._announced = self.brokers.state, announced
+        return max(self.format.schema_version, self._announced[1])
+
+    def check_format(self) -> None:
+        """Raise `NewerFormatError` if the root was upgraded to a format unknown to this release.
+
+        Costs no request: the announcement in `brokers` is read as it was loaded last.
+        """
+        self.formats.check(self.location, self.format_version)
 
     def check_in_place(self) -> None:
         """Raise `StorageError` if the root is gone, or belongs to another cluster."""
@@ -143,7 +174,12 @@ class ClusterRoot:
         return now is not None and now == self._first_commit
 
     @classmethod
-    def create(cls, location: Location, broker_roots: Sequence[Location] = ()) -> ClusterRoot:
+    def create(
+        cls,
+        location: Location,
+        broker_roots: Sequence[Location] = (),
+        formats: Formats = THIS_RELEASE,
+    ) -> ClusterRoot:
         """Create a cluster root, or open the one at `location`.
 
         Of several processes that create it at the same time, each opens the same root: the one
@@ -156,12 +192,12 @@ class ClusterRoot:
         if found is None:
             check_new(location, broker_roots, read_formats(broker_roots))
             cluster_id = model.new_id()
-            found = create_root(location, model.CLUSTER_TABLES, cluster_id, broker_id=None)
+            found = create_root(location, model.CLUSTER_TABLES, cluster_id, None, formats.newest)
             if found is not None and found.cluster_id == cluster_id:
                 _log.info("cluster created", cluster_id=cluster_id, root=location.uri)
-        found = check_kind(location, found, is_cluster=True)
+        found = check_kind(location, found, is_cluster=True, formats=formats)
         add_tables(found, model.CLUSTER_TABLES)
-        return cls(location, found=found)
+        return cls(location, found=found, formats=formats)
 
 
 class BrokerRoot:
@@ -292,8 +328,18 @@ class BrokerRoot:
         return tuple(self._tables[schema.name] for schema in CHECKPOINTS)
 
     @classmethod
-    def create(cls, location: Location, cluster_id: str, broker_id: int) -> BrokerRoot:
+    def create(
+        cls,
+        location: Location,
+        cluster_id: str,
+        broker_id: int,
+        formats: Formats = THIS_RELEASE,
+        format_version: int | None = None,
+    ) -> BrokerRoot:
         """Create a broker root, or open the existing one after checking that it is this broker's.
+
+        Parameters: `formats`, those that the release knows; `format_version`, the cluster's format,
+        which the root gets if its own is lower, by default the newest.
 
         Tables that this release has added are created. Raises `StorageError` if the folder has
         other contents, or belongs to another cluster or broker. Raises `DamagedError` if a table is
@@ -301,15 +347,16 @@ class BrokerRoot:
         """
         found = read_format(location)
         if found is None:
-            found = create_root(location, model.BROKER_TABLES, cluster_id, broker_id)
-        found = check_kind(location, found, is_cluster=False)
+            version = formats.newest if format_version is None else format_version
+            found = create_root(location, model.BROKER_TABLES, cluster_id, broker_id, version)
+        found = check_kind(location, found, is_cluster=False, formats=formats)
         if (found.cluster_id, found.broker_id) != (cluster_id, broker_id):
             raise StorageError(
                 f"{location.uri} belongs to broker {found.broker_id} of cluster "
                 f"{found.cluster_id}, not to broker {broker_id} of cluster {cluster_id}: "
                 "give every broker a log directory of its own"
             )
-        add_tables(found, model.BROKER_TABLES)
+        add_tables(found, model.BROKER_TABLES, format_version)
         return cls(location)
 
     def refresh(self) -> None:

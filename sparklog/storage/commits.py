@@ -49,6 +49,9 @@ LOG_VERSION = "log_version"
 TOPICS_VERSION = "topics_version"
 """The app transaction of a log with the version of `topics` by which replicas were removed."""
 
+FORMAT_VERSION = "format_version"
+"""The app transaction of the table `brokers` with the format of the cluster root."""
+
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 

@@ -187,7 +187,7 @@ class ControlTable:
     def _open_log(self) -> DeltaLog:
         """Open the table's log; raises `DamagedError` with the file that prevents opening it."""
         try:
-            return DeltaLog(self.location)
+            return self._checked(DeltaLog(self.location))
         except (StorageError, DeltaError) as error:
             self._raise_damage(error)
             if isinstance(error, StorageError):
@@ -195,6 +195,19 @@ class ControlTable:
             raise StorageError(
                 f"the table at {self.location.uri} cannot be opened: {one_line(error)}"
             ) from error
+
+    def _checked(self, log: DeltaLog) -> DeltaLog:
+        """Return `log`; raises `DamagedError` if the table lacks a column of the oldest format."""
+        names = {field.name for field in log.snapshot.schema().fields}
+        missing = [
+            name
+            for name in self.schema.columns.names
+            if name not in names and name not in self.schema.added
+        ]
+        if missing:
+            fault = f"its schema has no column {', '.join(missing)}"
+            raise DamagedError(self.location.uri, fault, remedy(self.schema.name))
+        return log
 
     def _raise_damage(self, error: Exception) -> None:
         if isinstance(error, DamagedError):
@@ -401,12 +414,33 @@ class ControlTable:
         now_ms = time.time_ns() // 1_000_000
         return AddedFile(path, content.tell(), now_ms, {}, {"numRecords": rows.num_rows})
 
+    @property
+    def missing_columns(self) -> list[str]:
+        """The columns of the current schema that the table did not have when it was opened."""
+        names = {field.name for field in self._log.snapshot.schema().fields}
+        return [name for name in self.schema.columns.names if name not in names]
+
+    def add_columns(self) -> None:
+        """Add the columns that the table lacks; they are null in its rows. Any process may call it.
+
+        Raises `StorageError` or `DeltaError` if the table cannot be written.
+        """
+
+        def attempt() -> None:
+            with self._lock:
+                self.refresh()
+                try:
+                    self._add_columns()
+                except CommitFailedError as error:
+                    raise moved(self._log) from error
+
+        retrying(CommitConflictError)(attempt)
+
     def _add_columns(self) -> None:
         """Add the current schema's missing columns to a table that an older release created."""
         if self._is_current:
             return
-        names = {field.name for field in self._log.snapshot.schema().fields}
-        if not names.issuperset(self.schema.columns.names):
+        if self.missing_columns:
             write_deltalake(
                 self.location.uri,
                 self.schema.columns.empty_table(),

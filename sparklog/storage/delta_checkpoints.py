@@ -6,6 +6,7 @@ an object store is read once, into a local folder, where delta-rs makes the chec
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,18 +38,53 @@ def checkpoint_interval(text: str | None) -> int | None:
     return interval if 0 < interval <= _LARGEST_CHECKPOINT_INTERVAL else None
 
 
-# One at a time, in parallel to commits: a checkpoint takes as long as a hundred commits.
-_checkpoints = background_thread("delta-checkpoints")
+class DueCheckpoints:
+    """The tables whose checkpoints are due, and the thread that writes them, one at a time.
+
+    It works in parallel to commits, since a checkpoint takes as long as a hundred commits.
+    Invariant: each table is pending at most once, however slowly checkpoints are written.
+    """
+
+    def __init__(self) -> None:
+        self._thread = background_thread("delta-checkpoints")
+        self._lock = threading.Lock()
+        self._pending: set[str] = set()
+
+    def __len__(self) -> int:
+        """Return the number of pending tables."""
+        return len(self._pending)
+
+    def start(self, table: Location) -> None:
+        """Start writing the checkpoint of a table, unless it is pending."""
+        with self._lock:
+            if table.uri in self._pending:
+                return
+            self._pending.add(table.uri)
+        self._thread.submit(self._write, table)
+
+    def _write(self, table: Location) -> None:
+        # Before the log is read: a commit after that makes another checkpoint due.
+        with self._lock:
+            self._pending.discard(table.uri)
+        _write_checkpoint(table)
+
+    def wait(self) -> None:
+        """Wait until the checkpoints that are pending now are written."""
+        self._thread.submit(int).result()
+
+
+DUE_CHECKPOINTS = DueCheckpoints()
+"""The due checkpoints of this process."""
 
 
 def start_checkpoint(table: Location) -> None:
     """Start writing Delta's checkpoint of a table in another thread; it cleans up old commits."""
-    _checkpoints.submit(_write_checkpoint, table)
+    DUE_CHECKPOINTS.start(table)
 
 
 def await_checkpoints() -> None:
     """Wait until the checkpoints that this process has started are written."""
-    _checkpoints.submit(int).result()
+    DUE_CHECKPOINTS.wait()
 
 
 def _write_checkpoint(table: Location) -> None:

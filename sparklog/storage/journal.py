@@ -30,7 +30,7 @@ from sparklog.model import (
     TopicIdPartition,
 )
 from sparklog.storage.batch_actions import has_damaged_header
-from sparklog.storage.commits import LOG_VERSION, Commit, read_commits
+from sparklog.storage.commits import LOG_VERSION, Commit, read_commit, read_commits
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.fence import Fence
@@ -38,13 +38,21 @@ from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.seen_versions import SeenVersions
 
 _FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
 _REQUESTS, _ANSWERS, _REMOVED = "requests", "answers", "removed"
 _CONTROLLER = "controller"
 """The member of a commit that names the controller epoch whose lease the commit renews."""
 
-_OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER})
+_SEEN = "seen"
+"""The member of a commit with the versions of other tables that its broker has seen."""
+
+_MOST_WITHOUT = 64
+"""The number of newest commits among which one with seen versions is: fences, merges and changes by
+other tools carry none."""
+
+_OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER, _SEEN})
 """The members of a commit that changes nothing."""
 
 _FORMAT_VERSION = 1
@@ -195,6 +203,8 @@ class Journal(RecordLog):
         """
         self.renewal: Renewal | None = None
         """The newest renewal of the controller's lease in the commits that were read."""
+        self.seen: Callable[[], SeenVersions | None] = lambda: None
+        """Returns the versions that each commit of the owner carries, or `None` for none."""
         self._checkpoints = checkpoints
         self._damaged = damaged
         self._topics: dict[TopicIdPartition, str] = {}
@@ -236,7 +246,7 @@ class Journal(RecordLog):
 
         Raises as `commit` does; the state is unchanged in that case.
         """
-        entry = _entry_of(step)
+        entry = _entry_of(step) | self._seen_member()
         self.commit(added, removed, now_ms, json_bytes(entry).decode(), transactions)
         self._apply_changes(_changes_of(entry), (-1, -1, -1), self.version)
 
@@ -246,14 +256,19 @@ class Journal(RecordLog):
         Parameters: `controller_epoch`, the epoch of the controller's lease that the broker holds
         and renews. Raises as `commit_empty` does.
         """
-        entry = {_FORMAT: _FORMAT_VERSION}
+        entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
         if controller_epoch is not None:
             entry[_CONTROLLER] = controller_epoch
+        entry |= self._seen_member()
         with self._lock:
             is_made = self.commit_empty(json_bytes(entry).decode())
             if is_made and controller_epoch is not None:
                 self.renewal = Renewal(controller_epoch, self.version)
         return is_made
+
+    def _seen_member(self) -> dict[str, Any]:
+        seen = self.seen()
+        return {_SEEN: seen.to_json()} if seen is not None else {}
 
     def row_table(self, version: int | None = None) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
@@ -492,6 +507,31 @@ def renewal_in(commit: Commit) -> Renewal | None:
     """Return the renewal of the controller's lease in a commit of a journal, or `None`."""
     epoch = _entry(commit).get(_CONTROLLER)
     return None if epoch is None else Renewal(epoch, commit.version)
+
+
+def seen_in(commit: Commit) -> SeenVersions | None:
+    """Return the versions that a commit of a journal carries, or `None` if it carries none."""
+    value = _entry(commit).get(_SEEN)
+    try:
+        return None if value is None else SeenVersions.from_json(value)
+    except ValueError:
+        # Of a later release: nothing else depends on it.
+        return None
+
+
+def newest_seen(log: Location, version: int) -> SeenVersions:
+    """Return the versions in the newest commit up to `version` that carries some; else none.
+
+    Raises `OSError` or `StorageError` if a commit cannot be read.
+    """
+    for at in range(version, max(version - _MOST_WITHOUT, -1), -1):
+        commit = read_commit(log, at, lambda _: True)
+        if commit is None:
+            # Cleaned up, as all earlier ones are.
+            break
+        if (seen := seen_in(commit)) is not None:
+            return seen
+    return SeenVersions()
 
 
 def _row_of(row: Row) -> Row:

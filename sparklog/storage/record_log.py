@@ -550,7 +550,11 @@ class RecordLog:
         at = bisect.bisect_left(batches, batch.base_offset, key=_base_offset)
         del batches[batches.index(batch, at)]
         if batch.producer_id >= 0:
-            self._by_producer[batch.topic_id_partition, batch.producer_id].remove(batch)
+            of = batch.topic_id_partition, batch.producer_id
+            self._by_producer[of].remove(batch)
+            if not self._by_producer[of]:
+                # There may be a new producer for each run of a program.
+                del self._by_producer[of]
         if self._by_batch_id.get(batch.batch_id) == batch:
             del self._by_batch_id[batch.batch_id]
 

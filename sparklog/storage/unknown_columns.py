@@ -22,7 +22,8 @@ def with_unknown_columns(
     files with all of their columns; `declared`, the columns of the table's own schema. Other
     columns are ignored, since a client may append a file with any columns. A row keeps the values
     of the stored row with the same primary key, or of the equal stored row if the table has no key.
-    New rows have nulls.
+    The only row of a table without a key, such as `controller`, keeps them when it changes. New
+    rows have nulls.
     """
     known = schema.columns.names
     unknown = {
@@ -33,11 +34,13 @@ def with_unknown_columns(
     }
     if not unknown:
         return rows
-    key = schema.key or tuple(known)
-    values = {
-        tuple(row.get(name) for name in key): row for table in stored for row in table.to_pylist()
-    }
-    replaced = [values.get(tuple(row[name] for name in key), {}) for row in rows.to_pylist()]
+    before = [row for table in stored for row in table.to_pylist()]
+    if not schema.key and len(before) == rows.num_rows == 1:
+        replaced = before
+    else:
+        key = schema.key or tuple(known)
+        values = {tuple(row.get(name) for name in key): row for row in before}
+        replaced = [values.get(tuple(row[name] for name in key), {}) for row in rows.to_pylist()]
     for name, of_type in unknown.items():
         rows = rows.append_column(name, pa.array([row.get(name) for row in replaced], of_type))
     return rows

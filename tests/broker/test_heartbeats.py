@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,15 @@ from sparklog.broker import checkpoints
 from sparklog.broker.broker import Broker
 from sparklog.broker.registration import await_session
 from sparklog.errors import FencedError, ProtocolError
-from sparklog.model import BROKER_TABLES, BROKERS, CLUSTER_TABLES, CONTROLLER, LOG
+from sparklog.model import (
+    BROKER_TABLES,
+    BROKERS,
+    CLUSTER_TABLES,
+    CONTROLLER,
+    LOG,
+    PARTITION_STATE,
+    TOPICS,
+)
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.commits import LOG_VERSION, read_commit
 from sparklog.storage.delta_checkpoints import await_checkpoints
@@ -111,7 +120,16 @@ class TestAHeartbeat:
         commit = read_commit(log_location(cluster, 1), after.version)
         assert commit is not None
         assert (commit.added, commit.removed, commit.transactions) == ([], [], {})
-        assert commit.user_metadata == '{"sparklog":1}'
+        assert json.loads(str(commit.user_metadata)) == {
+            "sparklog": 1,
+            "seen": {
+                "journals": [[0, 0, 1, journal(cluster, 0).version]],
+                "tables": {
+                    one.name: table(cluster, None, one).version
+                    for one in (BROKERS, TOPICS, PARTITION_STATE)
+                },
+            },
+        }
 
     def test_of_a_busy_broker_is_no_commit(self, start: Start) -> None:
         """A broker that has committed since its last heartbeat makes no extra commit."""
@@ -446,7 +464,7 @@ class TestTheLease:
         location = log_location(cluster, 0)
         commit = read_commit(location, newest_version(location))
         assert commit is not None
-        assert commit.user_metadata == '{"sparklog":1}'
+        assert json.loads(str(commit.user_metadata)).keys() == {"sparklog", "seen"}
 
 
 class TestCheckpoints:

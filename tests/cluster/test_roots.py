@@ -232,18 +232,20 @@ class TestRefusals:
         self.refused(kind, root, f"is not a sparklog root and holds '{other[0].name}'")
         check_empty(root)
 
-    def test_a_future_layout(
+    def test_an_unknown_format(
         self,
         root: Location,
         kind: Kind,
     ) -> None:
-        """A root with a newer table layout is refused."""
+        """A root with a newer format is refused, and one with a format that is too old."""
         kind.create(root)
-        row = format_row(root) | {"schema_version": 3, "created_by": "sparklog 9.0"}
-        ControlTable(root, FORMAT).compare_and_set(FORMAT.rows([row]))
-        self.refused(
-            kind, root, "has table layout 3, this sparklog knows 2", "(sparklog 9.0)", "use the"
-        )
+        for version, said in ((4, "start the release that upgraded"), (1, "first upgrade the")):
+            table = ControlTable(root, FORMAT)
+            row = format_row(root) | {"schema_version": version}
+            table.compare_and_set(FORMAT.rows([row]))
+            self.refused(
+                kind, root, f"has format {version}, and sparklog ", "knows formats 2 to 3", said
+            )
 
     def test_a_format_table_that_cannot_be_read(
         self,
