@@ -49,7 +49,7 @@ from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.cluster.observations import Observations
 from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.cluster.root_format import check_distinct
-from sparklog.cluster.roots import ClusterRoot
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, TopicConfig
 from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
@@ -212,57 +212,61 @@ class Broker:
             broker_id, cluster, self._roots, self._controller, settings, self._lock
         )
         for number, root in self._roots.items():
-            interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
-            purgatory = Purgatory(root, rules)
-            replicas = Replicas(root, number, purgatory, rules, interval_ms)
-            now_ms = clock.now_ms()
-            known = ProducerState(replicas, rules, settings)
-            log_starts = LogStarts(replicas, known)
-            self._replicas.append(replicas)
-            self._repairs.append(
-                Repairs(
-                    broker_id, cluster, replicas, known, settings, now_ms, self._reader.location
-                )
-            )
-            self._leaders.append(
-                Leader(
-                    broker_id,
-                    cluster,
-                    replicas,
-                    known,
-                    log_starts,
-                    purgatory,
-                    rules,
-                    settings,
-                    execution,
-                    now_ms,
-                )
-            )
-            self._followers.append(
-                Follower(
-                    broker_id,
-                    self._reader,
-                    cluster.partition_state,
-                    replicas,
-                    known,
-                    log_starts,
-                    purgatory,
-                    rules,
-                    settings,
-                    execution,
-                    self._peers,
-                )
-            )
-            beside = rules, settings, execution, clock, self._lock
-            streams = partial(getattr, cluster, "stream_writes")
-            self._mergers.append(Merger(replicas, known, streams, *beside))
-            self._cleaners.append(Cleaner(replicas, known, self._topic_configs, streams, *beside))
+            self._play_in(number, root, rules, execution)
         # The partitions whose follower rows have changed since the last completed leader tick.
         self._reported: set[TopicIdPartition] = set()
         self._failures = RepeatedFailures(_log)
         self.is_paused = False
         """Whether ticks begin with the metadata loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
+
+    def _play_in(self, number: int, root: BrokerRoot, rules: Rules, execution: Execution) -> None:
+        """Create the roles of the replicas in one root."""
+        broker_id, cluster = self.broker_id, self._cluster
+        clock, settings = self._clock, self._settings
+        interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
+        purgatory = Purgatory(root, rules)
+        replicas = Replicas(root, number, purgatory, rules, interval_ms)
+        now_ms = clock.now_ms()
+        known = ProducerState(replicas, rules, settings)
+        log_starts = LogStarts(replicas, known)
+        self._replicas.append(replicas)
+        self._repairs.append(
+            Repairs(broker_id, cluster, replicas, known, settings, now_ms, self._reader.location)
+        )
+        self._leaders.append(
+            Leader(
+                broker_id,
+                cluster,
+                replicas,
+                known,
+                log_starts,
+                purgatory,
+                rules,
+                settings,
+                execution,
+                now_ms,
+            )
+        )
+        self._followers.append(
+            Follower(
+                broker_id,
+                self._reader,
+                cluster.partition_state,
+                replicas,
+                known,
+                log_starts,
+                purgatory,
+                rules,
+                settings,
+                execution,
+                self._peers,
+            )
+        )
+        beside = rules, settings, execution, clock, self._lock
+        streams = partial(getattr, cluster, "stream_writes")
+        self._mergers.append(Merger(replicas, known, streams, *beside))
+        self._cleaners.append(Cleaner(replicas, known, self._topic_configs, streams, *beside))
 
     @property
     def is_controller(self) -> bool:
