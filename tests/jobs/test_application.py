@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -464,8 +464,8 @@ def take_over(folder: Path, broker_id: int) -> None:
 class _NoExecution:
     """There is no work for a broker that does not tick."""
 
-    def check(self, log: Location, files: Sequence[Any]) -> list[Any]:
-        raise AssertionError(f"nothing in {log.uri} is to be checked, not {files}")
+    def check(self, log: Location, files: Sequence[Any], keyed: Collection[str] = ()) -> list[Any]:
+        raise AssertionError(f"nothing in {log.uri} is to be checked, not {files} or {keyed}")
 
     def copy(self, copies: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be copied, not {copies}")
@@ -475,6 +475,9 @@ class _NoExecution:
 
     def merge(self, merges: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be merged, not {merges}")
+
+    def compact(self, compactions: Sequence[Any]) -> list[Any]:
+        raise AssertionError(f"nothing is to be compacted, not {compactions}")
 
     def read(self, files: Sequence[Any]) -> list[Any]:
         raise AssertionError(f"nothing is to be read, not {files}")
