@@ -83,7 +83,8 @@ with ends as (
                 or coalesce(c.high_watermark < e.start_offset, true) then 'OFFSET_NOT_AVAILABLE'
         end as error
     from partition_state s
-    join topics t on t.topic_id = s.topic_id and t.state = 'live'
+    join topics t
+        on t.topic_id = s.topic_id and t.state = 'live' and s.partition < t.partitions
     left join high_watermark_checkpoint c
         on c.topic_id = s.topic_id and c.partition = s.partition and c.broker_id = s.leader
     left join leader_epoch_checkpoint e
