@@ -44,8 +44,9 @@ class Observations:
         self._versions: dict[Hashable, _Seen] = {}
         self._limit = _KEPT
 
-    def __len__(self) -> int:
-        """Return the number of rows and versions that are kept."""
+    @property
+    def count(self) -> int:
+        """The number of rows and versions that are kept."""
         return len(self._seen) + len(self._versions)
 
     def observe(self, key: Hashable, row: object, now_ms: int) -> int:
@@ -70,9 +71,9 @@ class Observations:
 
     def _forget(self, now_ms: int) -> None:
         """Forget old entries; the cost is O(1) per observation, spread over many."""
-        if len(self) <= self._limit:
+        if self.count <= self._limit:
             return
         since_ms = now_ms - FORGOTTEN_MS
         self._seen = {key: one for key, one in self._seen.items() if one.at_ms >= since_ms}
         self._versions = {key: one for key, one in self._versions.items() if one.at_ms >= since_ms}
-        self._limit = max(_KEPT, 2 * len(self))
+        self._limit = max(_KEPT, 2 * self.count)

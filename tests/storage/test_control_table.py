@@ -529,7 +529,8 @@ class TestColumnsOfALaterRelease:
 
     @staticmethod
     def later(schema: TableSchema) -> TableSchema:
-        return schema._replace(columns=schema.columns.append(pa.field("scrubbed", pa.int64())))
+        columns = schema.columns.append(pa.field("scrubbed", pa.int64()))
+        return schema._replace(columns=columns, added=frozenset({"scrubbed"}))
 
     def test_keeps_its_values_when_an_earlier_release_writes(
         self, root: Location, schema: TableSchema
