@@ -120,11 +120,15 @@ class _Policy(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The batches of a replica that may be cleaned, and where the dirty part begins in them."""
+    """A replica with batches to clean.
+
+    `dirty` are the batches of the dirty part that may be cleaned, `clean_bytes` the size of the
+    clean part in bytes. Tombstones below `tombstones_below` may go.
+    """
 
     key: TopicIdPartition
-    batches: list[Batch]
-    first_dirty_offset: int
+    dirty: list[Batch]
+    clean_bytes: int
     tombstones_below: int
     policy: _Policy
 
@@ -160,6 +164,8 @@ class Cleaner:
         self._lock = lock
         self._failures = RepeatedFailures(_log)
         self._left_alone_until_ms: dict[TopicIdPartition, int] = {}
+        # The bounds of each clean part, and its size in bytes.
+        self._sizes: dict[TopicIdPartition, tuple[tuple[int, int], int]] = {}
 
     @cached_property
     def _checkpoint(self) -> ControlTable:
@@ -185,6 +191,7 @@ class Cleaner:
         with self._lock:
             self._replicas.settle()
             windows = list(self._windows(now_ms)) if self._replicas.is_written else []
+        windows = self._without_awaited(windows)
         report = CleanReport()
         for window in self._dirty_enough(windows, now_ms):
             done = self._clean(window, now_ms, effects)
@@ -207,38 +214,58 @@ class Cleaner:
         ]
         if not keys:
             return
-        # Read after the log: a micro-batch is noted before any of its files is in a log.
-        awaited = awaited_batch_ids(self._stream_writes())
         for key in sorted(keys):
             if now_ms < self._left_alone_until_ms.get(key, 0):
                 continue
             policy, replica = compacted[key.topic_id], self._replicas[key]
             lag_ms = max(self._settings.log_merger_min_lag_ms, policy.min_compaction_lag_ms)
-
             cleaned = self._clean_part(key)
+            start = max(cleaned.first_dirty_offset, replica.log_start_offset)
 
             def may_be_cleaned(
                 batch: Batch,
                 high_watermark: int = replica.high_watermark,
-                clean_below: int = cleaned.first_dirty_offset,
                 before_ms: int = now_ms - lag_ms,
             ) -> bool:
-                if batch.next_offset <= clean_below:
-                    # The cleaner's own batches are young.
-                    return is_below_high_watermark(batch.next_offset, high_watermark)
                 return (
                     is_below_high_watermark(batch.next_offset, high_watermark)
                     and self._log.appended_at_ms(batch) <= before_ms
-                    and batch.batch_id not in awaited
                 )
 
-            batches = self._log.batches(key, replica.log_start_offset)
-            found = list(takewhile(may_be_cleaned, batches))
-            if found:
+            dirty = list(takewhile(may_be_cleaned, self._log.batches(key, start)))
+            if dirty:
                 expired_ms = now_ms - policy.delete_retention_ms
                 ends = [one.end_offset for one in cleaned.passes if one.cleaned_at_ms <= expired_ms]
-                below = max(ends, default=0)
-                yield _Window(key, found, cleaned.first_dirty_offset, below, policy)
+                clean_bytes = self._clean_bytes(key, replica.log_start_offset, dirty[0])
+                yield _Window(key, dirty, clean_bytes, max(ends, default=0), policy)
+
+    def _clean_bytes(self, key: TopicIdPartition, log_start_offset: int, dirty: Batch) -> int:
+        """Return the size of the clean part; it is added up again only if its bounds have moved."""
+        bounds = log_start_offset, dirty.base_offset
+        known = self._sizes.get(key)
+        if known is None or known[0] != bounds:
+            batches = takewhile(
+                lambda one: one.base_offset < dirty.base_offset,
+                self._log.batches(key, log_start_offset),
+            )
+            known = self._sizes[key] = bounds, sum(batch.size_bytes for batch in batches)
+        return known[1]
+
+    def _without_awaited(self, windows: list[_Window]) -> list[_Window]:
+        """Return the windows up to the first batch that a micro-batch may send again.
+
+        Read after the log: a micro-batch is noted before any of its files is in a log.
+        """
+        if not windows:
+            return []
+        awaited = awaited_batch_ids(self._stream_writes())
+        cut = (
+            window._replace(
+                dirty=list(takewhile(lambda one: one.batch_id not in awaited, window.dirty))
+            )
+            for window in windows
+        )
+        return [window for window in cut if window.dirty]
 
     def _clean_part(self, key: TopicIdPartition) -> Cleaned:
         """Return what was cleaned of a replica, as far as its log still has it."""
@@ -251,17 +278,13 @@ class Cleaner:
         """Return the logs that the rule chooses, the dirtiest first."""
         rows = []
         for window in windows:
-            dirty = _dirty(window)
-            if not dirty:
-                continue
-            dirty_bytes = sum(batch.size_bytes for batch in dirty)
             policy = window.policy
             rows.append(
                 {
                     **window.key._asdict(),
-                    "clean_bytes": sum(one.size_bytes for one in window.batches) - dirty_bytes,
-                    "dirty_bytes": dirty_bytes,
-                    "dirty_since_ms": self._log.appended_at_ms(dirty[0]),
+                    "clean_bytes": window.clean_bytes,
+                    "dirty_bytes": sum(batch.size_bytes for batch in window.dirty),
+                    "dirty_since_ms": self._log.appended_at_ms(window.dirty[0]),
                     "now_ms": now_ms,
                     "min_dirty_millionths": round(policy.min_dirty_ratio * 1_000_000),
                     "max_lag_ms": policy.max_compaction_lag_ms,
@@ -277,12 +300,19 @@ class Cleaner:
 
     def _clean(self, window: _Window, now_ms: int, effects: Effects) -> CleanReport:
         """Clean one replica; nothing is removed of it if a file cannot be read."""
-        dirty = self._fitting(_dirty(window))
+        dirty = self._fitting(window.dirty)
         end_offset = dirty[-1].next_offset
+        with self._lock:
+            start = (
+                self._replicas[window.key].log_start_offset if window.key in self._replicas else 0
+            )
+            batches = [
+                one for one in self._log.batches(window.key, start) if one.next_offset <= end_offset
+            ]
         report = CleanReport(1)
         try:
             latest = self._latest(dirty)
-            for slab in self._slabs(window, end_offset):
+            for slab in self._slabs(batches):
                 compactions = self._compactions(slab, latest, window.tombstones_below)
                 done = self._write(compactions, effects)
                 if done is None:
@@ -291,7 +321,7 @@ class Cleaner:
                     records=report.records + done.records, retained=report.retained + done.retained
                 )
         except StorageError as error:
-            self._leave_alone(window, str(error), now_ms)
+            self._leave_alone(window.key, batches, str(error), now_ms)
             return CleanReport()
         self._note(window, end_offset, now_ms)
         effects.done("cleaner_checkpoint")
@@ -324,15 +354,13 @@ class Cleaner:
             }
         )
 
-    def _slabs(self, window: _Window, end_offset: int) -> Iterator[list[tuple[Batch, ...]]]:
+    def _slabs(self, batches: Sequence[Batch]) -> Iterator[list[tuple[Batch, ...]]]:
         """Yield groups of adjacent batches that become one batch each, one commit's at once."""
         slab: list[tuple[Batch, ...]] = []
         group: list[Batch] = []
         count = size = 0
         limit = self._settings.log_merger_max_batch_bytes
-        for batch in window.batches:
-            if batch.base_offset >= end_offset:
-                break
+        for batch in batches:
             is_other = bool(group) and (
                 batch.leader_epoch != group[0].leader_epoch or size + batch.size_bytes > limit
             )
@@ -424,14 +452,14 @@ class Cleaner:
             and is_below_high_watermark(last.next_offset, self._replicas[key].high_watermark)
         )
 
-    def _leave_alone(self, window: _Window, fault: str, now_ms: int) -> None:
+    def _leave_alone(
+        self, key: TopicIdPartition, batches: Sequence[Batch], fault: str, now_ms: int
+    ) -> None:
         """Skip a replica with an unreadable batch for a while; the next tick repairs it (10.8)."""
-        self._left_alone_until_ms[window.key] = now_ms + _RETRY_MS
-        self._failures.error(
-            window.key, "log not cleaned", topic_id=window.key.topic_id, fault=fault
-        )
+        self._left_alone_until_ms[key] = now_ms + _RETRY_MS
+        self._failures.error(key, "log not cleaned", topic_id=key.topic_id, fault=fault)
         with self._lock:
-            any(self._replicas.check_batch(batch) for batch in window.batches)
+            any(self._replicas.check_batch(batch) for batch in batches)
 
     def _note(self, window: _Window, end_offset: int, now_ms: int) -> None:
         """Write the checkpoint: the log is clean below `end_offset`."""
@@ -440,8 +468,9 @@ class Cleaner:
         if not passes or passes[-1].end_offset < end_offset:
             passes.append(Pass(end_offset, now_ms))
         self._cleaned[window.key] = Cleaned(end_offset, tuple(passes))
-        for key in [key for key in self._cleaned if key not in self._replicas]:
-            del self._cleaned[key]
+        for known in (self._cleaned, self._sizes, self._left_alone_until_ms):
+            for key in [key for key in known if key not in self._replicas]:
+                del known[key]
         rows = [
             {**key._asdict(), "first_dirty_offset": one[0], "passes": json.dumps(one.passes)}
             for key, one in sorted(self._cleaned.items())
@@ -449,8 +478,3 @@ class Cleaner:
         with self._lock:
             table = CLEANER_OFFSET_CHECKPOINT.rows(rows)
             overwrite(self._checkpoint, table, self._replicas.root.fence)
-
-
-def _dirty(window: _Window) -> list[Batch]:
-    """Return the batches after the clean part."""
-    return [one for one in window.batches if one.next_offset > window.first_dirty_offset]
