@@ -18,7 +18,8 @@ from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
 
 NAMES = (
-    "batches, brokers, consumer_group_heartbeats, consumer_groups, consumer_offsets, controller, "
+    "batches, brokers, cleaner_offset_checkpoint, consumer_group_heartbeats, consumer_groups, "
+    "consumer_offsets, controller, "
     "delayed_operations, high_watermark_checkpoint, leader_epoch_checkpoint, leadership_history, "
     "partition_state, produce_requests, producer_ids, producer_state, repairs, scrubs, "
     "stream_writes, topics"
