@@ -131,7 +131,8 @@ def query(
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
     (the newest state, from the journals), producer_state, produce_requests,
-    cleaner_offset_checkpoint, and batches, one row per record batch. DESCRIBE shows a table's columns.
+    cleaner_offset_checkpoint, and batches, one row per record batch. DESCRIBE
+    shows a table's columns.
 
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.
