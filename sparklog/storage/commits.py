@@ -109,7 +109,7 @@ class Commit:
     protocol: Protocol | None = None
     commit_id: str | None = None
     user_metadata: str | None = None
-    made_at_ms: int | None = None
+    made_at_ms: int | None = field(default=None, compare=False)
     _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def derived(self, function: Callable[[Commit], _Derived]) -> _Derived:
