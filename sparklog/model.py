@@ -582,7 +582,23 @@ CONSUMER_GROUPS = _busy_table(
     session_timeout_ms=_LONG,
     rebalance_timeout_ms=_LONG,
     group_epoch=_LONG,
-)._replace(conflict_key=("group_id",))
+)._replace(
+    conflict_key=("group_id",),
+    added=frozenset(
+        {
+            "state",
+            "leader",
+            "group_instance_id",
+            "client_id",
+            "joined_generation",
+            "topics",
+            "protocols",
+            "session_timeout_ms",
+            "rebalance_timeout_ms",
+            "group_epoch",
+        }
+    ),
+)
 CONSUMER_GROUP_HEARTBEATS = _busy_table(
     "consumer_group_heartbeats",
     ("group_id", "member_id"),

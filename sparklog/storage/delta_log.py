@@ -117,6 +117,7 @@ class DeltaLog:
     def _load(self, version: int | None) -> None:
         """Open the table with delta-rs and read its version, transactions and properties."""
         self._opened = open_table(self.location, version)
+        self._opened_transactions: dict[str, int | None] = {}
         self.snapshot = self._opened.snapshot
         """The table as delta-rs opened it, before the first commit that `follow` applied."""
         self.version = self.snapshot.version()
@@ -139,8 +140,18 @@ class DeltaLog:
         """The number of commits between two of Delta's checkpoints of the table."""
 
     def opened_transaction(self, name: str) -> int | None:
-        """Return the version of any app transaction at the time when the table was opened."""
-        return self._opened.transaction(name)
+        """Return the version of any app transaction at the time when the table was opened.
+
+        It is looked up at the first call. If clean-up has removed the commits since the opening, it
+        is that of the newest version.
+        """
+        if name not in self._opened_transactions:
+            try:
+                found = self._opened.transaction(name)
+            except DeltaError:
+                found = open_table(self.location).transaction(name)
+            self._opened_transactions[name] = found
+        return self._opened_transactions[name]
 
     def follow(self, to_version: int | None = None) -> Iterator[Commit]:
         """Advance to the newest version, or to `to_version` at most, and yield each commit applied.

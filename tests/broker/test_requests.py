@@ -344,6 +344,7 @@ def test_many_requests_are_one_commit(topic: Topic) -> None:
         "leader_epoch_checkpoint": 0,
         "delayed_operations": 0,
         "producer_state": 0,
+        "cleaner_offset_checkpoint": 0,
     }
     assert [answer(one) for one in pending] == [("NONE", n) for n in range(10)]
     assert topic.log == [f"m{n}" for n in range(10)]

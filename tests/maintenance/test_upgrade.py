@@ -233,7 +233,11 @@ class TestInterruptions:
         """Each prefix of the steps leaves a root that this release opens and upgrades."""
         changes = [step.change for step in Upgrade.of(Location.of(str(stopped / "cluster"))).steps]
         assert changes == [
-            "add to brokers: newest_format",
+            "add to brokers: newest_format, repair_requests",
+            "add to partition_state: delete_records_offset, delete_records_epoch",
+            "add to consumer_groups: state, leader, group_instance_id, client_id, "
+            "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
+            "group_epoch",
             f"create the table {ADDED}",
             f"announce format {NEW} to running processes",
             f"set the format from {OLD} to {NEW}",

@@ -101,8 +101,8 @@ def epoch_entry_not_written(patch: Patch) -> None:
     """Leader-epoch entries are kept in memory and not written."""
     commit_step = Journal.commit_step
 
-    def without(self: Journal, added: Any, removed: Any, step: Step, now_ms: int) -> None:
-        commit_step(self, added, removed, step._replace(histories={}), now_ms)
+    def without(self: Journal, added: Any, removed: Any, step: Step, *others: Any) -> None:
+        commit_step(self, added, removed, step._replace(histories={}), *others)
 
     patch.setattr(Journal, "commit_step", without)
 
@@ -180,9 +180,9 @@ def followers_claim_the_lead(patch: Patch) -> None:
     """Rows of replicas name their broker a leader in the epoch, although it follows (rule 9.4)."""
     commit_step = Journal.commit_step
 
-    def claiming(self: Journal, added: Any, removed: Any, step: Step, now_ms: int) -> None:
+    def claiming(self: Journal, added: Any, removed: Any, step: Step, *others: Any) -> None:
         rows = [{**row, "role": "leader"} for row in step.rows]
-        commit_step(self, added, removed, step._replace(rows=rows), now_ms)
+        commit_step(self, added, removed, step._replace(rows=rows), *others)
 
     patch.setattr(Journal, "commit_step", claiming)
 
