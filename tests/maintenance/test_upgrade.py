@@ -235,9 +235,11 @@ class TestInterruptions:
         assert changes == [
             "add to brokers: newest_format, repair_requests",
             "add to partition_state: delete_records_offset, delete_records_epoch",
-            "add to consumer_groups: state, leader, group_instance_id, client_id, "
-            "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
-            "group_epoch",
+            (
+                "add to consumer_groups: state, leader, group_instance_id, client_id, "
+                "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
+                "group_epoch"
+            ),
             f"create the table {ADDED}",
             f"announce format {NEW} to running processes",
             f"set the format from {OLD} to {NEW}",
