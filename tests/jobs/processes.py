@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -281,7 +282,7 @@ class Client:
         state = self.connection.metadata().partition(self.topic, 0)
         log = self.connection.leader_location(state).child("log")
         writer = BatchFileWriter(log, new_batch_path(batch_id))
-        writer.write(records_table(values, None, 1_700_000_000_000))
+        writer.write(records_table(values, None, time.time_ns() // 1_000_000))
         requested = RequestedBatch(state, writer.close())
         return self._client.send([requested], 1 if acks == 1 else "all", timeout_ms=30_000)
 
