@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError
-from sparklog.model import TopicPartition
+
+if TYPE_CHECKING:
+    from sparklog.model import TopicPartition
 
 
 def delete_records(
@@ -81,4 +83,6 @@ def _entry(file: Path, entry: Any) -> tuple[TopicPartition, int]:
             "and an offset (whole numbers)"
         )
     topic, partition, offset = values
+    from sparklog.model import TopicPartition
+
     return TopicPartition(topic, partition), offset

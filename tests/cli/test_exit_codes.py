@@ -59,7 +59,7 @@ def test_the_unit_file_in_the_document_restarts_by_the_codes() -> None:
 
 
 def test_the_document_has_the_defaults_of_its_settings() -> None:
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| (\S+) \|", DOCUMENT, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^\s`]+) \|", DOCUMENT, re.MULTILINE))
     fields = {field.alias or name: field for name, field in Settings.model_fields.items()}
-    assert len(rows) == 3
+    assert {"auto.create.cluster.enable", "file.delete.delay.ms"} <= rows.keys()
     assert rows == {key: str(fields[key].default).lower() for key in rows}

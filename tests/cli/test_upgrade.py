@@ -44,6 +44,10 @@ def test_upgrade_shows_its_steps_and_is_refused_while_an_older_broker_runs(
         "`sparklog upgrade` again\n"
     )
     steps = (
+        f"{root}: add to partition_state: delete_records_offset, delete_records_epoch\n"
+        f"{root}: add to consumer_groups: state, leader, group_instance_id, client_id, "
+        "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
+        "group_epoch\n"
         f"{root}: announce format 3 to running processes\n"
         f"{root}: set the format from 2 to 3\n"
         f"{cluster.root}/broker-0: set the format from 2 to 3\n"

@@ -39,14 +39,19 @@ class Death:
         death = self
 
         def commit_step(
-            journal: Journal, added: Sequence[Any], removed: Sequence[Any], step: Step, now_ms: int
+            journal: Journal,
+            added: Sequence[Any],
+            removed: Sequence[Any],
+            step: Step,
+            *others: Any,
+            **named: Any,
         ) -> None:
             answers = death._has_appended and any(one.error == "NONE" for one in step.answers)
             if added:
                 death.at("before_append")
             if answers:
                 death.at("before_answer")
-            death._commit_step(journal, added, removed, step, now_ms)
+            death._commit_step(journal, added, removed, step, *others, **named)
             death._has_appended |= bool(added) and death.is_near
             death._has_answered |= answers
 

@@ -142,6 +142,7 @@ UNIQUE: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "allows": ("clean", "unclean"),
+    "key_digest": tuple("abcdefghijkl"),
     "state": ("alive", "fenced", "parked", "stopping", "stopped"),
 }
 

@@ -1,8 +1,8 @@
--- The new log start offsets of led partitions (rule 8.3). Whole batches below the high watermark are
--- deleted from the log start on: those whose largest timestamp is older than `retention_ms`, and
--- those without which the log still has `retention_bytes`. -1 is no limit. A batch whose records
--- have no timestamp counts with the time of its commit. `batches` are the first ones of each log,
--- at least up to the first that is kept; `log_size_bytes` is the size of all.
+-- The new log start offsets of led partitions (rule 8.3). Whole batches below the high watermark
+-- are deleted from the log start on: those whose largest timestamp is older than `retention_ms`,
+-- and those without which the log still has `retention_bytes`. -1 is no limit. A batch whose
+-- records have no timestamp counts with the time of its commit. `batches` are the first ones of
+-- each log, at least up to the first that is kept; `log_size_bytes` is the size of all.
 -- `delete_records_offset` is an administrator's request. It names a record by its offset and its
 -- leader epoch, so it is void if an unclean election has replaced that record.
 -- `last_deleted_epoch` is the leader epoch of the record before the offset in this log.
