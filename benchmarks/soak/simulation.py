@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from deltalake import DeltaTable
-
+from benchmarks.soak.retention import keep_for
 from benchmarks.soak.samples import Sample, append, disk, median, memory_mib
 from benchmarks.soak.workload import Reader, ViolationError, Writer, check_retained
 from sparklog.cluster.connection import Connection
@@ -31,25 +30,28 @@ CONFIG = {
     "log.merger.min.lag.ms": 30_000,
     "log.cleaner.backoff.ms": 1,
     "producer.id.expiration.ms": 300_000,
-    # Of the system's clock, as `_KEPT`.
+    # Of the system's clock, as `_KEPT_MS`.
     "file.delete.delay.ms": 60_000,
     "metadata.history.retention.ms": 60_000,
 }
-TOPICS: dict[str, dict[str, str | int]] = {
+TOPICS: Mapping[str, dict[str, str | int]] = {
     "by-time": {"retention.ms": 300_000},
     "by-size": {"retention.bytes": 100_000},
     "compacted": {"cleanup.policy": "compact", "delete.retention.ms": 60_000},
     "both": {"cleanup.policy": "compact,delete", "retention.ms": 300_000},
 }
+READ = ["by-time", "by-size"]
+"""The topics whose records the consumers must see once, in order."""
 PARTITIONS = 2
 
+
+def has_keys(partition: TopicPartition) -> bool:
+    """Return whether the records of a partition have keys, so that it is compacted."""
+    return "compact" in str(TOPICS[partition.topic].get("cleanup.policy"))
+
+
 _KEPT_MS = 60_000
-_KEPT = {
-    "delta.logRetentionDuration": f"interval {_KEPT_MS} milliseconds",
-    "delta.deletedFileRetentionDuration": f"interval {2 * _KEPT_MS} milliseconds",
-}
-"""Retention of commits and removed files in place of an hour, so that a run of some minutes has
-many such times."""
+"""Retention of commits and removed files, in place of an hour and more."""
 
 _DOWN_ROUNDS = 25
 _STOP_AFTER = (None, "log_commit", "checkpoint", "responses")
@@ -74,7 +76,7 @@ class Simulation:
         self._shorten_retention()
         self._writers: dict[TopicPartition, Writer] = {}
         self._create_topics(seed)
-        self._reader = Reader(self._root, ["by-time", "by-size"], members=2)
+        self._reader = Reader(self._root, READ, members=2)
         self._returns_at: dict[int, int] = {}
         self._paused: set[int] = set()
         self.round = self.ticks = 0
@@ -100,8 +102,7 @@ class Simulation:
 
     def _shorten_retention(self) -> None:
         """Keep commits and files for a minute, and restart the brokers with that."""
-        for log in self.folder.glob("*/*/_delta_log"):
-            DeltaTable(str(log.parent)).alter.set_table_properties(_KEPT)
+        keep_for(self.folder, _KEPT_MS)
         # Users may not set less than an hour.
         shorter = {"log_vacuum_unknown_file_retention_ms": _KEPT_MS}
         self.cluster.settings = self.cluster.settings.model_copy(update=shorter)
@@ -120,9 +121,8 @@ class Simulation:
             )
             for number in range(PARTITIONS):
                 name = TopicPartition(topic, number)
-                has_keys = "compact" in str(configs.get("cleanup.policy"))
                 self._writers[name] = Writer(
-                    self.cluster, name, seed + len(self._writers), has_keys=has_keys
+                    self.cluster, name, seed + len(self._writers), has_keys=has_keys(name)
                 )
         self.cluster.tick_until_idle()
 
@@ -282,8 +282,7 @@ class Simulation:
             raise ViolationError(f"round {self.round}: audit: {[str(one) for one in findings]}")
         count = 0
         for name, writer in self._writers.items():
-            has_keys = name.topic in ("compacted", "both")
-            count += check_retained(self._root, name, writer, has_keys=has_keys)
+            count += check_retained(self._root, name, writer.written)
         self._say(
             f"{self.ticks} ticks, {self.records} records acknowledged, {count} retained: "
             "the audit is clean"
@@ -292,15 +291,15 @@ class Simulation:
     @property
     def _is_read(self) -> bool:
         return all(
-            self._reader.positions.get(name, 0) == writer.end_offset
+            self._reader.positions.get(name, 0) == writer.written.end_offset
             for name, writer in self._writers.items()
-            if name.topic in ("by-time", "by-size")
+            if not has_keys(name)
         )
 
     @property
     def records(self) -> int:
         """The number of acknowledged records."""
-        return sum(writer.end_offset for writer in self._writers.values())
+        return sum(writer.written.end_offset for writer in self._writers.values())
 
     def sample(self) -> Sample:
         """Append a sample to the file of samples, and return it."""

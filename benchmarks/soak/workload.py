@@ -6,9 +6,10 @@ offset has that offset as its value. A lost, repeated or moved record shows at t
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
+from typing import TypeAlias
 
 from sparklog.consumer.assigned_partition import ConsumerRecord
 from sparklog.consumer.consumer import Consumer
@@ -21,12 +22,47 @@ from sparklog.testing.local_producer import LocalProducer
 KEYS = 100
 """Keys of a partition of a compacted topic."""
 
+Pair: TypeAlias = "tuple[bytes | None, bytes | None]"
+"""Key and value of a record."""
+
+_TOMBSTONES = 0.1
 _PATIENCE_ROUNDS = 40
 _MOST_RECORDS = 5
 
 
 class ViolationError(Exception):
     """A record is lost, repeated, moved or changed."""
+
+
+class Written:
+    """The acknowledged records of a partition: their end, and the newest of each key."""
+
+    def __init__(self) -> None:
+        self.end_offset = 0
+        self.newest: dict[bytes, tuple[int, bytes | None]] = {}
+
+    def add(self, partition: TopicPartition, offset: int, records: Sequence[Pair]) -> None:
+        """Add the records of a batch that was acknowledged at `offset`.
+
+        Raises
+        ------
+        ViolationError
+            The batch is not where the one before ends.
+        """
+        if offset != self.end_offset:
+            raise ViolationError(f"{partition}: acknowledged at {offset}, not {self.end_offset}")
+        for key, value in records:
+            if key is not None:
+                self.newest[key] = (self.end_offset, value)
+            self.end_offset += 1
+
+
+def made_record(random: Random, offset: int, *, has_keys: bool) -> Pair:
+    """Return key and value of the record at an offset; one of ten with a key is a tombstone."""
+    if not has_keys:
+        return None, b"%d" % offset
+    key = b"key-%d" % random.randrange(KEYS)
+    return key, None if random.random() < _TOMBSTONES else b"%d" % offset
 
 
 class Writer:
@@ -37,15 +73,13 @@ class Writer:
     ) -> None:
         self._cluster = cluster
         self._partition = partition
-        self._random = random.Random(seed)
+        self._random = Random(seed)
         self._has_keys = has_keys
         self._producer: LocalProducer | None = None
         self._pending: PendingProduce | None = None
         self._sent_at = 0
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self.end_offset = 0
-        self.newest: dict[bytes, tuple[int, bytes | None]] = {}
+        self._records: list[Pair] = []
+        self.written = Written()
 
     def step(self, round_number: int) -> None:
         """Send a batch if the last one is acknowledged; send that one again if it failed."""
@@ -73,20 +107,15 @@ class Writer:
         if self._producer is None:
             self._producer = self._cluster.idempotent_producer()
         count = self._random.randint(1, _MOST_RECORDS)
-        self._keys, self._values = [None] * count, []
-        for place in range(count):
-            value: bytes | None = b"%d" % (self.end_offset + place)
-            if self._has_keys:
-                self._keys[place] = b"key-%d" % self._random.randrange(KEYS)
-                value = None if self._random.random() < 0.1 else value
-            self._values.append(value)
+        begin = self.written.end_offset
+        self._records = [
+            made_record(self._random, offset, has_keys=self._has_keys)
+            for offset in range(begin, begin + count)
+        ]
+        keys, values = zip(*self._records, strict=True)
         topic, partition = self._partition
         self._pending = self._cluster.produce(
-            topic,
-            partition,
-            self._values,
-            keys=self._keys if self._has_keys else None,
-            producer=self._producer,
+            topic, partition, values, keys=keys, producer=self._producer
         )
         self._sent_at = round_number
 
@@ -95,15 +124,7 @@ class Writer:
         assert self._producer is not None
         answer = self._pending.response
         if answer is not None and answer.error == "NONE":
-            if answer.base_offset != self.end_offset:
-                raise ViolationError(
-                    f"{self._partition}: acknowledged at {answer.base_offset}, not "
-                    f"{self.end_offset}"
-                )
-            for key, value in zip(self._keys, self._values, strict=True):
-                if key is not None:
-                    self.newest[key] = (self.end_offset, value)
-                self.end_offset += 1
+            self.written.add(self._partition, answer.base_offset, self._records)
             self._pending = None
         elif answer is not None or round_number - self._sent_at >= _PATIENCE_ROUNDS:
             try:
@@ -170,7 +191,7 @@ def retained(root: Path, partition: TopicPartition) -> Iterator[ConsumerRecord]:
                 yield from records
 
 
-def check_retained(root: Path, partition: TopicPartition, writer: Writer, *, has_keys: bool) -> int:
+def check_retained(root: Path, partition: TopicPartition, written: Written) -> int:
     """Check that each retained record is there once, and return their number.
 
     Raises
@@ -178,21 +199,22 @@ def check_retained(root: Path, partition: TopicPartition, writer: Writer, *, has
     ViolationError
         It is not.
     """
+    is_compacted = bool(written.newest)
     last, count = -1, 0
     seen: dict[bytes, tuple[int, bytes | None]] = {}
     for record in retained(root, partition):
         offset, key, value = record.offset, record.key, record.value
-        if offset <= last or (not has_keys and last >= 0 and offset != last + 1):
+        if offset <= last or (not is_compacted and last >= 0 and offset != last + 1):
             raise ViolationError(f"{partition}: offset {offset} comes after {last}")
         if value is not None and value != b"%d" % offset:
             raise ViolationError(f"{partition}: {value!r} is at offset {offset}")
         if key is not None:
             seen[key] = (offset, value)
         last, count = offset, count + 1
-    if not has_keys and last + 1 != writer.end_offset:
-        raise ViolationError(f"{partition}: ends at {last + 1}, not {writer.end_offset}")
-    for key, (offset, value) in writer.newest.items():
+    if not is_compacted and last + 1 != written.end_offset:
+        raise ViolationError(f"{partition}: ends at {last + 1}, not {written.end_offset}")
+    for key, newest in written.newest.items():
         found = seen.get(key)
-        if found != (offset, value) and (value is not None or found is not None):
-            raise ViolationError(f"{partition}: {key!r} is {found}, not {(offset, value)}")
+        if found != newest and (newest[1] is not None or found is not None):
+            raise ViolationError(f"{partition}: {key!r} is {found}, not {newest}")
     return count

@@ -47,10 +47,11 @@ def first_difference(
     Compares offsets, leader epochs, timestamps, keys, values and headers, regardless of the batches
     that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
     independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
-    is a tombstone there, or if that replica has a later record with its key. Raises `StorageError`
-    if a file cannot be read or is damaged.
+    is a tombstone, or if either replica has a later record with its key: the replica that lacks it
+    may have removed a later tombstone as well. Raises `StorageError` if a file cannot be read or is
+    damaged.
     """
-    of_keys, of_other_keys = _LastOffsets(one), _LastOffsets(other)
+    of_keys = _LastOffsets(one), _LastOffsets(other)
     for own, others in stretches(one.batches, other.batches):
         if has_equal_batches(own, others):
             continue
@@ -59,7 +60,7 @@ def first_difference(
         if records.combine_chunks().equals(other_records.combine_chunks()):
             continue
         if any(map(_has_gaps, (*own, *others))):
-            offset = _first_unexplained(records, other_records, of_keys, of_other_keys)
+            offset = _first_unexplained(records, other_records, of_keys)
         else:
             offset = _first_unequal(records, other_records)
         if offset is not None:
@@ -88,13 +89,12 @@ class _LastOffsets:
         return {key: offset for key, offset in zip(keys, offsets, strict=True) if key is not None}
 
     def supersedes(self, row: dict[str, Any]) -> bool:
-        """Return whether the cleaner may have removed a record from the replica."""
-        key = row["key"]
-        return key is None or row["value"] is None or self._by_key.get(key, -1) > row[_OFFSET]
+        """Return whether the replica has a later record with the key of `row`."""
+        return self._by_key.get(row["key"], -1) > int(row[_OFFSET])
 
 
 def _first_unexplained(
-    records: pa.Table, other_records: pa.Table, of_keys: _LastOffsets, of_other_keys: _LastOffsets
+    records: pa.Table, other_records: pa.Table, of_keys: Sequence[_LastOffsets]
 ) -> int | None:
     """Return the first offset at which two compacted logs differ otherwise than by cleaning."""
     mine = {int(row[_OFFSET]): row for row in records.to_pylist()}
@@ -103,12 +103,16 @@ def _first_unexplained(
         row, other_row = mine.get(offset), theirs.get(offset)
         if row == other_row:
             continue
-        if row is not None and other_row is None and of_other_keys.supersedes(row):
-            continue
-        if other_row is not None and row is None and of_keys.supersedes(other_row):
-            continue
-        return offset
+        missing = other_row if row is None else row if other_row is None else None
+        if missing is None or not _is_cleanable(missing, of_keys):
+            return offset
     return None
+
+
+def _is_cleanable(row: dict[str, Any], of_keys: Sequence[_LastOffsets]) -> bool:
+    if row["key"] is None or row["value"] is None:
+        return True
+    return any(one.supersedes(row) for one in of_keys)
 
 
 def _has_gaps(batch: Batch) -> bool:

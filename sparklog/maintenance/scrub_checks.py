@@ -330,7 +330,7 @@ class Checks:
     def _slice(self, item: RecordItem, broker_id: int, batches: Sequence[Batch]) -> Slice:
         log = self._reading.log_of(item.state, broker_id)
         assert log is not None, "the log of a compared replica is readable"
-        return Slice(log.location, batches)
+        return Slice(log.location, batches, log.batches(item.state.key, item.below))
 
     def _is_known_damage(self, item: RecordItem) -> bool:
         """Return whether a file of the item is damaged, or no longer live.

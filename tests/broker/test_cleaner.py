@@ -12,6 +12,7 @@ from sparklog.broker import cleaner
 from sparklog.broker.cleaner import CleanReport
 from sparklog.errors import FencedError
 from sparklog.maintenance.audit import audit
+from sparklog.maintenance.scrub import scrub
 from sparklog.model import CLEANER_OFFSET_CHECKPOINT, Batch
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -158,6 +159,40 @@ class TestACleanedLog:
         cluster.clean(0)
         assert len(kept(cluster, 0)) == 3
         assert len(kept(cluster, 1)) == 9
+        assert audit(cluster.connection) == []
+
+    def test_a_scrub_finds_a_later_record_of_a_key_in_another_batch(
+        self, cluster: LocalCluster
+    ) -> None:
+        """Broker 0 lacks a@0. What replaced it is in a batch that both replicas have, so it is not
+        among the batches that are compared.
+        """
+        write(cluster, ("a", "1"), ("b", "1"))
+        cluster.crash(0)
+        cluster.fence(0)
+        cluster.tick_until_idle()
+        # Batches of two leader epochs are never merged.
+        write(cluster, ("a", "2"))
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        pass_the_lag(cluster)
+        cluster.clean(0)
+        assert batches(cluster, 0)[-1].base_offset == batches(cluster, 1)[-1].base_offset == 2
+        assert kept(cluster, 0) != kept(cluster, 1)
+        assert scrub(cluster.connection).findings == []
+        assert audit(cluster.connection) == []
+
+    def test_may_have_lost_a_tombstone_and_what_it_replaced(self, start: Start) -> None:
+        """Broker 1 is not cleaned before broker 0 has removed the tombstone as well."""
+        cluster = compacted(start(0, 1), delete_retention_ms=str(DELETE_RETENTION_MS))
+        write(cluster, ("a", "1"), ("b", "1"), ("a", None), ("b", "2"))
+        for _ in range(2):
+            pass_the_lag(cluster, LAG_MS + DELETE_RETENTION_MS)
+            cluster.clean(0)
+            write(cluster, ("b", "3"))
+        assert [one.key for one in kept(cluster, 0)].count("a") == 0
+        assert [one.key for one in kept(cluster, 1)].count("a") == 2
+        assert scrub(cluster.connection).findings == []
         assert audit(cluster.connection) == []
 
     def test_remembers_the_producers_of_removed_batches(self, cluster: LocalCluster) -> None:
