@@ -20,10 +20,11 @@ TICKS = 1_500
 
 def test_a_simulation_ends_with_a_clean_audit(tmp_path: Path) -> None:
     """Everything happens at least once; the samples are plotted."""
-    file = tmp_path / "samples.jsonl"
-    simulation = Simulation(tmp_path / "soak", 0, file, lambda line: None)
+    file, said = tmp_path / "samples.jsonl", list[str]()
+    simulation = Simulation(tmp_path / "soak", 0, file, said.append)
     simulation.run(TICKS)
     simulation.close()
+    assert said[-1].endswith("the audit is clean")
     wanted = {"records read", "batches merged", "replicas cleaned", "members replaced"}
     assert wanted <= simulation.counts.keys()
     assert {"brokers crashed", "brokers suspended"} & simulation.counts.keys()
