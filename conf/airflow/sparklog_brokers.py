@@ -60,3 +60,17 @@ with DAG(
         bash_command=f"{SUBMIT} audit --cluster {CONFIGURATION}/cluster.yaml --engine spark",
     )
     maintain >> audit
+
+# A scrub goes on every night where the last one has ended; it fails if it finds damage.
+with DAG(
+    dag_id="sparklog_scrub",
+    schedule="7 1 * * *",
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    tags=["sparklog"],
+) as scrub:
+    BashOperator(
+        task_id="scrub",
+        bash_command=f"{SUBMIT} scrub --cluster {CONFIGURATION}/cluster.yaml --spark --until 03:00",
+    )

@@ -69,7 +69,7 @@ def brokers_of(key_part: str) -> dict[int, dict[str, Any]]:
 
 def test_every_file_of_resources_is_included_and_there_are_some() -> None:
     assert job_files() == sorted((FOLDER / "resources").iterdir())
-    assert len(jobs()) == 9
+    assert len(jobs()) == 10
 
 
 @pytest.mark.parametrize("key", list(jobs()))
@@ -122,7 +122,7 @@ def test_the_parameters_of_all_tasks_are_commands() -> None:
         file = Path(options.get("config") or options["cluster"])
         assert load_either(file).cluster_root == "s3://my-cluster/sparklog"
         assert file.parent.name in BUNDLE["sync"]["paths"]
-    assert names == {"broker", "produce", "consume", "maintain", "audit"}
+    assert names == {"broker", "produce", "consume", "maintain", "scrub", "audit"}
 
 
 def test_each_broker_has_one_scheduled_and_one_continuous_job() -> None:

@@ -110,8 +110,8 @@ def test_the_lines_of_the_crontab_are_commands_at_times() -> None:
             words = words[3:]
         assert words[0] == COMMAND
         names.append(parsed(words[1:])[0])
-    assert names == ["broker"] * 3 + ["produce", "maintain", "audit"]
-    assert len(set(locks)) == len(locks) == 4
+    assert names == ["broker"] * 3 + ["produce", "scrub", "maintain", "audit"]
+    assert len(set(locks)) == len(locks) == 5
 
 
 DAG_FILE = CHECKOUT / "conf" / "airflow" / "sparklog_brokers.py"
@@ -167,7 +167,7 @@ def test_the_commands_of_the_airflow_dags_are_commands_of_this_release() -> None
         name, options = parsed(words[at + 1 :])
         assert options.get("until_idle", True)
         names.append(name)
-    assert sorted(names) == ["audit", "broker", "broker", "broker", "maintain"]
+    assert sorted(names) == ["audit", "broker", "broker", "broker", "maintain", "scrub"]
 
 
 def test_airflow_loads_the_dags() -> None:
