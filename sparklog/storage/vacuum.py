@@ -10,6 +10,11 @@ not live in the newest version, and
   attempt that failed, or its removal was forgotten with an old checkpoint.
 
 The files are listed before the log is read, so a file that a commit adds in between is live.
+
+Delta's clean-up keeps each checkpoint for as long as the commits beside it. A checkpoint names all
+live files and all that were removed lately, and a log that takes ten batches a second gets one
+every 20 seconds. Older ones are thinned out here: the commits between them stay, so every version
+can still be read.
 """
 
 from __future__ import annotations
@@ -43,7 +48,13 @@ COMMIT_RETENTION = "delta.logRetentionDuration"
 _UNFINISHED_MS = 86_400_000
 """The age in ms from which on an unfinished file of a log is removed: nobody completes it then."""
 
+_CHECKPOINT_SPAN_MS = 600_000
+"""The age in ms up to which every checkpoint stays, since a reader may have begun with it, and the
+length of the spans of which one older checkpoint stays.
+"""
+
 _UNFINISHED = re.compile(r"(?:.*/)?(?:\.[^/]*\.tmp|_commit_[^/]*\.json\.tmp)")
+_CHECKPOINT = re.compile(rf"{LOG_FOLDER}/\d{{20}}\.checkpoint\.parquet")
 _AT_ONCE = 1_000
 
 
@@ -126,8 +137,10 @@ def vacuum_table(
     Raises `FileNotFoundError` if the log cannot be read because commits are cleaned up meanwhile,
     and the errors of reading it.
     """
-    found = [file for file in table.files() if _may_be_removed(file.path)]
-    if not found:
+    listed = list(table.files())
+    checkpoints = _thinned_out(listed, now_ms)
+    found = [file for file in listed if _may_be_removed(file.path)]
+    if not found and not checkpoints:
         return VacuumReport()
     files = read_table_files(table)
     dead = [file for file in found if file.path not in files.live]
@@ -135,6 +148,8 @@ def vacuum_table(
     if any(file.path not in files.removed_at_ms for file in old):
         named = frozenset(named_elsewhere())
         old = [file for file in old if file.path not in named]
+    old += checkpoints
+    dead += checkpoints
     removed = old if is_dry_run else list(_removed(table, old, is_stopping))
     kept = len(dead) - len(removed), _bytes(dead) - _bytes(removed)
     return VacuumReport(len(removed), _bytes(removed), *kept)
@@ -212,6 +227,21 @@ def _may_be_removed(path: str) -> bool:
     if _UNFINISHED.fullmatch(path):
         return True
     return path.endswith(".parquet") and not path.startswith(f"{LOG_FOLDER}/")
+
+
+def _thinned_out(files: Iterable[StoredFile], now_ms: int) -> list[StoredFile]:
+    """Return the checkpoints that are neither the newest, nor young, nor the newest of a span."""
+    by_version = sorted(
+        (file for file in files if _CHECKPOINT.fullmatch(file.path)), key=lambda file: file.path
+    )
+    # Spans of the clock, so that each run keeps the same ones.
+    newest_of_span = {file.modified_at_ms // _CHECKPOINT_SPAN_MS: file for file in by_version}
+    kept = {file.path for file in (*newest_of_span.values(), *by_version[-1:])}
+    return [
+        file
+        for file in by_version
+        if file.path not in kept and now_ms - file.modified_at_ms >= _CHECKPOINT_SPAN_MS
+    ]
 
 
 def _is_old(file: StoredFile, files: TableFiles, delays: Delays, now_ms: int) -> bool:

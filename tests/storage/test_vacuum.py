@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, LOG
 from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_files import LOG_FOLDER, is_checkpoint
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
@@ -90,6 +96,45 @@ def test_files_of_a_control_table_are_known_without_opening_it(at: At) -> None:
     assert interval_ms(properties[FILE_RETENTION]) == 10 * HOUR_MS
     table.refresh()
     table.compare_and_set(HIGH_WATERMARK_CHECKPOINT.columns.empty_table())
+
+
+def test_old_checkpoints_are_thinned_out_and_every_version_can_be_read(tmp_path: Path) -> None:
+    """One in ten minutes stays, besides those of the last ten minutes."""
+    root = Location.of(str(tmp_path))
+    create_table(root, HIGH_WATERMARK_CHECKPOINT)
+    table = ControlTable(root, HIGH_WATERMARK_CHECKPOINT)
+    # The middle of a span of ten minutes.
+    now_s = time.time() // 600 * 600 + 300
+    made = {}
+    for age_s in (3_700, 3_600, 2_400, 2_399, 700, 650, 599, 500, 1):
+        table.compare_and_set(HIGH_WATERMARK_CHECKPOINT.columns.empty_table())
+        write_checkpoint(table.location)
+        [file] = tmp_path.glob(f"*/_delta_log/{table.version:020}.checkpoint.parquet")
+        os.utime(file, times=(now_s - age_s, now_s - age_s))
+        made[age_s] = file
+    now_ms = int(now_s * 1_000)
+    dry = vacuum_table(table.location, DELAYS, now_ms, is_dry_run=True)
+    assert dry.files == 4
+    assert all(file.exists() for file in made.values())
+    assert vacuum_table(table.location, DELAYS, now_ms).files == 4
+    left = [age_s for age_s, file in made.items() if file.exists()]
+    assert left == [3_600, 2_399, 599, 500, 1]
+    for version in range(table.version + 1):
+        assert DeltaTable(table.location.uri, version=version).version() == version
+    assert vacuum_table(table.location, DELAYS, now_ms).files == 0
+
+
+def test_the_newest_checkpoint_stays_however_old_it_is(at: At) -> None:
+    create_table(at("broker"), HIGH_WATERMARK_CHECKPOINT)
+    table = ControlTable(at("broker"), HIGH_WATERMARK_CHECKPOINT)
+    for _ in range(3):
+        table.compare_and_set(HIGH_WATERMARK_CHECKPOINT.columns.empty_table())
+        write_checkpoint(table.location)
+    vacuum_table(table.location, DELAYS, FAR_MS)
+    names = table.location.names(LOG_FOLDER)
+    assert [name for name in names if is_checkpoint(name)] == [
+        f"{table.version:020}.checkpoint.parquet"
+    ]
 
 
 @pytest.mark.parametrize(
