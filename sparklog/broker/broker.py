@@ -31,6 +31,7 @@ from sparklog.broker.log_directories import (
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.metadata_polls import MetadataPoll, MetadataPolls
+from sparklog.broker.moved_directories import fence_copies, left_copies
 from sparklog.broker.pace import TickStep
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
@@ -157,6 +158,11 @@ class Broker:
             for root in own
             if root.location == directory.location
         }
+        before = next(
+            (row for row in cluster.brokers.rows().to_pylist() if row["broker_id"] == broker_id),
+            None,
+        )
+        left = left_copies(before, self._roots, lambda uri: Location.of(uri, storage_options))
         reader = MetadataReader(cluster, storage_options or {})
         self.broker_epoch = register(
             reader,
@@ -179,6 +185,7 @@ class Broker:
             [*(partial(root.take_fence, self.broker_epoch) for root in own), open_registration],
             is_local=not self.is_on_store,
         )
+        fence_copies(before, left, self.broker_epoch)
         self._reader = MetadataReader(cluster, storage_options or {})
         self._peers = Peers(self._reader.location)
         self._failed = FailedDirectories(

@@ -75,9 +75,9 @@ class FailedDirectories:
     def settle(self, registration: ControlTable, now_ms: int, effects: Effects) -> bool:
         """Probe the suspected directories, and take offline and announce those that have failed.
 
-        Returns whether a directory was taken offline or announced. Without a suspicion this costs nothing.
-        Parameters: `registration`, the table `brokers`; `now_ms`, the monotonic clock. Raises
-        the errors of the announcement, which the next call repeats.
+        Returns whether a directory was taken offline or announced. Without a suspicion this costs
+        nothing. Parameters: `registration`, the table `brokers`; `now_ms`, the monotonic clock.
+        Raises the errors of the announcement, which the next call repeats.
         """
         is_changed = False
         for number, suspicion in list(self._suspected.items()):
