@@ -342,8 +342,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "null before the first."
             ),
             "offline_log_dirs": (
-                "Ids of the log directories that have failed, as a JSON list; null while none has. "
-                "The broker's next start sets it anew."
+                "Ids of the log directories that have failed since the broker registered, or could "
+                "not be used then, as a JSON list; null while none has."
             ),
         },
     ),

@@ -497,9 +497,14 @@ class MetadataReader:
         broker = self._metadata.brokers.get(broker_id)
         uri = broker.online_roots.get(root) if broker is not None else None
         if uri is None:
+            if broker is not None and root < len(broker.roots) and broker.roots[root] is not None:
+                raise StorageError(
+                    f"log directory {broker.roots[root]} of broker {broker_id} has failed: repair "
+                    "it, and restart the broker"
+                )
             raise StorageError(
-                f"broker {broker_id} is not registered with log directory number {root}, or it has "
-                "failed: start the broker with all of its log.dirs"
+                f"broker {broker_id} is not registered with log directory number {root}: start it "
+                "with all of its log.dirs"
             )
         return Location.of(uri, self._storage_options)
 

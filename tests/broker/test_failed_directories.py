@@ -360,7 +360,7 @@ class TestAtTheStart:
         check_whole(cluster, ["p0", "b"], ["p1"])
 
     def test_a_first_start_needs_all_directories(self, tmp_path: Path) -> None:
-        """A directory that was never used cannot be told from a typo."""
+        """A directory that was never used cannot be distinguished from a typo."""
         (tmp_path / "cluster").mkdir()
         (tmp_path / "cluster" / "b").touch()
         with pytest.raises(StorageError, match="b is a file: name a folder"):

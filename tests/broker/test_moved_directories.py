@@ -116,7 +116,7 @@ def test_a_copy_that_was_made_too_early_is_refused(cluster: LocalCluster) -> Non
     assert values(cluster.consume("t", 0)) == ["v0", "v1"]
 
 
-def test_two_copies_that_both_went_on_are_told_apart(cluster: LocalCluster) -> None:
+def test_two_copies_that_both_went_on_are_distinguished(cluster: LocalCluster) -> None:
     """Versions alone do not show it: each has commits that the other has not."""
     copy(cluster, "a", "other")
     start(cluster, "a")

@@ -13,7 +13,14 @@ from tests.jobs.processes import Client, Cluster, Process, wait_for
 def run(cluster: Cluster, broker_id: int, *log_dirs: str) -> Process:
     """Start one broker with these log directories."""
     config = cluster.configuration(broker_id, log_dirs=list(log_dirs))
-    command = [sys.executable, "-m", "jobs.broker", "--config", config, "--without-spark"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "jobs.broker",
+        "--config",
+        config,
+        "--without-spark",
+    ]
     return cluster.start(command)
 
 
