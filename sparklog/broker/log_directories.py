@@ -44,8 +44,8 @@ def faults_at_start(locations: Sequence[Location]) -> dict[Location, str]:
 
     Raises `StorageError` if none can be used, or if one of several cannot and no other has been
     used yet: at its first start a broker needs all of its directories, since one that is not known
-    cannot be distinguished from a typo. A single directory is not probed, and neither is an empty place: a
-    new directory is created there.
+    cannot be distinguished from a typo. A single directory is not probed, and neither is an empty
+    place: a new directory is created there.
     """
     if len(locations) == 1:
         return {}

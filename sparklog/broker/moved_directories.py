@@ -85,7 +85,7 @@ def _is_copy(used: Location, root: BrokerRoot) -> bool:
     if table_identity(used.child(LOG.name))[0] != root.log.table_id:
         return False
     # One directory may have two names: a link, another mount, another endpoint of the store.
-    name = f"{LOG_FOLDER}/.{uuid.uuid4().hex}.probe"
+    name = f"{LOG_FOLDER}/.{uuid.uuid4().hex}.tmp"
     log = root.location.child(LOG.name)
     try:
         log.put_new(name, b"names of a log directory are compared; may be removed\n")

@@ -2,7 +2,7 @@
 
 A failed operation does not say where its fault is: the cluster root, another broker's root or a
 single file may be unreadable. The probe asks the directory itself. It is run only after a failure,
-and takes three requests on an object store.
+and takes four requests on an object store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def probe(root: Location) -> None:
     replaced by a file, access is denied, or the disk reports an error (EIO, a read-only file
     system). Not lasting are a full disk, and errors of a store that its client has retried.
     """
-    path = f"{LOG_FOLDER}/.{uuid.uuid4().hex}.probe"
+    path = f"{LOG_FOLDER}/.{uuid.uuid4().hex}.tmp"
     log = root.child(LOG.name)
     try:
         has_format = first_commit(root.child(FORMAT.name)) is not None

@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.s3_store import running_store
+from sparklog import Admin, Producer
+from sparklog.broker.application import Application
+from sparklog.clock import wait_until
+from sparklog.cluster.connection import Connection
+from sparklog.config import ClusterConfig, parse
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS, PARTITION_STATE
@@ -393,3 +399,47 @@ class TestAtTheStart:
         cluster.log_dirs[0] = ("b", "a")
         cluster.restart(0)
         check_whole(cluster, ["p0", "alone"], ["p1"])
+
+
+def test_a_bucket_is_removed(tmp_path: Path) -> None:
+    """A broker's directories are in two buckets of a store, and one is removed while it runs."""
+    with running_store(tmp_path / "store.log") as store:
+        first, second = store.bucket("first"), store.bucket("second")
+        values = {
+            "cluster.root": f"{first}/cluster",
+            "brokers": [
+                {"broker.id": 0, "log.dirs": [f"{first}/a", f"{second}/b"]},
+                {"broker.id": 1, "log.dirs": [f"{first}/other"]},
+            ],
+            "storage.options": store.options(),
+            "broker.heartbeat.interval.ms": 100,
+            "tick.interval.ms": 50,
+        }
+        config = parse(ClusterConfig, values, "the test")
+        application = Application(config)
+        application.start()
+        connection = Connection(config.cluster_root, storage_options=config.storage_options)
+        Admin(connection).create_topic("t", assignment={0: [0, 1], 1: [0, 1]})
+        with Producer(connection, delivery_timeout_ms=120_000) as producer:
+
+            def send() -> None:
+                sent = [producer.send("t", b"v", partition=one) for one in (0, 1)]
+                while not all(one.done() for one in sent):
+                    application.round()
+                assert [one.result(0).partition for one in sent] == [0, 1]
+
+            send()
+            application.round(to_end=True)
+            store.remove_bucket("second")
+
+            def is_led_elsewhere() -> bool:
+                application.round()
+                return connection.metadata().partition("t", 1).leader == 1
+
+            assert wait_until(is_led_elsewhere, 60_000, pause_ms=20)
+            send()
+        metadata = connection.metadata()
+        assert metadata.brokers[0].online_roots == {0: f"{first}/a"}
+        assert metadata.partition("t", 0).leader == 0
+        application.stop()
+        application.run_until_idle()
