@@ -423,8 +423,9 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: producer_state or log_start (of a deletion of
-            old records), epoch_entry, log_commit, removal, isr_change, checkpoint or responses.
+            The step after which the broker crashes: log_dir_offline, producer_state or log_start
+            (of a deletion of old records), epoch_entry, log_commit, removal, isr_change, checkpoint
+            or responses.
 
         Returns
         -------
@@ -446,8 +447,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: truncate, copy, producer_state (of a deletion
-            of old records), log_commit or checkpoint.
+            The step after which the broker crashes: log_dir_offline, truncate, copy, producer_state
+            (of a deletion of old records), log_commit or checkpoint.
 
         Returns
         -------

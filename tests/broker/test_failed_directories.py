@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,41 +19,9 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS, PARTITION_STATE
-from sparklog.storage.local_files import LocalFiles
 from sparklog.testing import LocalCluster
+from tests.broker.failing_disk import FailingDisk
 from tests.broker.states import error, rows, values
-
-
-class FailingDisk:
-    """Lets each write below some folders fail with an error of the file system."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failing: dict[str, int] = {}
-        for name in ("create", "link", "sync"):
-            original = getattr(LocalFiles, name)
-
-            def call(
-                files: LocalFiles, *paths: str, _original: Callable[..., object] = original
-            ) -> object:
-                for folder, number in self.failing.items():
-                    if any(path.startswith(f"{folder}/") for path in paths):
-                        raise OSError(number, os.strerror(number), paths[-1])
-                return _original(files, *paths)
-
-            monkeypatch.setattr(LocalFiles, name, call)
-
-    def fail(self, folder: Path, number: int = errno.EIO) -> None:
-        """Let writes below `folder` fail until `mend`."""
-        self.failing[str(folder)] = number
-
-    def mend(self) -> None:
-        """End all failures."""
-        self.failing.clear()
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
-    return FailingDisk(monkeypatch)
 
 
 @pytest.fixture
