@@ -19,6 +19,8 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS, PARTITION_STATE
+from sparklog.storage.delta_log_files import newest_version
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.failing_disk import FailingDisk
 from tests.broker.states import error, rows, values
@@ -295,13 +297,18 @@ class TestWhileTheBrokerRuns:
         assert ({"a", "b"} - {failed}).pop() in reason
 
     def test_nothing_is_written_for_it_at_rest(self, cluster: LocalCluster) -> None:
-        """Without a failure the row does not change, also over many heartbeats in turn."""
+        """The row does not change, and two directories have no more heartbeats than one."""
         before = cluster.connection.root.brokers.version
-        for _ in range(5):
+        logs = [cluster.root / name / "log" for name in ("a", "b")]
+        versions = [newest_version(Location.of(str(log))) for log in logs]
+        for _ in range(6):
             cluster.clock.advance(2_000)
             cluster.tick_until_idle()
         cluster.connection.root.brokers.refresh()
         assert cluster.connection.root.brokers.version == before
+        after = [newest_version(Location.of(str(log))) for log in logs]
+        # The controller's broker is 0: each heartbeat renews its lease.
+        assert [new - old for new, old in zip(after, versions, strict=True)] == [3, 3]
 
 
 class TestAtTheStart:

@@ -100,7 +100,8 @@ class Story:
             self.cluster.crash(broker)
         name = f"{broker}{'ab'[number]}"
         if name not in self.disk.names():
-            shutil.rmtree(self.cluster.root / name)
+            # It may be empty already, if the broker could not be started since.
+            shutil.rmtree(self.cluster.root / name, ignore_errors=True)
         with suppress(OSError, SparklogError):
             self.cluster.restart(broker)
 

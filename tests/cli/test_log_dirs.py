@@ -95,6 +95,8 @@ def test_a_directory_that_has_failed_is_offline(cluster: LocalCluster) -> None:
     assert (failed["state"], failed["partitions"]) == ("offline", [])
     assert failed["error"] == "KAFKA_STORAGE_ERROR: it has failed"
     assert (sound["state"], sound["error"]) == ("online", None)
+    listed = json.loads(run("brokers", "list", "--json", cluster=cluster.root / "cluster").stdout)
+    assert listed[0]["log_dirs"] == [f"0={cluster.root}/a (offline)", f"1={cluster.root}/b"]
 
 
 def test_a_directory_that_cannot_be_read_has_an_error(cluster: LocalCluster) -> None:
