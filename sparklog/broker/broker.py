@@ -140,7 +140,7 @@ class Broker:
         self._settings = settings
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
-        failed = faults_at_start(roots)
+        failed = faults_at_start(roots, (cluster.cluster_id, broker_id))
         own = open_log_directories(
             [root for root in roots if root not in failed], cluster, broker_id
         )

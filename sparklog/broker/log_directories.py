@@ -39,13 +39,17 @@ class LogDirectory(NamedTuple):
     has_failed: bool = False
 
 
-def faults_at_start(locations: Sequence[Location]) -> dict[Location, str]:
+def faults_at_start(
+    locations: Sequence[Location], owner: tuple[str, int] | None = None
+) -> dict[Location, str]:
     """Return the log directories of a broker that cannot be used now, each with the reason.
 
+    Parameters: `owner`, the ids of the cluster and of the broker, whose directories are probed, by
+    a file that is written and removed; without it they are only read.
     Raises `StorageError` if none can be used, or if one of several cannot and no other has been
     used yet: at its first start a broker needs all of its directories, since one that is not known
-    cannot be distinguished from a typo. A single directory is not probed, and neither is an empty
-    place: a new directory is created there.
+    cannot be distinguished from a typo. A single directory is not examined, and neither is an
+    empty place: a new directory is created there.
     """
     if len(locations) == 1:
         return {}
@@ -53,9 +57,11 @@ def faults_at_start(locations: Sequence[Location]) -> dict[Location, str]:
     def fault(location: Location) -> StorageError | bool:
         """Return the fault, or whether there is a log directory at `location`."""
         try:
-            if read_format(location) is None:
+            found = read_format(location)
+            if found is None:
                 return False
-            probe(location)
+            if (found.cluster_id, found.broker_id) == owner:
+                probe(location)
         except DamagedError:
             # The start is refused with this error when the directory is opened.
             return True

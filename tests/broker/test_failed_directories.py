@@ -346,6 +346,16 @@ class TestAtTheStart:
         with pytest.raises(StorageError, match="b is a file: name a folder"):
             LocalCluster(tmp_path / "cluster", brokers=[0], log_dirs={0: ("a", "b")})
 
+    def test_nothing_is_written_to_another_brokers_directory(self, cluster: LocalCluster) -> None:
+        """Neither the start nor the probe before it."""
+        cluster.crash(0)
+        cluster.log_dirs[0] = ("a", "other")
+        before = {one: one.stat().st_mtime_ns for one in (cluster.root / "other").rglob("*")}
+        with pytest.raises(StorageError, match="other belongs to broker 1 of cluster"):
+            cluster.restart(0)
+        after = {one: one.stat().st_mtime_ns for one in (cluster.root / "other").rglob("*")}
+        assert after == before
+
     def test_a_start_needs_one_directory(self, cluster: LocalCluster) -> None:
         cluster.crash(0)
         for name in ("a", "b"):
