@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.s3_store import running_store
+from sparklog import Admin, Producer
+from sparklog.broker.application import Application
+from sparklog.cli.cluster import Cluster
+from sparklog.cli.sql import query
+from sparklog.cluster.connection import Connection
+from sparklog.config import ClusterConfig, parse
 from sparklog.errors import FencedError, StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import BROKERS
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.states import error, rows, values
 
@@ -158,3 +166,50 @@ def test_a_suspended_process_cannot_commit_to_the_directory_that_was_left(
     with pytest.raises(FencedError):
         zombie.leader_tick()
     assert error(pending) != "NONE"
+
+
+def test_from_a_folder_to_a_bucket(tmp_path: Path) -> None:
+    """Clients and SQL read the bucket afterwards; the folder is refused."""
+    with running_store(tmp_path / "store.log") as store:
+        bucket = store.bucket("moved")
+
+        def application(log_dir: str) -> Application:
+            values = {
+                "cluster.root": str(tmp_path / "cluster"),
+                "brokers": [{"broker.id": 0, "log.dirs": log_dir}],
+                "storage.options": store.options(),
+            }
+            return Application(parse(ClusterConfig, values, "the test"))
+
+        def send(running: Application, value: bytes) -> None:
+            with Producer(connection) as producer:
+                sent = producer.send("t", value)
+                while not sent.done():
+                    running.round()
+                assert sent.result(0).partition == 0
+
+        folder = tmp_path / "broker-0"
+        first = application(str(folder))
+        first.start()
+        connection = Connection(str(tmp_path / "cluster"), storage_options=store.options())
+        Admin(connection).create_topic("t")
+        send(first, b"v0")
+        first.run_until_idle()
+        target = Location.of(f"{bucket}/broker-0", store.options())
+        for file in folder.rglob("*"):
+            if file.is_file():
+                target.overwrite_object(str(file.relative_to(folder)), file.read_bytes())
+        second = application(target.uri)
+        second.start()
+        send(second, b"v1")
+        second.run_until_idle()
+        [described] = Admin(connection).describe_log_dirs([0])[0]
+        assert (described.path, described.error) == (target.uri, None)
+        state = connection.metadata().partition("t", 0)
+        assert state.isr == [0]
+        [visible] = connection.visible([state])
+        assert (visible.location.uri, visible.high_watermark) == (target.uri, 2)
+        named = Cluster(str(tmp_path / "cluster"), store.options(), None)
+        assert query("select * from batches", named).rows.num_rows == 2
+        with pytest.raises(StorageError, match="broker-0 is a copy of s3://moved/broker-0, which"):
+            application(str(folder)).start()
