@@ -646,7 +646,7 @@ class Application:
             return TickReport()
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
-            if of[1] in _NECESSARY and isinstance(error, UNREADABLE):
+            if of[1] in _REPLICA_TICKS and isinstance(error, UNREADABLE):
                 self._note_directories(broker)
             return TickReport()
         trouble = self._troubles.pop(of, None)
@@ -684,7 +684,7 @@ class Application:
         )
 
     def _note_directories(self, broker: Broker) -> None:
-        """Note whether the last log directory of a broker can be used, after a failure."""
+        """Note whether the last log directory of a broker whose tick failed can be used."""
         reason = broker.failure_of_last_directory()
         if reason is None:
             self._without_directory.pop(broker.broker_id, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import uuid
+from contextlib import suppress
 
 from sparklog.model import FORMAT, LOG
 from sparklog.storage.commits import first_commit
@@ -58,8 +59,12 @@ def probe(root: Location) -> None:
         try:
             log.put_new(path, _CONTENT)
             is_whole = log.read_bytes(path) == _CONTENT
-        finally:
-            log.remove(path)
+        except STORE_ERRORS:
+            # The write may have taken effect.
+            with suppress(*STORE_ERRORS):
+                log.remove(path)
+            raise
+        log.remove(path)
     except STORE_ERRORS as error:
         raise ProbeError(one_line(error), is_lasting=_is_lasting(root, error)) from error
     if not has_format:
