@@ -495,7 +495,8 @@ BROKERS = _busy_table(
     parked_at_ms=_LONG,
     newest_format=_INT,
     repair_requests=_LONG,
-)._replace(added=frozenset({"newest_format", "repair_requests"}))
+    offline_log_dirs=_STRING,
+)._replace(added=frozenset({"newest_format", "repair_requests", "offline_log_dirs"}))
 CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
 TOPICS = _history_table(
     "topics",

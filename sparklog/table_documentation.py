@@ -285,9 +285,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
     "brokers": TableDocumentation(
         rows="A broker that has registered; an unregistered one keeps its row, with its epoch.",
         writers=(
-            "Brokers, each its own row: registration, parking, stopping, the end of fencing. The "
-            "controller: fencing, and the versions of the logs once a minute. An administrator: "
-            "`sparklog brokers fence` and `unregister`, the import of checkpoints."
+            "Brokers, each its own row: registration, parking, stopping, the end of fencing, a "
+            "failed log directory. The controller: fencing, and the versions of the logs once a "
+            "minute. An administrator: `sparklog brokers fence` and `unregister`, the import of "
+            "checkpoints."
         ),
         columns={
             "broker_id": "Id of the broker (`broker.id`).",
@@ -339,6 +340,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "repair_requests": (
                 "Number of times that `sparklog repair` has left rows of `repairs` to the broker; "
                 "null before the first."
+            ),
+            "offline_log_dirs": (
+                "Ids of the log directories that have failed since the broker registered, or could "
+                "not be used then, as a JSON list; null while none has."
             ),
         },
     ),

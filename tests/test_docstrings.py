@@ -37,6 +37,7 @@ _FURTHER = {
     "sparklog.broker.tick": ("TickReport",),
     "sparklog.cluster.admin": ("TopicDescription",),
     "sparklog.cluster.broker_admin": ("BrokerDescription",),
+    "sparklog.cluster.log_dirs": ("LogDirDescription", "ReplicaSize"),
     "sparklog.cluster.topic_admin": ("ConfigEntry", "ConfigSynonym"),
     "sparklog.cluster.connection": ("Visible",),
     "sparklog.cluster.metadata": (

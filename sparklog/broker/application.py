@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from sparklog.broker.broker import Broker
 from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
+from sparklog.broker.log_directories import faults_at_start
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.registration import LastProcess, await_session
@@ -47,7 +48,7 @@ from sparklog.errors import (
 )
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.session import has_ended
-from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.errors import STORE_ERRORS, UNREADABLE
 from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location
 
@@ -188,6 +189,8 @@ class Application:
         # One pool for the whole run: rules and Spark keep a connection for each thread.
         self._pool = ThreadPoolExecutor(len(config.brokers), thread_name_prefix="ticks")
         self._troubles: dict[tuple[int, str], _Trouble] = {}
+        # The brokers without a usable log directory, and the reasons.
+        self._without_directory: dict[int, str] = {}
         self._failures = RepeatedFailures(_log)
         self._last_processes: dict[int, LastProcess] = {}
         self._fenced: list[FencedError] = []
@@ -587,12 +590,21 @@ class Application:
     def _lasting_failure(self) -> ApplicationFailedError | None:
         """Return an error if every broker has failed for longer than tick.failure.timeout.ms.
 
+        Returns one at once if the last log directories of all brokers have failed.
+
         A broker fails as long as one of its necessary actions does. As long as one broker works,
         the others are retried, and the application goes on.
         """
         timeout_ms = self.config.tick_failure_timeout_ms
         brokers = set(self._brokers)
-        if timeout_ms is None or not brokers:
+        if not brokers:
+            return None
+        if brokers <= self._without_directory.keys():
+            reasons = ", ".join(self._without_directory[one] for one in sorted(brokers))
+            return ApplicationFailedError(
+                f"no log directory can be used: {reasons}; repair or replace it, and restart"
+            )
+        if timeout_ms is None:
             return None
         lasting: dict[int, tuple[_Trouble, str]] = {}
         for (broker_id, action), trouble in sorted(
@@ -634,9 +646,12 @@ class Application:
             return TickReport()
         except Exception as error:  # noqa: BLE001 - one broker's failure must not end the others
             self._note(of, error)
+            if of[1] in _REPLICA_TICKS and isinstance(error, UNREADABLE):
+                self._note_directories(broker)
             return TickReport()
         trouble = self._troubles.pop(of, None)
         if trouble is not None:
+            self._without_directory.pop(broker.broker_id, None)
             self._failures.over((*of, _kind(trouble.error)))
             _log.info(
                 "action succeeds again",
@@ -668,6 +683,14 @@ class Application:
             exc_info=trace,
         )
 
+    def _note_directories(self, broker: Broker) -> None:
+        """Note whether the last log directory of a broker whose tick failed can be used."""
+        reason = broker.failure_of_last_directory()
+        if reason is None:
+            self._without_directory.pop(broker.broker_id, None)
+        else:
+            self._without_directory[broker.broker_id] = reason
+
     def _is_waiting(self, of: tuple[int, str]) -> bool:
         """Whether a tick has failed so recently that it is not retried yet."""
         trouble = self._troubles.get(of)
@@ -698,6 +721,7 @@ class Application:
 
     def _forget_troubles(self, broker_id: int) -> None:
         """Forget the failures of a dropped broker: the others do not wait for it."""
+        self._without_directory.pop(broker_id, None)
         for of in [one for one in list(self._troubles) if one[0] == broker_id]:
             self._troubles.pop(of, None)
 
@@ -825,9 +849,14 @@ def check_roots(config: ClusterConfig | BrokerConfig) -> None:
     """Raise `StorageError` for roots that cannot be those of this cluster and these brokers.
 
     Nothing is created. The cluster root need not exist if the brokers may create it: with
-    auto.create.cluster.enable, and if their own roots do not exist either.
+    auto.create.cluster.enable, and if their own roots do not exist either. Of several log
+    directories of a broker some may have failed (`faults_at_start`).
     """
-    owned = [(one.broker_id, uri) for one in config.brokers for uri in one.log_dirs]
+    owned = []
+    for one in config.brokers:
+        named = [Location.of(uri, config.storage_options) for uri in one.log_dirs]
+        failed = {location.uri for location in faults_at_start(named)}
+        owned += [(one.broker_id, root.uri) for root in named if root.uri not in failed]
     uris = [config.cluster_root, *(uri for _, uri in owned)]
     locations = [Location.of(uri, config.storage_options) for uri in uris]
     check_distinct(locations)

@@ -9,23 +9,29 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from sparklog.broker.cleaner import Cleaner, CleanReport
 from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
+from sparklog.broker.failed_directories import FailedDirectories
 from sparklog.broker.following.follower import Follower
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.leading.leader import Leader
 from sparklog.broker.leading.led_partitions import FollowerReports
-from sparklog.broker.log_directories import number_log_directories, open_log_directories
+from sparklog.broker.log_directories import (
+    faults_at_start,
+    number_log_directories,
+    open_log_directories,
+)
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.merger import Merger, MergeReport
 from sparklog.broker.metadata_polls import MetadataPoll, MetadataPolls
+from sparklog.broker.moved_directories import fence_copies, left_copies
 from sparklog.broker.pace import TickStep
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
@@ -134,7 +140,10 @@ class Broker:
         self._settings = settings
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
-        own = open_log_directories(roots, cluster, broker_id)
+        failed = faults_at_start(roots, (cluster.cluster_id, broker_id))
+        own = open_log_directories(
+            [root for root in roots if root not in failed], cluster, broker_id
+        )
         found = witnesses(
             cluster.brokers.rows().to_pylist(),
             broker_id,
@@ -142,13 +151,18 @@ class Broker:
             lambda uri: Location.of(uri, storage_options),
         )
         check_not_older(cluster, broker_id, own, found)
-        self._directories = number_log_directories(cluster.brokers, broker_id, own)
+        self._directories = number_log_directories(cluster.brokers, broker_id, own, failed)
         self._roots = {
             number: root
             for number, directory in enumerate(self._directories)
             for root in own
             if root.location == directory.location
         }
+        before = next(
+            (row for row in cluster.brokers.rows().to_pylist() if row["broker_id"] == broker_id),
+            None,
+        )
+        left = left_copies(before, self._roots, lambda uri: Location.of(uri, storage_options))
         reader = MetadataReader(cluster, storage_options or {})
         self.broker_epoch = register(
             reader,
@@ -171,9 +185,17 @@ class Broker:
             [*(partial(root.take_fence, self.broker_epoch) for root in own), open_registration],
             is_local=not self.is_on_store,
         )
+        fence_copies(before, left, self.broker_epoch)
         self._reader = MetadataReader(cluster, storage_options or {})
         self._peers = Peers(self._reader.location)
-        self._heartbeats = Heartbeats(self._roots, settings)
+        self._failed = FailedDirectories(
+            broker_id,
+            self.broker_epoch,
+            self._roots,
+            settings.broker_session_timeout_ms,
+            self._take_offline,
+        )
+        self._heartbeats = Heartbeats(self._roots, settings, self._failed.suspect)
         self._signs = SignsOfLife(
             broker_id,
             self._roots,
@@ -268,6 +290,34 @@ class Broker:
         self._mergers.append(Merger(replicas, known, streams, *beside))
         self._cleaners.append(Cleaner(replicas, known, self._topic_configs, streams, *beside))
 
+    def _take_offline(self, number: int) -> None:
+        """Drop the roles of the replicas in a root that has failed; the others go on."""
+        root = self._roots[number]
+        index = list(self._roots).index(number)
+        version = root.log.version
+        self._directories[number] = self._directories[number]._replace(
+            log_version=version, has_failed=True
+        )
+        # New lists: other threads iterate over the old ones.
+        self._replicas = _without(self._replicas, index)
+        self._repairs = _without(self._repairs, index)
+        self._leaders = _without(self._leaders, index)
+        self._followers = _without(self._followers, index)
+        self._mergers = _without(self._mergers, index)
+        self._cleaners = _without(self._cleaners, index)
+        del self._roots[number]
+
+    def _settle_failures(self, effects: Effects) -> bool:
+        """Take failed log directories offline and announce them; return whether one was."""
+        return self._failed.settle(self._registration, self._clock.monotonic_ms(), effects)
+
+    def failure_of_last_directory(self) -> str | None:
+        """Probe the only log directory that is left; return why it has failed, otherwise `None`.
+
+        It is not taken offline, so that the broker goes on if it can be used again.
+        """
+        return self._failed.last_failure()
+
     @property
     def is_controller(self) -> bool:
         """Whether the broker is the active controller, as far as it knows."""
@@ -280,7 +330,7 @@ class Broker:
         request, are not checked. May run during a tick.
         """
         return (
-            any(root.request_tables.has_news() for root in self._roots.values())
+            any(root.request_tables.has_news() for root in list(self._roots.values()))
             or self._peers.have_news()
             or self._cluster.partition_state.has_news()
         )
@@ -337,7 +387,8 @@ class Broker:
     @property
     def is_on_store(self) -> bool:
         """Whether the cluster root or one of the broker's roots is on an object store."""
-        locations = [self._cluster.location, *(root.location for root in self._roots.values())]
+        roots = list(self._roots.values())
+        locations = [self._cluster.location, *(root.location for root in roots)]
         return not all(location.is_local for location in locations)
 
     @property
@@ -350,28 +401,32 @@ class Broker:
         """Play the leader: take requests, advance high watermarks and in-sync sets, answer.
 
         Damaged replicas are found and repaired before that. `stop_after` ends the tick at a point,
-        as a crash there would: repair_file, repair_commit, repair_checkpoint, repair_rows
-        (requested repairs), damage_isr, damage_cut, epoch_entry, producer_state and log_start (a
-        deletion of old records), log_commit (the commit of the journal, with answers), removal (of
-        the producers of deleted topics), isr_change, checkpoint (the commit of high watermarks and
-        answers after changes of in-sync sets), responses (before taken requests are removed and
-        checkpoints written). Raises `FencedError` if a newer process plays this broker; the caller
-        must then drop it.
+        as a crash there would: log_dir_offline (a failed log directory was announced), repair_file,
+        repair_commit, repair_checkpoint, repair_rows (requested repairs), damage_isr, damage_cut,
+        epoch_entry, producer_state and log_start (a deletion of old records), log_commit (the
+        commit of the journal, with answers), removal (of the producers of deleted topics),
+        isr_change, checkpoint (the commit of high watermarks and answers after changes of in-sync
+        sets), responses (before taken requests are removed and checkpoints written). Raises
+        `FencedError` if a newer process plays this broker; the caller must then drop it.
         """
         with self._lock:
+            now_ms, effects = self._clock.now_ms(), Effects(stop_after)
+            has_failed = self._settle_failures(effects)
             metadata = self._load()
             versions = self._reader.versions
             reports = self._follower_reports(metadata)
-            now_ms, effects = self._clock.now_ms(), Effects(stop_after)
             is_repairing = self._repair(metadata, reports, now_ms, effects)
             if is_repairing:
                 self._is_metadata_due = True
                 metadata, versions = self._load(), self._reader.versions
             report = self._each_root(
-                partial(leader.tick, metadata, versions, reports, now_ms, effects)
-                for leader in self._leaders
+                [
+                    partial(leader.tick, metadata, versions, reports, now_ms, effects)
+                    for leader in self._leaders
+                ],
+                effects,
             )
-            report.changed |= is_repairing
+            report.changed |= is_repairing or has_failed
             self._reported.clear()
             return report
 
@@ -392,16 +447,19 @@ class Broker:
     def follower_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the follower: truncate to where logs agree, copy the leaders' batches, report.
 
-        `stop_after`: truncate, copy, producer_state (of batches below the log start offset),
-        log_commit, checkpoint. Raises as `leader_tick` does.
+        `stop_after`: log_dir_offline, truncate, copy, producer_state (of batches below the log
+        start offset), log_commit, checkpoint. Raises as `leader_tick` does.
         """
         with self._lock:
             metadata = self._load()
             now_ms, effects = self._clock.now_ms(), Effects(stop_after)
             wait_ms = self._polled.high_watermarks_wait_ms
             report = self._each_root(
-                partial(follower.tick, metadata, now_ms, effects, wait_ms)
-                for follower in self._followers
+                [
+                    partial(follower.tick, metadata, now_ms, effects, wait_ms)
+                    for follower in self._followers
+                ],
+                effects,
             )
             # The tick has truncated logs, or copied as much as one tick may: there may be more.
             report.has_more |= report.changed
@@ -542,8 +600,13 @@ class Broker:
         """Note the requests, and the other brokers' rows and journals, before time passes."""
         self._heartbeats.note()
         self._controller.observe(self._clock.monotonic_ms())
-        for leader in self._leaders:
-            leader.appends.inbox.poll(self._clock.now_ms())
+        for number, leader in zip(list(self._roots), self._leaders, strict=True):
+            try:
+                leader.appends.inbox.poll(self._clock.now_ms())
+            except UNREADABLE as error:
+                if len(self._roots) == 1:
+                    raise
+                self._failed.suspect(number, error)
 
     def park(self) -> None:
         """End for now, as between two scheduled runs: the broker keeps its partitions.
@@ -660,11 +723,14 @@ class Broker:
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
         return metadata
 
-    def _each_root(self, ticks: Iterable[Callable[[], TickReport]]) -> TickReport:
-        """Run every root's tick; a failure is raised after all have run (rule 1.5)."""
+    def _each_root(self, ticks: Sequence[Callable[[], TickReport]], effects: Effects) -> TickReport:
+        """Run every root's tick; a failure is raised after all have run (rule 1.5).
+
+        A root that has failed is taken offline, and its failure is not raised.
+        """
         report = TickReport()
-        failure: Exception | None = None
-        for tick in ticks:
+        failures: dict[int, Exception] = {}
+        for number, tick in zip(list(self._roots), ticks, strict=True):
             try:
                 report.add(tick())
             except CommitConflictError as conflict:
@@ -672,9 +738,15 @@ class Broker:
                 _log.info("tick repeated", broker=self.broker_id, reason=str(conflict))
                 report.changed = report.has_more = True
             except UNREADABLE as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                failures[number] = error
+                self._failed.suspect(number, error)
+        if failures:
+            is_changed = self._settle_failures(effects)
+            report.changed |= is_changed
+            report.has_more |= is_changed
+        for number, failure in failures.items():
+            if number in self._roots:
+                raise failure
         return report
 
     def _follower_reports(self, metadata: Metadata) -> FollowerReports:
@@ -688,6 +760,7 @@ class Broker:
             if state.leader == self.broker_id
             for replica in state.replicas
             if replica.broker_id != self.broker_id
+            and metadata.brokers[replica.broker_id].has_online(replica.root)
         }
         self._followers_of = {of: one for of, one in self._followers_of.items() if of in wanted}
         for of in sorted(wanted):
@@ -714,3 +787,10 @@ class Broker:
         for (broker_id, _, _), read in self._followers_of.items():
             rows[broker_id].append(read)
         return rows
+
+
+_Role = TypeVar("_Role")
+
+
+def _without(roles: Sequence[_Role], index: int) -> list[_Role]:
+    return [role for at, role in enumerate(roles) if at != index]

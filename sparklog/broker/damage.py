@@ -268,7 +268,7 @@ class Repairs:
         if self._has_wrong_end(key):
             return True
         return any(
-            one.in_isr and one.broker_id != self._broker_id and _is_alive(metadata, one.broker_id)
+            one.in_isr and one.broker_id != self._broker_id and metadata.is_live(one)
             for one in state.replicas
         )
 

@@ -5,7 +5,7 @@ All readers of one of the journals see them. A heartbeat reads and writes nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.config import Settings
@@ -18,11 +18,21 @@ class Heartbeats:
     On an object store, where a commit is a request, a heartbeat is due only when the newest commit
     stops counting as a sign of life (`is_due`).
 
-    Parameters: `roots`, the broker's roots by number.
+    Parameters: `roots`, the broker's online roots by number, which may become fewer; `suspect` is
+    called with the number of a root whose journal cannot be written to.
     """
 
-    def __init__(self, roots: Mapping[int, BrokerRoot], settings: Settings) -> None:
+    def __init__(
+        self,
+        roots: Mapping[int, BrokerRoot],
+        settings: Settings,
+        suspect: Callable[[int, Exception], None],
+    ) -> None:
         self._roots = roots
+        self._suspect = suspect
+        self._turn = 0
+        # The commits of each journal at its last turn.
+        self._at_turn: dict[int, int] = {}
         # A commit just after one heartbeat must count until the second heartbeat after it.
         interval_ms = settings.broker_heartbeat_interval_ms
         self._counts_commits = 3 * interval_ms <= settings.broker_session_timeout_ms
@@ -43,7 +53,7 @@ class Heartbeats:
         not renewed it for two intervals. One interval suffices if a session is shorter than
         three. Parameters: `now_ms`, the monotonic clock.
         """
-        if any(root.location.is_local for root in self._roots.values()):
+        if any(root.location.is_local for root in list(self._roots.values())):
             return True
         commits = self._commits()
         if commits != self._counted:
@@ -59,12 +69,15 @@ class Heartbeats:
         """Make an empty commit if nothing was committed since the last heartbeat.
 
         It is made in any case if it renews the controller's lease of `controller_epoch`. It goes to
-        the first journal that can be written to. Raises `FencedError` if a newer process plays this
-        broker, and the last failure if no journal can be written to.
+        the journals in turn, so that a directory that has failed is found although nothing is
+        written there, and to the next one if a journal cannot be written to. Raises `FencedError`
+        if a newer process plays this broker, and the last failure if no journal can be written to.
         """
         is_busy = self._counts_commits and self._commits() != self._counted
         if controller_epoch is not None or not is_busy:
             self._commit(controller_epoch)
+        else:
+            self._check_quiet_root()
         self.note()
         self._silent_since_ms = now_ms
         if controller_epoch is not None:
@@ -72,15 +85,36 @@ class Heartbeats:
 
     def _commit(self, controller_epoch: int | None) -> None:
         failure: Exception | None = None
-        for root in self._roots.values():
+        roots = list(self._roots.items())
+        turn = self._turn % max(len(roots), 1)
+        self._turn += 1
+        for number, root in roots[turn:] + roots[:turn]:
             try:
                 if root.log.heartbeat(controller_epoch):
                     return
             except UNREADABLE as error:
+                self._suspect(number, error)
                 failure = error
         if failure is not None:
             raise failure
 
+    def _check_quiet_root(self) -> None:
+        """Make an empty commit to the journal whose turn it is, if it had none since its last turn.
+
+        The broker is busy in other roots, so heartbeats do not show whether this one has failed.
+        """
+        roots = list(self._roots.items())
+        if len(roots) == 1:
+            return
+        number, root = roots[self._turn % len(roots)]
+        self._turn += 1
+        if self._at_turn.get(number) == root.log.commits:
+            try:
+                root.log.heartbeat()
+            except UNREADABLE as error:
+                self._suspect(number, error)
+        self._at_turn[number] = root.log.commits
+
     def _commits(self) -> int:
         """Return the number of commits of this process to its journals, empty ones included."""
-        return sum(root.log.commits + root.log.heartbeats for root in self._roots.values())
+        return sum(root.log.commits + root.log.heartbeats for root in list(self._roots.values()))

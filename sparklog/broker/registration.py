@@ -104,6 +104,9 @@ def register(
     - all replicas of a root whose unsynced files may be gone, if another member stays;
     - all replicas of a root with a damaged table about its replicas, if another member stays.
 
+    A directory that has failed, or that log.dirs does not have, is offline: the controller removes
+    its replicas from the ISRs in which others are alive. When it is back, it is compared as above.
+
     Parameters: `opened`, the roots by their numbers; their damaged tables start again empty;
     `last_process`, the process that is known to be gone; `found`, the versions that the brokers
     have seen of each other's journals. Raises DUPLICATE_BROKER_REGISTRATION if
@@ -117,6 +120,8 @@ def register(
         for number, root in opened.items()
         if any(table.name in root.damage for table in REBUILT_FROM_LOG)
     }
+    failed = [one.table_id for one in directories if one.has_failed]
+    offline = json.dumps(failed) if failed else None
     identity = {
         "log_table_id": json.dumps([one.table_id for one in directories]),
         "log_version": json.dumps([one.log_version for one in directories]),
@@ -132,13 +137,17 @@ def register(
         # and a mark of a clean stop describes a log to its end.
         for one in own.values():
             one.log.refresh()
+        seen = seen_of_roots(found, broker_id, last_epoch)
+        # Of a directory that is away, the versions that others have seen are kept: under a later
+        # registration they do not count any more.
         identity["log_version"] = json.dumps(
             [
-                own[number].log.version if number in own else one.log_version
+                own[number].log.version
+                if number in own
+                else max(one.log_version, seen.get(number, -1))
                 for number, one in enumerate(directories)
             ]
         )
-        seen = seen_of_roots(found, broker_id, last_epoch)
         return doubts_about(broker_id, before, own, roots, reader, rebuilt, seen)
 
     def change(rows: pa.Table) -> tuple[pa.Table, tuple[int, Doubts]]:
@@ -156,6 +165,7 @@ def register(
             and not any(root.damage for root in opened.values())
             and mine["state"] == "parked"
             and mine["roots"] == uris
+            and mine["offline_log_dirs"] == offline
         ):
             epoch = int(mine["broker_epoch"])
         else:
@@ -171,6 +181,7 @@ def register(
             "registered_at_ms": now_ms,
             "heartbeat": mine["heartbeat"] + 1 if mine else 0,
             "repair_requests": mine["repair_requests"] if mine else None,
+            "offline_log_dirs": offline,
         }
         if mine is not None and any(doubts):
             # Fenced until it has left the in-sync sets. It keeps the old identity, so that a start

@@ -231,10 +231,7 @@ class RepairRequests:
         others = [
             other.broker_id
             for other in state.replicas
-            if other.in_isr
-            and other.broker_id != self._broker_id
-            and other.broker_id in metadata.brokers
-            and metadata.brokers[other.broker_id].is_alive
+            if other.in_isr and other.broker_id != self._broker_id and metadata.is_live(other)
         ]
         if not others:
             return {

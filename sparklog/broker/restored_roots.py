@@ -7,12 +7,12 @@ journals that it can read, its own among them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
 from sparklog.cluster.roots import BrokerRoot
+from sparklog.cluster.session_watch import online_roots
 from sparklog.logger import get_logger
 from sparklog.model import LOG, Row
 from sparklog.storage.delta_log_files import newest_version
@@ -56,8 +56,7 @@ def witnesses(
         (of, locate(uri), row["boot_id"], -1)
         for of, row in rows.items()
         if of != broker_id and row["state"] != "unregistered"
-        for uri in json.loads(row["roots"])
-        if uri is not None
+        for uri in online_roots(row).values()
     ]
 
     def read(journal: tuple[int, Location, str | None, int]) -> Witness | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from sparklog.broker.peers import Peer, Peers
 from sparklog.cluster.roots import BrokerRoot
+from sparklog.cluster.session_watch import online_roots
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Row
 from sparklog.states import RUNNING_STATES
@@ -162,9 +162,8 @@ class SignsOfLife:
 
 
 def _journals(row: Row) -> dict[Peer, str]:
-    """Return the log directories that a broker has now, and their URIs."""
+    """Return the online log directories of a broker, and their URIs."""
     return {
         Peer(row["broker_id"], number, row["broker_epoch"]): uri
-        for number, uri in enumerate(json.loads(row["roots"]))
-        if uri is not None
+        for number, uri in online_roots(row).items()
     }

@@ -167,10 +167,13 @@ def doubts_about(
     lost, unclean = set(), set()
     for index, (table_id, version) in enumerate(zip(ids, versions, strict=True)):
         now = own.get(index)
-        if now is None or now.log.table_id != table_id:
+        if now is None:
+            # The directory is offline: it is compared when it is back.
+            continue
+        if now.log.table_id != table_id:
             lost.add(index)
             continue
-        if digests is not None:
+        if digests is not None and digests[index] is not None:
             # A clean stop: nothing was written after the mark.
             if now.log.digest() != digests[index]:
                 lost.add(index)
@@ -182,7 +185,10 @@ def doubts_about(
             lost.add(index)
         elif is_unsynced:
             unclean.add(index)
-    if digests is not None and not lost:
+    is_marked = digests is not None and None not in [
+        digest for index, digest in enumerate(digests) if index in own
+    ]
+    if is_marked and not lost:
         return Doubts(unclean=rebuilt)
     return Doubts(lost, shortened_replicas(broker_id, own, reader), unclean | rebuilt)
 

@@ -83,7 +83,7 @@ class Vacuuming:
         a newer process runs this broker, and the errors of noting the run.
         """
         report = VacuumReport()
-        for root in self._roots.values():
+        for root in list(self._roots.values()):
             report = report.plus(self._broker_root(root, effects, is_stopping, after_ms))
         fence = self._controller.fence
         if fence is not None:

@@ -46,7 +46,11 @@ def list_(
             one.leads,
             one.in_sync,
             one.replicas,
-            [f"{number}={uri}" for number, uri in one.broker.online_roots.items()],
+            [
+                f"{number}={uri}" + ("" if one.broker.has_online(number) else " (offline)")
+                for number, uri in enumerate(one.broker.roots)
+                if uri is not None
+            ],
         )
         for one in found
     ]

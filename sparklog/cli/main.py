@@ -24,6 +24,7 @@ from sparklog.cli.cluster import (
 from sparklog.cli.consume import consume
 from sparklog.cli.delete_records import delete_records
 from sparklog.cli.get_offsets import get_offsets
+from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
 from sparklog.cli.running import broker, cluster
@@ -68,6 +69,7 @@ app.command("scrub")(scrub)
 app.command("repair")(repair)
 app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
+app.command("log-dirs")(log_dirs)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)

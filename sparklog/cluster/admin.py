@@ -16,6 +16,7 @@ from sparklog.cluster.assignments import checked_assignment, partition_rows
 from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.election import Elections, ElectionType
+from sparklog.cluster.log_dirs import LogDirDescription, LogDirReader
 from sparklog.cluster.metadata import PartitionState, TopicInfo
 from sparklog.cluster.naming import ClusterName
 from sparklog.cluster.record_deletion import DeletedRecords, RecordDeletion
@@ -506,6 +507,35 @@ class Admin:
         [(0, 'alive'), (1, 'alive'), (2, 'alive')]
         """
         return self._brokers.list_brokers()
+
+    def describe_log_dirs(
+        self, broker_ids: Collection[int] | None = None, topics: Collection[str] | None = None
+    ) -> dict[int, list[LogDirDescription]]:
+        """Return the log directories of brokers, with the sizes and lags of their replicas.
+
+        Parameters
+        ----------
+        broker_ids : collection of int, optional
+            The ids of the brokers; all registered ones by default.
+        topics : collection of str, optional
+            The topics whose replicas are described; all by default.
+
+        Returns
+        -------
+        dict of int to list of LogDirDescription
+            The log directories of each broker, by number.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED.
+
+        Examples
+        --------
+        >>> [one.is_online for one in admin.describe_log_dirs([0])[0]]
+        [True]
+        """
+        return LogDirReader(self._connection).describe(broker_ids, topics)
 
     def fence_broker(self, broker_id: int) -> None:
         """Fence a broker that does not run: remove it from ISRs and elect other leaders.

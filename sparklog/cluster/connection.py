@@ -192,7 +192,8 @@ class Connection:
         Raises
         ------
         ProtocolError
-            LEADER_NOT_AVAILABLE if the partition is offline.
+            LEADER_NOT_AVAILABLE if the partition is offline, or if the log directory of its leader
+            has failed and no other leader is elected yet.
 
         Examples
         --------
@@ -205,6 +206,13 @@ class Connection:
                 "LEADER_NOT_AVAILABLE",
                 f"partition {state.partition} of topic {state.topic} is offline: bring back one "
                 f"of its in-sync replicas ({', '.join(map(str, state.isr))}), or elect uncleanly",
+            )
+        broker = self._reader.metadata.brokers.get(leader.broker_id)
+        if broker is not None and not broker.has_online(leader.root):
+            raise ProtocolError(
+                "LEADER_NOT_AVAILABLE",
+                f"the log directory with partition {state.partition} of topic {state.topic} is "
+                f"offline on its leader {leader.broker_id}: try again when another is elected",
             )
         return self._reader.location(leader.broker_id, leader.root)
 

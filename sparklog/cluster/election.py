@@ -137,13 +137,19 @@ class Elections:
         unclean: Collection[TopicIdPartition] = (),
     ) -> Rows:
         rows: Rows = table.to_pylist()
+        lost = _in_offline_directories(rows, metadata)
         for row in rows:
+            of_partition = row["topic_id"], row["partition"]
             broker = metadata.brokers.get(row["broker_id"])
             leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
             topic = metadata.topics.get(row["topic_id"])
             is_allowed = self._is_unclean_allowed(topic)
-            is_asked = (row["topic_id"], row["partition"]) in unclean
-            row["is_alive"] = broker is not None and broker.is_alive
+            is_asked = of_partition in unclean
+            row["is_alive"] = (
+                broker is not None
+                and broker.is_alive
+                and (*of_partition, row["broker_id"]) not in lost
+            )
             row["is_stopping"] = broker is not None and broker.is_stopping
             # A parked broker keeps the partitions that it leads, and others are better candidates.
             is_candidate = row["leader"] != row["broker_id"]
@@ -152,6 +158,7 @@ class Elections:
                 leader is not None
                 and leader.is_alive
                 and leader.broker_epoch == row["leader_broker_epoch"]
+                and (*of_partition, row["leader"]) not in lost
             )
             row["allows"] = "unclean" if is_allowed or is_asked else "clean"
             published = row["published_min_isr"] = row["min_isr"]
@@ -163,6 +170,16 @@ class Elections:
     def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
         own = topic.config.unclean_leader_election_enable if topic else None
         return self._settings.unclean_leader_election_enable if own is None else own
+
+
+def _in_offline_directories(rows: Rows, metadata: Metadata) -> set[tuple[str, int, int]]:
+    """Return the replicas whose log directory has failed or is missing, as (topic id, ...)."""
+    return {
+        (row["topic_id"], row["partition"], row["broker_id"])
+        for row in rows
+        if (broker := metadata.brokers.get(row["broker_id"])) is not None
+        and not broker.has_online(row["root"])
+    }
 
 
 def _broker_epoch(leader: int | None, metadata: Metadata) -> int:

@@ -47,6 +47,8 @@ class BrokerInfo(NamedTuple):
         The ids of the `log` tables in its log directories.
     repair_requests : int
         The number of times that `sparklog repair` has given work in `repairs` to the broker.
+    offline_log_dirs : tuple of str
+        The ids of the log directories that have failed.
 
     Examples
     --------
@@ -63,11 +65,36 @@ class BrokerInfo(NamedTuple):
     state: str
     log_table_ids: tuple[str, ...]
     repair_requests: int = 0
+    offline_log_dirs: tuple[str, ...] = ()
 
     @property
     def online_roots(self) -> dict[int, str]:
-        """The URIs of the log directories that the broker has now, by number."""
-        return {number: uri for number, uri in enumerate(self.roots) if uri is not None}
+        """The URIs of the log directories by number: those in log.dirs that have not failed."""
+        return {
+            number: uri
+            for number, uri in enumerate(self.roots)
+            if uri is not None and not self._has_failed(number)
+        }
+
+    def _has_failed(self, number: int) -> bool:
+        return bool(self.offline_log_dirs) and self.log_table_ids[number] in self.offline_log_dirs
+
+    def has_online(self, root: int) -> bool:
+        """Return whether a log directory is in log.dirs and has not failed.
+
+        Parameters
+        ----------
+        root : int
+            The number of the log directory.
+
+        Returns
+        -------
+        bool
+            False also for a number that the broker never had.
+        """
+        return (
+            root < len(self.roots) and self.roots[root] is not None and not self._has_failed(root)
+        )
 
     @property
     def is_registered(self) -> bool:
@@ -267,6 +294,22 @@ class Metadata(NamedTuple):
     partitions: Mapping[TopicIdPartition, PartitionState]
     deleted: AbstractSet[str] = frozenset()
 
+    def is_live(self, replica: AssignedReplica) -> bool:
+        """Return whether a replica may lead and be in sync.
+
+        Parameters
+        ----------
+        replica : AssignedReplica
+            A replica of a partition.
+
+        Returns
+        -------
+        bool
+            True if its broker is alive, and its log directory is online.
+        """
+        broker = self.brokers.get(replica.broker_id)
+        return broker is not None and broker.is_alive and broker.has_online(replica.root)
+
     def topic(self, name: str) -> TopicInfo:
         """Return a topic by its name.
 
@@ -448,12 +491,17 @@ class MetadataReader:
     def location(self, broker_id: int, root: int) -> Location:
         """Return the location of the log directory number `root` of a broker.
 
-        Raises `StorageError` if the broker is not registered, or was restarted without the
-        directory.
+        Raises `StorageError` if the broker is not registered, was restarted without the directory,
+        or has announced its failure.
         """
         broker = self._metadata.brokers.get(broker_id)
         uri = broker.online_roots.get(root) if broker is not None else None
         if uri is None:
+            if broker is not None and root < len(broker.roots) and broker.roots[root] is not None:
+                raise StorageError(
+                    f"log directory {broker.roots[root]} of broker {broker_id} has failed: repair "
+                    "it, and restart the broker"
+                )
             raise StorageError(
                 f"broker {broker_id} is not registered with log directory number {root}: start it "
                 "with all of its log.dirs"
@@ -471,6 +519,7 @@ def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
             row["state"],
             tuple(json.loads(row["log_table_id"] or "[]")),
             row.get("repair_requests") or 0,
+            tuple(json.loads(row.get("offline_log_dirs") or "[]")),
         )
         for row in rows
     }

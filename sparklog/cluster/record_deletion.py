@@ -164,7 +164,7 @@ class RecordDeletion:
         """Return the least log start offset of the live replicas, -1 if one cannot be read."""
         starts = []
         for one in state.replicas:
-            if not metadata.brokers[one.broker_id].is_alive:
+            if not metadata.is_live(one):
                 continue
             try:
                 location = self._connection.replica_location(state, one.broker_id)

@@ -34,6 +34,7 @@ class RackAwareReplicaSelector:
             follower
             for one in state.replicas
             if one.in_isr
+            and metadata.is_live(one)
             and racks.get(one.broker_id) == self._client_rack
             and (follower := self.follower(leader, one, brokers[one.broker_id].broker_epoch))
         ]

@@ -22,7 +22,7 @@ class SessionWatch:
     """
 
     def __init__(self, row: Row, locate: Callable[[str], Location]) -> None:
-        self._watches = [*self._opened(online_roots(row), locate)]
+        self._watches = [*self._opened(online_roots(row).values(), locate)]
 
     def has_moved(self) -> bool:
         """Return whether one of the broker's journals has new commits since the watch began."""
@@ -50,6 +50,15 @@ class SessionWatch:
         return watch.version > since
 
 
-def online_roots(row: Row) -> list[str]:
-    """Return the URIs of a broker's current log directories, from its row in `brokers`."""
-    return [uri for uri in json.loads(row["roots"]) if uri is not None]
+def online_roots(row: Row) -> dict[int, str]:
+    """Return the URIs of a broker's online log directories by number, from its row in `brokers`.
+
+    Directories that have failed, or that log.dirs does not have now, are left out.
+    """
+    failed = json.loads(row.get("offline_log_dirs") or "[]")
+    ids = json.loads(row["log_table_id"] or "[]") if failed else []
+    return {
+        number: uri
+        for number, uri in enumerate(json.loads(row["roots"]))
+        if uri is not None and not (failed and ids[number] in failed)
+    }

@@ -35,7 +35,7 @@ class ReplicaChoice:
         if broker_id == leader.state.leader:
             return leader
         replica, broker = leader.state.replica(broker_id), metadata.brokers.get(broker_id)
-        if replica is not None and broker is not None and broker.is_alive:
+        if replica is not None and broker is not None and metadata.is_live(replica):
             found = self._selector.follower(leader, replica, broker.broker_epoch)
             if found is not None and found.high_watermark >= needed:
                 return found

@@ -22,6 +22,7 @@ import pyarrow as pa
 from sparklog.cluster.formats import FORMAT_WITH_SEEN_VERSIONS
 from sparklog.cluster.root_format import read_format
 from sparklog.cluster.roots import ClusterRoot
+from sparklog.cluster.session_watch import online_roots
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
     BROKERS,
@@ -149,13 +150,12 @@ class _Root(NamedTuple):
 
 
 def _journals(brokers: pa.Table, options: StorageOptions | None) -> dict[_Root, Location]:
-    """Return the log directories in the rows of `brokers`."""
+    """Return the online log directories in the rows of `brokers`."""
     return {
         _Root(row["broker_id"], number): Location.of(uri, options)
         for row in brokers.to_pylist()
         if row["state"] != "unregistered"
-        for number, uri in enumerate(json.loads(row["roots"]))
-        if uri is not None
+        for number, uri in online_roots(row).items()
     }
 
 

@@ -24,7 +24,9 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     NotSupportedError,
+    PermissionDeniedError,
     PreconditionError,
+    UnauthenticatedError,
     UnknownConfigurationKeyError,
 )
 from obstore.store import AzureStore, GCSStore, S3Store
@@ -57,6 +59,10 @@ _SAME_STORE = {"s3a": "s3", "abfs": "abfss", "adl": "az", "azure": "az"}
 
 _DURATION = re.compile(r"(\d+)(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+class AccessDeniedError(OSError):
+    """A store refuses a request (401, 403): the credentials are wrong, or lack the permission."""
 
 
 class ObjectStore:
@@ -277,6 +283,8 @@ def _as_os_error(path: str) -> Iterator[None]:
             f"the store cannot put an object only where there is none ({_first_line(error)}): use "
             "one that can, or set conditional_put"
         ) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise AccessDeniedError(_first_line(error)) from None
     except BaseError as error:
         raise OSError(_first_line(error)) from None
 

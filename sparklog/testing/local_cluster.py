@@ -133,6 +133,9 @@ class LocalCluster:
         The racks of the brokers, by id.
     storage_options : dict of str to dict, optional
         Options by URI prefix, such as `{"/": {"sync": "false"}}`.
+    log_dirs : dict of int to sequence of str, optional
+        The names of brokers' log directories, which are folders in `root`; one, `broker-0` and so
+        on, by default.
 
     Attributes
     ----------
@@ -146,6 +149,8 @@ class LocalCluster:
         The time of the cluster; `clock.advance` also makes the brokers' heartbeats.
     connection : Connection
         The connection by which the cluster's own producers and consumers read its state.
+    log_dirs : dict of int to sequence of str
+        The log directories of each broker at its next start.
 
     Raises
     ------
@@ -172,8 +177,13 @@ class LocalCluster:
         config: Mapping[str, Any] | None = None,
         racks: Mapping[int, str] | None = None,
         storage_options: StorageOptions | None = None,
+        log_dirs: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         self.root = Path(root)
+        self.log_dirs: dict[int, Sequence[str]] = {
+            broker_id: (f"broker-{broker_id}",) for broker_id in brokers
+        } | dict(log_dirs or {})
+        """The log directories of each broker at its next start: names of folders in `root`."""
         self._storage_options = storage_options
         self.settings = parse(Settings, config or {}, "LocalCluster(config=...)")
         self._rules = rules_of(self.settings, spark)
@@ -413,8 +423,9 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: producer_state or log_start (of a deletion of
-            old records), epoch_entry, log_commit, removal, isr_change, checkpoint or responses.
+            The step after which the broker crashes: log_dir_offline, producer_state or log_start
+            (of a deletion of old records), epoch_entry, log_commit, removal, isr_change, checkpoint
+            or responses.
 
         Returns
         -------
@@ -436,8 +447,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: truncate, copy, producer_state (of a deletion
-            of old records), log_commit or checkpoint.
+            The step after which the broker crashes: log_dir_offline, truncate, copy, producer_state
+            (of a deletion of old records), log_commit or checkpoint.
 
         Returns
         -------
@@ -768,14 +779,15 @@ class LocalCluster:
         Parameters
         ----------
         broker_id : int, optional
-            The id of a broker; by default the cluster root is returned.
+            The id of a broker, whose first log directory is returned; by default the cluster root
+            is returned.
 
         Returns
         -------
         Location
             The folder, or the prefix of an object store.
         """
-        name = "cluster" if broker_id is None else f"broker-{broker_id}"
+        name = "cluster" if broker_id is None else self.log_dirs[broker_id][0]
         return Location.of(str(self.root / name), self._storage_options)
 
     def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
@@ -950,10 +962,11 @@ class LocalCluster:
     # --- internals --------------------------------------------------------------------------------
 
     def _start(self, broker_id: int) -> None:
+        options = self._storage_options
         self.brokers[broker_id] = Broker(
             broker_id,
             self.location(),
-            [self.location(broker_id)],
+            [Location.of(str(self.root / one), options) for one in self.log_dirs[broker_id]],
             rules=self._rules,
             execution=self._execution,
             clock=self.clock,
@@ -1001,7 +1014,7 @@ class LocalCluster:
     def _inbox(self, state: PartitionState) -> Location:
         """Return the log with the leader's inbox; for an offline partition, any replica's log."""
         addressed = state.replicas[0].broker_id if state.leader is None else state.leader
-        return self.location(addressed).child("log")
+        return self._replica_location(state, addressed).child("log")
 
     def _key(self, topic: str, partition: int) -> TopicIdPartition:
         return self.connection.metadata().partition(topic, partition).key
@@ -1013,7 +1026,15 @@ class LocalCluster:
             raise SparklogError(
                 f"broker {broker_id} has no replica of {topic}-{partition}: name one of {brokers}"
             )
-        return self.location(broker_id)
+        return self._replica_location(state, broker_id)
+
+    def _replica_location(self, state: PartitionState, broker_id: int) -> Location:
+        """Return the log directory of a replica, also if it is offline."""
+        replica = state.replica(broker_id)
+        uri = None
+        if replica is not None:
+            uri = self.connection.metadata().brokers[broker_id].roots[replica.root]
+        return self.location(broker_id) if uri is None else Location.of(uri, self._storage_options)
 
 
 def round_of_ticks(brokers: Sequence[Broker]) -> TickReport:

@@ -20,6 +20,7 @@ from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
 from sparklog.testing import LocalCluster
+from tests.broker.failing_disk import FailingDisk
 
 Action = Callable[[], object]
 
@@ -118,6 +119,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
         monkeypatch.setattr(owner, name, failing)
 
     return arrange
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    """The local file system, of which folders can be made to fail."""
+    return FailingDisk(monkeypatch)
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ class TestInterruptions:
         """Each prefix of the steps leaves a root that this release opens and upgrades."""
         changes = [step.change for step in Upgrade.of(Location.of(str(stopped / "cluster"))).steps]
         assert changes == [
-            "add to brokers: newest_format, repair_requests",
+            "add to brokers: newest_format, repair_requests, offline_log_dirs",
             "add to partition_state: delete_records_offset, delete_records_epoch",
             (
                 "add to consumer_groups: state, leader, group_instance_id, client_id, "

@@ -26,7 +26,12 @@ AUDIT_RULES = {path.stem for path in (ROOT / "sparklog" / "protocol" / "audit").
 RULES = set(rule_names()) - AUDIT_RULES
 TABLES = {schema.name for schema in (*CLUSTER_TABLES, *BROKER_TABLES, FORMAT)}
 FURTHER_TABLES = {schema.name for schema in REQUEST_TABLES}
-ACTOR_OF = {"damage": "repairs", "log_starts": "retention", "repair_requests": "repairs"}
+ACTOR_OF = {
+    "damage": "repairs",
+    "failed_directories": "broker",
+    "log_starts": "retention",
+    "repair_requests": "repairs",
+}
 """The actors whose modules have another name."""
 HEADER = ["actor", "action", "guard", "rule", "effect", "crash point"]
 
@@ -125,6 +130,7 @@ def test_the_code_has_rules_and_crash_points() -> None:
     assert len(run - AUDIT_RULES) > 20
     assert run - AUDIT_RULES <= RULES
     assert {actor for actor, _ in CODE.crash_points} == {
+        "broker",
         "leader",
         "follower",
         "controller",

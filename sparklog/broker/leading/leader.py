@@ -324,7 +324,10 @@ def _answers(completed: Iterable[tuple[DelayedProduce, str]]) -> list[ProduceAns
 
 def _surroundings(metadata: Metadata) -> object:
     """Return the state that concerns every partition: broker processes, their liveness, topics."""
-    brokers = {one.broker_id: (one.broker_epoch, one.is_alive) for one in metadata.brokers.values()}
+    brokers = {
+        one.broker_id: (one.broker_epoch, one.is_alive, one.roots, one.offline_log_dirs)
+        for one in metadata.brokers.values()
+    }
     return brokers, metadata.topics
 
 

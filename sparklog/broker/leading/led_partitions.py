@@ -260,7 +260,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                     is_leader,
                     one.in_isr,
                     one.broker_id in leadership.proposed_isr,
-                    metadata.brokers[one.broker_id].is_alive,
+                    metadata.is_live(one),
                     end if is_leader else progress.log_end_offset,
                     now_ms if is_leader else progress.last_caught_up_ms,
                     progress.previous_report_ms,
