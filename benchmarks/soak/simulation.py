@@ -55,7 +55,7 @@ _KEPT_MS = 60_000
 
 _DOWN_ROUNDS = 25
 _STOP_AFTER = (None, "log_commit", "checkpoint", "responses")
-"""What a leader does last before it crashes."""
+"""The last effect of a leader before it crashes."""
 
 
 class Simulation:
