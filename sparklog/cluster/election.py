@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from sparklog.cluster.isr import NO_REGISTRATION, configured_min_isr, set_eligible_replicas
-from sparklog.cluster.metadata import Metadata, TopicInfo
+from sparklog.cluster.metadata import Metadata, TopicInfo, with_removed
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
@@ -113,6 +113,56 @@ class Elections:
                 row["leader"] = leaders[key]
                 row["leader_epoch"] += 1
         return _written(rows, set(leaders), metadata, controller_epoch)
+
+    def assign(
+        self,
+        before: pa.Table,
+        after: Rows,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+    ) -> RowChanges | None:
+        """Give partitions the replicas in `after`, and elect leaders where replicas go (KIP-455).
+
+        Parameters: `before` and `after`, the rows of whole partitions; the others as for `elect`.
+        A partition that loses a replica gets a higher leader epoch, even if its leader stays: with
+        it begins the record of the removal, by which the broker removes the replica. Returns the
+        changes of all partitions in `after`.
+        """
+        rows = self._annotated(PARTITION_STATE.rows(after), metadata, controller_epoch)
+        members: dict[TopicIdPartition, Rows] = {}
+        for row in rows:
+            row["was_in_isr"], row["is_unclean"] = row["in_isr"], False
+            members.setdefault(TopicIdPartition(row["topic_id"], row["partition"]), []).append(row)
+        dropped: dict[TopicIdPartition, Rows] = {}
+        for row in before.to_pylist():
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            if all(one["broker_id"] != row["broker_id"] for one in members.get(key, ())):
+                dropped.setdefault(key, []).append(row)
+        shrunk = [row for key in dropped for row in members[key]]
+        for key in dropped:
+            is_led = any(row["broker_id"] == row["leader"] for row in members[key])
+            for row in members[key]:
+                row["leader_is_valid"] &= is_led
+        if shrunk:
+            self._set_leaders(shrunk)
+        for key, gone in dropped.items():
+            leader_epoch = max(members[key][0]["leader_epoch"], gone[0]["leader_epoch"] + 1)
+            record = with_removed(
+                gone[0]["removed_replicas"],
+                [(row["broker_id"], row["root"], leader_epoch) for row in gone],
+            )
+            for row in members[key]:
+                row["leader_epoch"], row["removed_replicas"] = leader_epoch, record
+        set_eligible_replicas(self._rules, rows)
+        changes = _written(rows, set(members), metadata, controller_epoch)
+        if changes is None:
+            return None
+        removed = {
+            (key.topic_id, key.partition, row["broker_id"])
+            for key, gone in dropped.items()
+            for row in gone
+        }
+        return RowChanges(changes.rows, frozenset(removed))
 
     def _set_leaders(self, rows: Rows) -> set[TopicIdPartition]:
         """Elect leaders in annotated `rows` of whole partitions; return what has changed (7.5)."""
