@@ -10,7 +10,7 @@ import pytest
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, SparklogError
 from sparklog.maintenance.audit import audit
 from sparklog.model import PARTITION_STATE, PRODUCER_STATE, TOPICS, TopicPartition
 from sparklog.testing import LocalCluster
@@ -462,3 +462,97 @@ def test_a_drained_broker_is_replaced_in_another_rack(tmp_path: Any) -> None:
     assert cluster.drain_broker(2) == {("t", 0): [0, 3]}
     cluster.tick_until_idle()
     assert moving(cluster) == ([0, 3], [], [])
+
+
+def copied(cluster: LocalCluster, broker: int, topic: str = "t") -> int:
+    """Return the bytes of a broker's replica of partition 0."""
+    key = cluster.connection.metadata().partition(topic, 0).key
+    return sum(one.size_bytes for one in journal(cluster, broker).batches(key))
+
+
+def follow(cluster: LocalCluster, *brokers: int) -> None:
+    """Let followers copy all that they may at this moment."""
+    for broker in brokers:
+        while cluster.follower_tick(broker).files_copied:
+            pass
+
+
+def filled(start: Start, batches: int) -> tuple[LocalCluster, int]:
+    """Return a cluster with so many batches on brokers 0 and 1, and the size of each."""
+    cluster = start(0, 1, 2, 3, assignment={0: [0, 1]})
+    for number in range(batches):
+        cluster.produce("t", 0, [f"{number}".encode()])
+    cluster.tick_until_idle()
+    sizes = {one.size_bytes for one in journal(cluster, 0).batches(state(cluster).key)}
+    return cluster, max(sizes)
+
+
+def test_a_throttle_bounds_the_bytes_of_new_replicas_alone(start: Start) -> None:
+    """Two batches a second: the burst of one second, then what time allows."""
+    cluster, size = filled(start, 9)
+    cluster.create_topic("u", assignment={0: [0, 2]})
+    assert reassign(cluster, [2, 0, 1], throttle=2 * size) == "NONE"
+    for value in (b"u", b"v", b"w"):
+        cluster.produce("u", 0, [value])
+    cluster.produce("t", 0, [b"9"])
+    cluster.leader_tick(0)
+    follow(cluster, 1, 2)
+    assert len(log(cluster, 2)) == 2
+    assert log(cluster, 1) == [str(number) for number in range(10)], "it is in sync: not slowed"
+    assert log(cluster, 2, "u") == ["u", "v", "w"], "no reassignment"
+    seconds = 0.0
+    while len(log(cluster, 2)) < 10:
+        cluster.clock.advance(500)
+        follow(cluster, 2)
+        seconds += 0.5
+        assert copied(cluster, 2) <= 2 * size * (seconds + 1) + size
+    assert seconds >= 3.5
+    check_moved(cluster, [2, 0, 1], *map(str, range(10)))
+
+
+def test_a_batch_above_the_throttle_is_paid_for_later(start: Start) -> None:
+    """One batch is copied at least, and the next one when the rate allows both."""
+    cluster, size = filled(start, 3)
+    assert reassign(cluster, [2, 0, 1], throttle=size // 4) == "NONE"
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 1
+    cluster.clock.advance(2_900)
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 1
+    cluster.clock.advance(300)
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 2
+
+
+def test_brokers_share_the_rate_of_a_leader(start: Start) -> None:
+    """Each of two brokers that copy from it has the half."""
+    cluster, size = filled(start, 8)
+    assert reassign(cluster, [2, 3], throttle=4 * size) == "NONE"
+    follow(cluster, 2, 3)
+    assert (len(log(cluster, 2)), len(log(cluster, 3))) == (2, 2)
+
+
+def test_a_throttle_is_changed_and_removed(start: Start) -> None:
+    """A new reassignment has none of an earlier one."""
+    cluster, size = filled(start, 6)
+    admin = Admin(cluster.connection)
+    assert reassign(cluster, [2, 0, 1], throttle=size) == "NONE"
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 1
+    assert admin.alter_replication_throttle(3 * size) == 1
+    cluster.clock.advance(1_000)
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 4
+    assert admin.alter_replication_throttle(None) == 1
+    follow(cluster, 2)
+    assert len(log(cluster, 2)) == 6
+    cluster.tick_until_idle()
+    assert reassign(cluster, [3, 0, 1], throttle=size) == "NONE"
+    assert reassign(cluster, [3, 1, 0]) == "NONE"
+    assert state(cluster).replication_throttled_rate == size
+    assert reassign(cluster, None) == "NONE"
+    assert reassign(cluster, [3, 0]) == "NONE"
+    assert state(cluster).replication_throttled_rate is None
+    for rate in (0, -1, 1.5):
+        with pytest.raises(SparklogError, match="the throttle must be"):
+            admin.alter_replication_throttle(rate)  # type: ignore[arg-type]
