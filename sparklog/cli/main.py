@@ -26,6 +26,7 @@ from sparklog.cli.delete_records import delete_records
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
+from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
 from sparklog.cli.upgrade import features, upgrade
@@ -68,6 +69,7 @@ app.command("scrub")(scrub)
 app.command("repair")(repair)
 app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
+app.command("reassign-partitions")(reassign_partitions)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)

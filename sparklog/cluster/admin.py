@@ -721,7 +721,7 @@ class Admin:
         broker_id : int
             The id of the broker.
         force : bool, default False
-            Whether the records that only this broker has are given up.
+            Whether its replicas are given up, with the records that only this broker has.
 
         Returns
         -------
@@ -731,8 +731,9 @@ class Admin:
         Raises
         ------
         ProtocolError
-            BROKER_ID_NOT_REGISTERED; INVALID_REQUEST if the broker runs; INELIGIBLE_REPLICA if the
-            broker has the only in-sync replica of a partition and `force` is false.
+            BROKER_ID_NOT_REGISTERED; INVALID_REQUEST if the broker runs. If `force` is false:
+            INELIGIBLE_REPLICA if the broker has the only in-sync replica of a partition, and
+            INVALID_REQUEST if it has any replica; see `drain_broker`.
         """
         return self._brokers.unregister(broker_id, force=force)
 
