@@ -424,8 +424,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             ),
             "removed_replicas": (
                 "Replicas that reassignments have removed, as JSON: a list of broker id, number of "
-                "the log directory, and the leader epoch that began with the removal. The brokers "
-                "remove them by this record. Null without any."
+                "the log directory, and the leader epoch that began with the removal; the brokers "
+                "remove them by this record; null without any."
             ),
             "replication_throttled_rate": (
                 "Bytes per second that a broker copies into adding replicas of such partitions; "

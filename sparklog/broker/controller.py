@@ -359,7 +359,7 @@ class Controller:
         self._seen = _Seen(versions, rows) if versions is not None else None
 
     def _complete_reassignments(self, fence: Fence, effects: Effects) -> None:
-        """End reassignments whose target is in sync (rule 7.10)."""
+        """End reassignments whose target is in sync (rule 7.8)."""
         if self._reassignments.is_due():
             self._reassignments.complete(self._reader.metadata, fence)
             effects.done("reassignment")

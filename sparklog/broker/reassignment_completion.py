@@ -1,4 +1,4 @@
-"""The controller's part in reassignments: their end, when the target is in sync (rule 7.10).
+"""The controller's part in reassignments: their end, when the target is in sync (rule 7.8).
 
 The commit that ends a reassignment also records the removed replicas. Each broker removes its own
 by that record, also one that was away. After a crash another controller begins again.

@@ -1,4 +1,4 @@
-"""Reassignment of partitions to other brokers, as rows of `partition_state` (rule 7.10; KIP-455).
+"""Reassignment of partitions to other brokers, as rows of `partition_state` (rule 7.8; KIP-455).
 
 A reassignment begins with one commit: the replicas become those of the target and the old ones, and
 the columns `adding` and `removing` tell them apart. It ends with another one, by the controller,
@@ -18,7 +18,7 @@ from sparklog.cluster.election import Elections, Rows
 from sparklog.cluster.metadata import Metadata, removed_replicas
 from sparklog.errors import ProtocolError
 from sparklog.model import TopicIdPartition
-from sparklog.protocol.controller.completed_reassignments import may_be_complete
+from sparklog.protocol.controller.completed_reassignments import may_allow_completion
 from sparklog.protocol.rules import Rules
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -26,7 +26,7 @@ FORMAT_WITH_REASSIGNMENT = 3
 """The first format whose releases complete reassignments and remove replicas."""
 
 
-class Target(NamedTuple):
+class ReassignmentTarget(NamedTuple):
     """The requested replicas of a partition, the preferred leader first; `None` cancels.
 
     `rate` is the throttle in bytes per second; `None` leaves it as it is.
@@ -46,7 +46,7 @@ class Reassigner:
     def alter(
         self,
         table: pa.Table,
-        targets: Mapping[TopicIdPartition, Target],
+        targets: Mapping[TopicIdPartition, ReassignmentTarget],
         metadata: Metadata,
         failed: dict[TopicIdPartition, ProtocolError],
     ) -> RowChanges | None:
@@ -89,7 +89,7 @@ class Reassigner:
         blocked = {
             (row["topic_id"], row["partition"])
             for row in rows
-            if not may_be_complete(row["in_isr"], row["removing"])
+            if not may_allow_completion(row["in_isr"], row["removing"])
         }
         tried = [row for row in rows if (row["topic_id"], row["partition"]) not in blocked]
         for row in tried:
@@ -170,7 +170,7 @@ def by_partition(table: pa.Table) -> dict[TopicIdPartition, Rows]:
     return members
 
 
-def _begun(rows: Rows, of: Target, metadata: Metadata) -> Rows:
+def _begun(rows: Rows, of: ReassignmentTarget, metadata: Metadata) -> Rows:
     """Return the rows of a partition under a reassignment to the replicas of `of`.
 
     The original replicas are those that no reassignment is adding: the target of an earlier

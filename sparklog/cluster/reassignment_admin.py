@@ -18,7 +18,7 @@ from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.reassignment import (
     FORMAT_WITH_REASSIGNMENT,
     Reassigner,
-    Target,
+    ReassignmentTarget,
     with_rates,
 )
 from sparklog.errors import ProtocolError, SparklogError
@@ -136,7 +136,7 @@ class ReassignmentAdmin:
         asked = by_partition(reassignments, "the brokers of a reassignment")
         results: dict[TopicPartition, AlteredReassignment] = {}
         names: dict[TopicIdPartition, TopicPartition] = {}
-        targets: dict[TopicIdPartition, Target] = {}
+        targets: dict[TopicIdPartition, ReassignmentTarget] = {}
         for name, replicas in asked.items():
             wanted = None if replicas is None else numbers_list(replicas, "brokers")
             try:
@@ -144,7 +144,7 @@ class ReassignmentAdmin:
             except ProtocolError as error:
                 results[name] = _refused(error)
                 continue
-            names[key], targets[key] = name, Target(wanted, rate)
+            names[key], targets[key] = name, ReassignmentTarget(wanted, rate)
         failed: dict[TopicIdPartition, ProtocolError] = {}
         found: set[TopicIdPartition] = set()
 

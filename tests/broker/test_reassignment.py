@@ -1,4 +1,4 @@
-"""Reassignment of partitions (rule 7.10, KIP-455), whatever happens in between."""
+"""Reassignment of partitions (rule 7.8, KIP-455), whatever happens in between."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_targets_that_are_refused(start: Start, target: list[int], reason: str) 
 
 
 def test_a_removed_broker_that_was_away(start: Start) -> None:
-    """It removes its replica by the record, whoever has led meanwhile; also after being paused."""
+    """It removes its replica by the record, although another broker has led meanwhile."""
     cluster = start(0, 1, 2, assignment={0: [0, 1]})
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
@@ -533,7 +533,7 @@ def test_brokers_share_the_rate_of_a_leader(start: Start) -> None:
 
 
 def test_a_throttle_is_changed_and_removed(start: Start) -> None:
-    """A new reassignment has none of an earlier one."""
+    """A new reassignment does not keep that of an earlier one."""
     cluster, size = filled(start, 6)
     admin = Admin(cluster.connection)
     assert reassign(cluster, [2, 0, 1], throttle=size) == "NONE"

@@ -196,8 +196,8 @@ def test_a_cancellation_that_is_refused(cluster: LocalCluster) -> None:
         1,
         (
             "Error cancelling partition reassignment for:\n"
-            "t-0: INVALID_REPLICA_ASSIGNMENT: Unable to revert partition assignment for t:0 because it "
-            "would require an unclean leader election.\n"
+            "t-0: INVALID_REPLICA_ASSIGNMENT: Unable to revert partition assignment for t:0 "
+            "because it would require an unclean leader election.\n"
         ),
         "",
     )

@@ -1,4 +1,4 @@
-"""The throttle of reassignments: bytes per second that new replicas may copy (rule 7.10).
+"""The throttle of reassignments: bytes per second that new replicas may copy (rule 7.8).
 
 Kafka's leader.replication.throttled.rate and follower.replication.throttled.rate, which its tool
 sets to one value. Here the value is stored with the partitions that are reassigned, and followers

@@ -1,4 +1,4 @@
-"""Replicas of one root that a reassignment has removed, by its record (rule 7.10)."""
+"""Replicas of one root that a reassignment has removed, by its record (rule 7.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- Reassignments that are complete (rule 7.10, KIP-455): every replica of the target, which are all
+-- Reassignments that are complete (rule 7.8, KIP-455): every replica of the target, which are all
 -- but those that are being removed, is in sync, and one of them is alive. Without a live one the
 -- removed replicas may have the only copies that can be read.
 -- takes replicas: topic_id string, partition int, broker_id int, in_isr boolean, is_alive boolean,
