@@ -546,7 +546,7 @@ class Admin:
     def propose_reassignment(
         self, topics: Collection[str], brokers: Sequence[int], *, rack_aware: bool = True
     ) -> dict[TopicPartition, list[int]]:
-        """Place the partitions of topics on brokers anew, by Kafka's placement (rule 7.4).
+        """Propose other brokers for the partitions of topics, by Kafka's placement (rule 7.4).
 
         Nothing is changed: pass the result to `alter_partition_reassignments`.
 

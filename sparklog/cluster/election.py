@@ -121,7 +121,7 @@ class Elections:
         metadata: Metadata,
         controller_epoch: int | None = None,
     ) -> RowChanges | None:
-        """Give partitions the replicas in `after`, and elect leaders where replicas go (KIP-455).
+        """Give partitions the replicas in `after`, and elect where a leader is not valid (KIP-455).
 
         Parameters: `before` and `after`, the rows of whole partitions; the others as for `elect`.
         A partition that loses a replica gets a higher leader epoch, even if its leader stays: with
@@ -138,13 +138,11 @@ class Elections:
             key = TopicIdPartition(row["topic_id"], row["partition"])
             if all(one["broker_id"] != row["broker_id"] for one in members.get(key, ())):
                 dropped.setdefault(key, []).append(row)
-        shrunk = [row for key in dropped for row in members[key]]
         for key in dropped:
             is_led = any(row["broker_id"] == row["leader"] for row in members[key])
             for row in members[key]:
                 row["leader_is_valid"] &= is_led
-        if shrunk:
-            self._set_leaders(shrunk)
+        self._set_leaders(rows)
         for key, gone in dropped.items():
             leader_epoch = max(members[key][0]["leader_epoch"], gone[0]["leader_epoch"] + 1)
             record = with_removed(
@@ -191,7 +189,7 @@ class Elections:
             broker = metadata.brokers.get(row["broker_id"])
             leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
             topic = metadata.topics.get(row["topic_id"])
-            is_allowed = self._is_unclean_allowed(topic)
+            is_allowed = self.is_unclean_allowed(topic)
             is_asked = (row["topic_id"], row["partition"]) in unclean
             row["is_alive"] = broker is not None and broker.is_alive
             row["is_stopping"] = broker is not None and broker.is_stopping
@@ -210,7 +208,8 @@ class Elections:
             row["max_percentage"] = self._settings.leader_imbalance_per_broker_percentage
         return rows
 
-    def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+    def is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+        """Return unclean.leader.election.enable of a topic: its own value, or the cluster's."""
         own = topic.config.unclean_leader_election_enable if topic else None
         return self._settings.unclean_leader_election_enable if own is None else own
 

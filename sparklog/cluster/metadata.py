@@ -173,7 +173,7 @@ class RemovedReplica(NamedTuple):
     root : int
         The number of the broker's log directory with the replica.
     leader_epoch : int
-        The leader epoch that began with the removal: the replica has none that is as high.
+        The leader epoch that began with the removal; those of the replica are lower.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Reassignment of partitions to other brokers, as rows of `partition_state` (rule 7.8; KIP-455).
 
 A reassignment begins with one commit: the replicas become those of the target and the old ones, and
-the columns `adding` and `removing` tell them apart. It ends with another one, by the controller,
-when all replicas of the target are in sync. Both raise the partition epoch.
+the columns `adding` and `removing` mark the difference. It ends with another commit, by the
+controller, when all replicas of the target are in sync. Both raise the partition epoch.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class Reassigner:
             pa.Table.from_pylist(before, table.schema), after, metadata, controller_epoch
         )
 
-    @staticmethod
-    def _check_clean(before: Rows, after: Rows, metadata: Metadata) -> None:
+    def _check_clean(self, before: Rows, after: Rows, metadata: Metadata) -> None:
         """Raise INVALID_REPLICA_ASSIGNMENT if no eligible replica would be left.
 
         It is allowed where unclean elections are, as in Kafka.
@@ -120,8 +119,7 @@ class Reassigner:
         if any(row["in_isr"] or row["in_elr"] for row in after):
             return
         first = before[0]
-        topic = metadata.topics.get(first["topic_id"])
-        if topic is not None and topic.config.unclean_leader_election_enable:
+        if self._elections.is_unclean_allowed(metadata.topics.get(first["topic_id"])):
             return
         raise ProtocolError(
             "INVALID_REPLICA_ASSIGNMENT",

@@ -556,3 +556,14 @@ def test_a_throttle_is_changed_and_removed(start: Start) -> None:
     for rate in (0, -1, 1.5):
         with pytest.raises(SparklogError, match="the throttle must be"):
             admin.alter_replication_throttle(rate)  # type: ignore[arg-type]
+
+
+def test_a_leader_that_was_restarted_is_elected_again(start: Start) -> None:
+    """Before the controller has acted: its new process leads in an epoch of its own."""
+    cluster = start(0, 1)
+    cluster.crash(0)
+    cluster.restart(0)
+    assert reassign(cluster, [1, 0]) == "NONE"
+    found = state(cluster)
+    assert (found.leader, found.leader_epoch) == (1, 1)
+    check_moved(cluster, [1, 0])
