@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import ProtocolError, SparklogError
+from sparklog.cluster.roots import ClusterRoot
+from sparklog.errors import ProtocolError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import PARTITION_STATE, PRODUCER_STATE, TOPICS, TopicPartition
+from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, error, journal, log, rows, values
 
@@ -288,9 +292,7 @@ def test_a_replica_without_a_record_stays(start: Start) -> None:
 def without_records(cluster: LocalCluster) -> None:
     table = cluster.connection.root.partition_state
 
-    def change(old: Any) -> Any:
-        from sparklog.storage.shard_rewrites import RowChanges
-
+    def change(old: Any) -> RowChanges:
         changed = [row | {"removed_replicas": None} for row in old.to_pylist()]
         return RowChanges(PARTITION_STATE.rows(changed))
 
@@ -453,7 +455,7 @@ def test_a_broker_that_cannot_be_drained(start: Start) -> None:
     assert cluster.list_partition_reassignments() == {}
 
 
-def test_a_drained_broker_is_replaced_in_another_rack(tmp_path: Any) -> None:
+def test_a_drained_broker_is_replaced_in_another_rack(tmp_path: Path) -> None:
     cluster = LocalCluster(
         tmp_path / "racked", brokers=[0, 1, 2, 3], racks={0: "a", 1: "a", 2: "b", 3: "c"}
     )
@@ -567,3 +569,50 @@ def test_a_leader_that_was_restarted_is_elected_again(start: Start) -> None:
     found = state(cluster)
     assert (found.leader, found.leader_epoch) == (1, 1)
     check_moved(cluster, [1, 0])
+
+
+def test_an_older_cluster_root_is_refused(start: Start, tmp_path: Path) -> None:
+    """In it the removed replica is in sync, and the broker has no record of it any more."""
+    cluster = start(0, 1, 2, assignment={0: [0, 1]})
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    shutil.copytree(cluster.root / "cluster", tmp_path / "older")
+    assert reassign(cluster, [0, 2]) == "NONE"
+    cluster.tick_until_idle()
+    assert held(cluster, 1) == []
+    for broker in range(3):
+        cluster.crash(broker)
+    shutil.rmtree(cluster.root / "cluster")
+    shutil.copytree(tmp_path / "older", cluster.root / "cluster")
+    with pytest.raises(StorageError, match="has removed reassigned replicas by version"):
+        cluster.restart(1)
+
+
+@pytest.mark.parametrize("failing", ["cluster/partition_state", "cluster/topics", "broker-2/log"])
+def test_a_write_that_fails(
+    start: Start, fail_once: Callable[[str, str], None], failing: str
+) -> None:
+    """The end of a reassignment, its factor, or the removal of a replica is tried again."""
+    cluster = start(0, 1, 2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    assert reassign(cluster, [0, 1]) == "NONE"
+    if failing == "broker-2/log":
+        cluster.controller_tick()
+    fail_once("write", failing)
+    is_removal = failing == "broker-2/log"
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(2) if is_removal else cluster.controller_tick()
+    check_moved(cluster, [0, 1], "a")
+    assert [row["replication_factor"] for row in rows(cluster, None, TOPICS)] == [2]
+
+
+def test_a_cluster_of_format_2_is_upgraded_first(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its brokers may be of a release that would not end a reassignment."""
+    cluster = start(0, 1)
+    monkeypatch.setattr(ClusterRoot, "format_version", 2)
+    with pytest.raises(ProtocolError, match="run `sparklog upgrade` first") as raised:
+        reassign(cluster, [1])
+    assert raised.value.code.name == "UNSUPPORTED_VERSION"

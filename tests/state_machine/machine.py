@@ -325,7 +325,8 @@ class ClusterMachine(RuleBasedStateMachine):
         order = self._data.draw(st.permutations(ids))
         target = order[: self._one_of(range(1, len(ids) + 1))]
         self.cluster.reassign(self._one_of(self.cluster.partitions), target)
-        if self._one_of([True, False]):
+        lets_happen = self._one_of([True, False])
+        if lets_happen and self.cluster.awake():
             for _ in range(self._one_of([1, 2])):
                 self._replicate()
 
