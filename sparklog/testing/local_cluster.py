@@ -640,9 +640,10 @@ class LocalCluster:
 
         Examples
         --------
-        >>> altered = cluster.alter_partition_reassignments({("t", 0): [1, 2]})
+        >>> cluster.create_topic("moved", assignment={0: [0, 1]})
+        >>> altered = cluster.alter_partition_reassignments({("moved", 0): [1, 2]})
         >>> cluster.tick_until_idle()
-        >>> cluster.partition("t", 0).replicas
+        >>> cluster.partition("moved", 0).replicas
         [1, 2]
         """
         return self._admin().alter_partition_reassignments(reassignments, throttle=throttle)

@@ -343,8 +343,8 @@ class Invariants:
             return
         if leader is None:
             return
-        was = past.replicas.get(leader, rows[leader])
-        if was["in_isr"] or was["in_elr"]:
+        was = past.replicas.get(leader)
+        if was is not None and (was["in_isr"] or was["in_elr"]):
             return
         assert self._allows_unclean or unclean_was_asked, (
             f"7.5: broker {leader} leads {partition} in epoch {epoch}, though it was not in sync"
