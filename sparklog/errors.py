@@ -74,6 +74,7 @@ _TABLE = (
     ErrorCode(24, "INVALID_GROUP_ID", False, "There is no group, or its name is not usable."),
     ErrorCode(25, "UNKNOWN_MEMBER_ID", False, "The member is no longer part of the group."),
     ErrorCode(27, "REBALANCE_IN_PROGRESS", False, "The group is rebalancing its partitions."),
+    ErrorCode(35, "UNSUPPORTED_VERSION", False, "The cluster's format does not have this."),
     ErrorCode(36, "TOPIC_ALREADY_EXISTS", False, "A topic of this name exists already."),
     ErrorCode(37, "INVALID_PARTITIONS", False, "The number of partitions must be at least 1."),
     ErrorCode(
@@ -95,6 +96,9 @@ _TABLE = (
     ErrorCode(82, "FENCED_INSTANCE_ID", False, "A newer consumer has this group.instance.id."),
     ErrorCode(83, "ELIGIBLE_LEADERS_NOT_AVAILABLE", True, "No replica is able to lead."),
     ErrorCode(84, "ELECTION_NOT_NEEDED", True, "The partition already has this leader."),
+    ErrorCode(
+        85, "NO_REASSIGNMENT_IN_PROGRESS", False, "No partition reassignment is in progress."
+    ),
     ErrorCode(
         87, "INVALID_RECORD", False, "A record is not valid: in a compacted topic each needs a key."
     ),

@@ -530,9 +530,18 @@ PARTITION_STATE = _history_table(
     min_isr=_INT,
     delete_records_offset=_LONG,
     delete_records_epoch=_INT,
+    removed_replicas=_STRING,
+    replication_throttled_rate=_LONG,
 )._replace(
     conflict_key=("topic_id", "partition"),
-    added=frozenset({"delete_records_offset", "delete_records_epoch"}),
+    added=frozenset(
+        {
+            "delete_records_offset",
+            "delete_records_epoch",
+            "removed_replicas",
+            "replication_throttled_rate",
+        }
+    ),
 )
 LEADERSHIP_HISTORY = _busy_table(
     "leadership_history",

@@ -403,8 +403,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "replica_index": "Place in the list of assigned replicas; 0 is the preferred leader.",
             "in_isr": "Whether the replica is in sync.",
             "in_elr": "Whether the replica is eligible to lead although it is not in sync.",
-            "adding": "Always false: reserved for reassignment.",
-            "removing": "Always false: reserved for reassignment.",
+            "adding": "Whether a reassignment is adding the replica (KIP-455).",
+            "removing": "Whether a reassignment is removing the replica (KIP-455).",
             "leader": "Id of the broker that leads; null while the partition is offline.",
             "leader_broker_epoch": (
                 "Broker epoch of the leader that was elected; -1 where no process of it may lead."
@@ -426,6 +426,15 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "delete_records_epoch": (
                 "Leader epoch of the record before that offset, null without a request: a request "
                 "is void if another record is there."
+            ),
+            "removed_replicas": (
+                "Replicas that reassignments have removed, as JSON: a list of broker id, number of "
+                "the log directory, and the leader epoch that began with the removal; the brokers "
+                "remove them by this record; null without any."
+            ),
+            "replication_throttled_rate": (
+                "Bytes per second that a broker copies into adding replicas of such partitions; "
+                "null without a limit."
             ),
         },
     ),

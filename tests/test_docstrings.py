@@ -45,9 +45,15 @@ _FURTHER = {
         "BrokerInfo",
         "Metadata",
         "PartitionState",
+        "RemovedReplica",
         "TopicInfo",
     ),
     "sparklog.cluster.offsets": ("OffsetAndTimestamp",),
+    "sparklog.cluster.reassignment_admin": (
+        "AddingReplica",
+        "AlteredReassignment",
+        "PartitionReassignment",
+    ),
     "sparklog.cluster.record_deletion": ("DeletedRecords",),
     "sparklog.config": (
         "BrokerEntry",

@@ -20,6 +20,7 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
 from sparklog.broker.failed_directories import FailedDirectories
 from sparklog.broker.following.follower import Follower
+from sparklog.broker.following.replication_throttle import ReplicationThrottle
 from sparklog.broker.heartbeats import Heartbeats
 from sparklog.broker.leading.leader import Leader
 from sparklog.broker.leading.led_partitions import FollowerReports
@@ -225,6 +226,7 @@ class Broker:
         self._repairs: list[Repairs] = []
         self._leaders: list[Leader] = []
         self._followers: list[Follower] = []
+        self._throttle = ReplicationThrottle(broker_id)
         self._mergers: list[Merger] = []
         self._cleaners: list[Cleaner] = []
         # Merging and the vacuum run in parallel to the ticks. Their reads of shared state and their
@@ -283,6 +285,7 @@ class Broker:
                 settings,
                 execution,
                 self._peers,
+                self._throttle,
             )
         )
         beside = rules, settings, execution, clock, self._lock
@@ -404,7 +407,7 @@ class Broker:
         as a crash there would: log_dir_offline (a failed log directory was announced), repair_file,
         repair_commit, repair_checkpoint, repair_rows (requested repairs), damage_isr, damage_cut,
         epoch_entry, producer_state and log_start (a deletion of old records), log_commit (the
-        commit of the journal, with answers), removal (of the producers of deleted topics),
+        commit of the journal, with answers), removal (of the producers of removed replicas),
         isr_change, checkpoint (the commit of high watermarks and answers after changes of in-sync
         sets), responses (before taken requests are removed and checkpoints written). Raises
         `FencedError` if a newer process plays this broker; the caller must then drop it.
@@ -468,7 +471,7 @@ class Broker:
     @_plays("controller")
     def controller_tick(self, stop_after: str | None = None) -> TickReport:
         """Play the controller, or observe the active one. `stop_after`: lease, fence, election,
-        partitions_removal, offsets_removal (the last two of deleted topics).
+        reassignment (its end), partitions_removal, offsets_removal (of deleted topics).
 
         Raises as `leader_tick` does.
         """

@@ -7,7 +7,8 @@ older cluster root would give the same epochs out again, to other processes and 
 A topic that the cluster root does not know was created after its state, unless it is recorded as
 deleted. An older root has no such record, since a deletion is final and a topic's id is not used
 again. The version of `topics` by which a broker has removed replicas shows a root that is older
-than the deletion: it would make the topic live again, without its records.
+than the deletion: it would make the topic live again, without its records. The version of
+`partition_state` shows the same of replicas that a reassignment has removed.
 
 The journals of all brokers carry the versions of the cluster root's tables that were seen. A
 cluster root without the newest commits may have the same epochs, but other in-sync sets.
@@ -23,7 +24,7 @@ from sparklog.cluster.metadata import deleted_topics
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import StorageError
 from sparklog.model import Row, TopicIdPartition
-from sparklog.storage.commits import TOPICS_VERSION
+from sparklog.storage.commits import PARTITIONS_VERSION, TOPICS_VERSION
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
 
@@ -106,6 +107,13 @@ def _evidence(
             return root.location, (
                 f"the root knows version {cluster.topics.version} of the table topics, and the "
                 f"broker has removed replicas of deleted topics by version {topics_version}"
+            )
+        partitions_version = root.log.held_by(PARTITIONS_VERSION) or 0
+        if partitions_version > cluster.partition_state.version:
+            return root.location, (
+                f"the root knows version {cluster.partition_state.version} of the table "
+                "partition_state, and the broker has removed reassigned replicas by version "
+                f"{partitions_version}"
             )
         held = root.broker_epoch
         if held > broker_epoch:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from sparklog.broker.reassignment_completion import ReassignmentCompletion
 from sparklog.broker.registration import check_registered
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
@@ -21,6 +22,7 @@ from sparklog.cluster.abandoned_topics import AbandonedTopics, with_known_topics
 from sparklog.cluster.election import Elections
 from sparklog.cluster.metadata import Metadata, MetadataReader, Versions
 from sparklog.cluster.observations import Observations, is_silent
+from sparklog.cluster.reassignment import Reassigner
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError
@@ -76,6 +78,7 @@ class Controller:
         self._elections = Elections(rules, settings)
         self._abandoned = AbandonedTopics(cluster, observations)
         self._deletions = TopicDeletions(cluster)
+        self._reassignments = ReassignmentCompletion(cluster, Reassigner(self._elections, rules))
         self._fence: Fence | None = None
         # The lease is renewed in parallel with ticks, which may take long.
         self._lease_lock = threading.Lock()
@@ -120,6 +123,7 @@ class Controller:
             effects.done("fence")
             self._elect(fence)
             effects.done("election")
+            self._complete_reassignments(fence, effects)
             self._finish_deletions(fence, effects)
             self._abandoned.remove(now_ms, fence)
             self._rebalance(now_ms, fence)
@@ -277,6 +281,7 @@ class Controller:
             written.take_fence(fence, may_hold=False)
         self._fence = fence
         self._seen = None
+        self._reassignments.reset()
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
         self._versions_at_ms = now_ms + _VERSIONS_MS
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
@@ -352,6 +357,13 @@ class Controller:
         )
         # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
+
+    def _complete_reassignments(self, fence: Fence, effects: Effects) -> None:
+        """End reassignments whose target is in sync (rule 7.8)."""
+        if self._reassignments.is_due():
+            self._reassignments.complete(self._reader.metadata, fence)
+            effects.done("reassignment")
+        self._reassignments.correct_factors(self._reader.metadata, fence)
 
     def _finish_deletions(self, fence: Fence, effects: Effects) -> None:
         """Remove what the cluster root still has of deleted topics (rule 7.9)."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.reassign_partitions import progress_line
 
 if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin
 
-app = typer.Typer(no_args_is_help=True, help="List, fence and unregister brokers.")
+app = typer.Typer(no_args_is_help=True, help="List, drain, fence and unregister brokers.")
 
 _BrokerId = Annotated[int, typer.Argument(metavar="ID", help="The broker's id.")]
 
@@ -71,18 +72,59 @@ def fence(broker_id: _BrokerId, cluster: ClusterOption) -> None:
 
 
 @app.command()
+def drain(
+    broker_id: _BrokerId,
+    cluster: ClusterOption,
+    throttle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES", help="Bytes per second that a broker copies into new replicas.", min=1
+        ),
+    ] = None,
+) -> None:
+    """Move all replicas away from a broker, by reassignments; print what is left.
+
+    Run it again to see the progress. The broker may run or not. When it holds no
+    replica any more, stop and unregister it.
+    """
+    with _admin(cluster) as admin:
+        started = admin.drain_broker(broker_id, throttle=throttle)
+        moving = {
+            name: one
+            for name, one in admin.list_partition_reassignments().items()
+            if broker_id in one.removing_replicas
+        }
+        adding = admin.list_adding_replicas()
+    if not moving and not started:
+        typer.echo(f"Broker {broker_id} has no replicas.")
+        return
+    new = "1 reassignment" if len(started) == 1 else f"{len(started)} reassignments"
+    left = "1 partition is" if len(moving) == 1 else f"{len(moving)} partitions are"
+    typer.echo(f"Started {new}. {left} moving away from broker {broker_id}:")
+    for name, one in sorted(moving.items()):
+        target = ",".join(str(id_) for id_ in one.replicas if id_ not in one.removing_replicas)
+        typer.echo(f"{name}: to {target}.")
+        for replica in adding:
+            if (replica.topic, replica.partition) == name:
+                typer.echo(progress_line(replica))
+
+
+@app.command()
 def unregister(
     broker_id: _BrokerId,
     cluster: ClusterOption,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Unregister it even if it has the only in-sync replica."),
+        typer.Option(
+            "--force",
+            help="Unregister it even if it has replicas, also the only in-sync ones.",
+        ),
     ] = False,
 ) -> None:
     """Unregister a broker that is not running and will not return.
 
-    New topics are no longer placed on it. Refused while it has the only in-sync
-    replica of a partition.
+    New topics are no longer placed on it. Refused while it has replicas: drain
+    it first.
     """
     with _admin(cluster) as admin:
         replicas = admin.unregister_broker(broker_id, force=force)

@@ -27,6 +27,7 @@ from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
 from sparklog.cli.produce import produce
+from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
 from sparklog.cli.upgrade import features, upgrade
@@ -70,6 +71,7 @@ app.command("repair")(repair)
 app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
 app.command("log-dirs")(log_dirs)
+app.command("reassign-partitions")(reassign_partitions)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)

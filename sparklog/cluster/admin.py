@@ -19,6 +19,12 @@ from sparklog.cluster.election import Elections, ElectionType
 from sparklog.cluster.log_dirs import LogDirDescription, LogDirReader
 from sparklog.cluster.metadata import PartitionState, TopicInfo
 from sparklog.cluster.naming import ClusterName
+from sparklog.cluster.reassignment_admin import (
+    AddingReplica,
+    AlteredReassignment,
+    PartitionReassignment,
+    ReassignmentAdmin,
+)
 from sparklog.cluster.record_deletion import DeletedRecords, RecordDeletion
 from sparklog.cluster.topic_admin import ConfigEntry, TopicAdmin
 from sparklog.cluster.topic_creation import store_topic
@@ -59,11 +65,15 @@ class TopicDescription(NamedTuple):
     def __str__(self) -> str:
         configs = self.topic.config.model_dump(by_alias=True, exclude_none=True)
         listed = ",".join(f"{key}={_text(value)}" for key, value in sorted(configs.items()))
+        factor = self.topic.replication_factor
+        if self.partitions:
+            # As in Kafka, without the replicas that are being added.
+            factor = sum(not one.adding for one in self.partitions[0].replicas)
         lines = [
             (
                 f"Topic: {self.topic.topic}\tTopicId: {self.topic.topic_id}\t"
                 f"PartitionCount: {self.topic.partitions}\t"
-                f"ReplicationFactor: {self.topic.replication_factor}\tConfigs: {listed}"
+                f"ReplicationFactor: {factor}\tConfigs: {listed}"
             )
             + ("\tMarkedForDeletion: true" if self.is_marked_for_deletion else "")
         ]
@@ -71,10 +81,14 @@ class TopicDescription(NamedTuple):
             replicas = [one.broker_id for one in state.replicas]
             isr = [one.broker_id for one in state.replicas if one.in_isr]
             elr = [one.broker_id for one in state.replicas if one.in_elr]
+            adding = [one.broker_id for one in state.replicas if one.adding]
+            removing = [one.broker_id for one in state.replicas if one.removing]
+            moving = f"\tAdding Replicas: {_list(adding)}\tRemoving Replicas: {_list(removing)}"
             lines.append(
                 f"\tTopic: {state.topic}\tPartition: {state.partition}\t"
                 f"Leader: {'none' if state.leader is None else state.leader}\t"
-                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}\tElr: {_list(elr)}\t"
+                f"Replicas: {_list(replicas)}\tIsr: {_list(isr)}"
+                f"{moving if state.is_reassigning else ''}\tElr: {_list(elr)}\t"
                 # Kafka keeps the last leaders here while the ISR is empty. The ISR is never empty
                 # here.
                 "LastKnownElr: "
@@ -132,6 +146,7 @@ class Admin:
         self._elections = Elections(self._connection.rules, self._settings)
         self._brokers = BrokerAdmin(self._connection, self._elections, self._settings, self._clock)
         self._topics = TopicAdmin(self._connection, self._elections, settings, self._clock)
+        self._reassignments = ReassignmentAdmin(self._connection, self._elections)
 
     def create_topic(
         self,
@@ -423,6 +438,178 @@ class Admin:
             for key, partition in asked.items()
         }
 
+    def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        throttle: int | None = None,
+    ) -> dict[TopicPartition, AlteredReassignment]:
+        """Move partitions to other brokers, or cancel that (KIP-455).
+
+        New replicas begin empty and copy the leader's log. When all replicas of the target are in
+        sync, the controller ends the reassignment and brokers remove the other replicas. A new
+        target replaces the one of a reassignment in progress.
+
+        Parameters
+        ----------
+        reassignments : dict of (str, int) to list of int or None
+            The brokers of each partition, the preferred leader first; `None` cancels the
+            reassignment in progress, so that the partition has its earlier replicas.
+        throttle : int, optional
+            The bytes per second that a broker copies into replicas that are being added, and that
+            a leader is read by them. By default without a limit.
+
+        Returns
+        -------
+        dict of (str, int) to AlteredReassignment
+            For each partition the name of Kafka's error: NONE, INVALID_REPLICA_ASSIGNMENT,
+            NO_REASSIGNMENT_IN_PROGRESS or UNKNOWN_TOPIC_OR_PARTITION.
+
+        Raises
+        ------
+        ProtocolError
+            UNSUPPORTED_VERSION if the cluster has to be upgraded first.
+        SparklogError
+            An argument is not usable.
+
+        Examples
+        --------
+        >>> altered = admin.alter_partition_reassignments({("payments", 0): [0, 1]})
+        >>> altered["payments", 0].error
+        'NONE'
+        >>> admin.alter_partition_reassignments({("payments", 0): None})["payments", 0].error
+        'NONE'
+        """
+        return self._reassignments.alter(reassignments, throttle)
+
+    def list_partition_reassignments(
+        self, partitions: Collection[tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """Return the reassignments in progress.
+
+        Parameters
+        ----------
+        partitions : collection of (str, int), optional
+            The partitions, as pairs (topic, number); all by default.
+
+        Returns
+        -------
+        dict of (str, int) to PartitionReassignment
+            The replicas of each partition that is being reassigned.
+
+        Examples
+        --------
+        >>> admin.list_partition_reassignments([("payments", 0)])
+        {}
+        """
+        return self._reassignments.in_progress(partitions)
+
+    def list_adding_replicas(self) -> list[AddingReplica]:
+        """Return the progress of the replicas that reassignments are adding.
+
+        Returns
+        -------
+        list of AddingReplica
+            The offsets, and the bytes left to copy, by partition and broker.
+
+        Examples
+        --------
+        >>> admin.list_adding_replicas()
+        []
+        """
+        return self._reassignments.adding()
+
+    def alter_replication_throttle(self, rate: int | None) -> int:
+        """Set the throttle of the reassignments in progress, or remove all throttles.
+
+        Parameters
+        ----------
+        rate : int or None
+            The bytes per second; `None` removes the throttles of all partitions.
+
+        Returns
+        -------
+        int
+            The number of partitions that were changed.
+
+        Raises
+        ------
+        SparklogError
+            The rate is not usable.
+
+        Examples
+        --------
+        >>> admin.alter_replication_throttle(None)
+        0
+        """
+        return self._reassignments.set_throttle(rate)
+
+    def propose_reassignment(
+        self, topics: Collection[str], brokers: Sequence[int], *, rack_aware: bool = True
+    ) -> dict[TopicPartition, list[int]]:
+        """Propose other brokers for the partitions of topics, by Kafka's placement (rule 7.4).
+
+        Nothing is changed: pass the result to `alter_partition_reassignments`.
+
+        Parameters
+        ----------
+        topics : collection of str
+            The names of the topics.
+        brokers : sequence of int
+            The brokers to place them on; those that are not alive are left out.
+        rack_aware : bool, default True
+            Whether racks are considered.
+
+        Returns
+        -------
+        dict of (str, int) to list of int
+            The brokers of each partition, the preferred leader first.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION; INVALID_REPLICATION_FACTOR if there are too few brokers;
+            INVALID_REPLICA_ASSIGNMENT if only some of them have a rack.
+
+        Examples
+        --------
+        >>> [sorted(one) for one in admin.propose_reassignment(["payments"], [0, 1, 2]).values()]
+        [[0, 1, 2], [0, 1, 2]]
+        """
+        return self._reassignments.propose(topics, brokers, is_rack_aware=rack_aware)
+
+    def drain_broker(
+        self, broker_id: int, *, throttle: int | None = None
+    ) -> dict[TopicPartition, list[int]]:
+        """Move every replica away from a broker, by reassignments.
+
+        The broker may run or not. Call it again to see whether anything is left: reassignments in
+        progress are in `list_partition_reassignments`.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+        throttle : int, optional
+            As for `alter_partition_reassignments`.
+
+        Returns
+        -------
+        dict of (str, int) to list of int
+            The new brokers of each partition whose reassignment was started.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED; INVALID_REPLICATION_FACTOR if a partition has too many
+            replicas for the other live brokers. Nothing is moved then.
+        """
+        plan = self._reassignments.drained(broker_id)
+        for name, altered in self._reassignments.alter(plan, throttle).items():
+            if altered.error not in ("NONE", "UNKNOWN_TOPIC_OR_PARTITION"):
+                raise ProtocolError(altered.error, f"{name} was not moved: {altered.detail}")
+        return plan
+
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: float = 60_000
     ) -> dict[TopicPartition, DeletedRecords]:
@@ -564,7 +751,7 @@ class Admin:
         broker_id : int
             The id of the broker.
         force : bool, default False
-            Whether the records that only this broker has are given up.
+            Whether its replicas are given up, with the records that only this broker has.
 
         Returns
         -------
@@ -574,8 +761,9 @@ class Admin:
         Raises
         ------
         ProtocolError
-            BROKER_ID_NOT_REGISTERED; INVALID_REQUEST if the broker runs; INELIGIBLE_REPLICA if the
-            broker has the only in-sync replica of a partition and `force` is false.
+            BROKER_ID_NOT_REGISTERED; INVALID_REQUEST if the broker runs. If `force` is false:
+            INELIGIBLE_REPLICA if the broker has the only in-sync replica of a partition, and
+            INVALID_REQUEST if it has any replica; see `drain_broker`.
         """
         return self._brokers.unregister(broker_id, force=force)
 

@@ -113,9 +113,17 @@ class BrokerAdmin:
                 "and wait until another has caught up, or give up the records that it alone has "
                 "with --force",
             )
+        held: int = sum(one["broker_id"] == broker_id for one in after.to_pylist())
+        if held and not force:
+            partitions = "1 partition" if held == 1 else f"{held} partitions"
+            raise ProtocolError(
+                "INVALID_REQUEST",
+                f"broker {broker_id} has a replica of {partitions}: move it away with `sparklog "
+                f"brokers drain {broker_id}`, or give it up with --force",
+            )
         self._end(row, "unregister")
         self._elect(broker_id, "unregister", gives_up=force)
-        return sum(one["broker_id"] == broker_id for one in after.to_pylist())
+        return held
 
     def _silent_row(self, broker_id: int) -> dict[str, Any]:
         """Return the row of a broker after checking that none of its processes runs.

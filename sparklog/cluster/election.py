@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from sparklog.cluster.isr import NO_REGISTRATION, configured_min_isr, set_eligible_replicas
-from sparklog.cluster.metadata import Metadata, TopicInfo
+from sparklog.cluster.metadata import Metadata, TopicInfo, with_removed
 from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE, TopicIdPartition
@@ -114,6 +114,54 @@ class Elections:
                 row["leader_epoch"] += 1
         return _written(rows, set(leaders), metadata, controller_epoch)
 
+    def assign(
+        self,
+        before: pa.Table,
+        after: Rows,
+        metadata: Metadata,
+        controller_epoch: int | None = None,
+    ) -> RowChanges | None:
+        """Give partitions the replicas in `after`, and elect where a leader is not valid (KIP-455).
+
+        Parameters: `before` and `after`, the rows of whole partitions; the others as for `elect`.
+        A partition that loses a replica gets a higher leader epoch, even if its leader stays: with
+        it begins the record of the removal, by which the broker removes the replica. Returns the
+        changes of all partitions in `after`.
+        """
+        rows = self._annotated(PARTITION_STATE.rows(after), metadata, controller_epoch)
+        members: dict[TopicIdPartition, Rows] = {}
+        for row in rows:
+            row["was_in_isr"], row["is_unclean"] = row["in_isr"], False
+            members.setdefault(TopicIdPartition(row["topic_id"], row["partition"]), []).append(row)
+        dropped: dict[TopicIdPartition, Rows] = {}
+        for row in before.to_pylist():
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            if all(one["broker_id"] != row["broker_id"] for one in members.get(key, ())):
+                dropped.setdefault(key, []).append(row)
+        for key in dropped:
+            is_led = any(row["broker_id"] == row["leader"] for row in members[key])
+            for row in members[key]:
+                row["leader_is_valid"] &= is_led
+        self._set_leaders(rows)
+        for key, gone in dropped.items():
+            leader_epoch = max(members[key][0]["leader_epoch"], gone[0]["leader_epoch"] + 1)
+            record = with_removed(
+                gone[0]["removed_replicas"],
+                [(row["broker_id"], row["root"], leader_epoch) for row in gone],
+            )
+            for row in members[key]:
+                row["leader_epoch"], row["removed_replicas"] = leader_epoch, record
+        set_eligible_replicas(self._rules, rows)
+        changes = _written(rows, set(members), metadata, controller_epoch)
+        if changes is None:
+            return None
+        removed = {
+            (key.topic_id, key.partition, row["broker_id"])
+            for key, gone in dropped.items()
+            for row in gone
+        }
+        return RowChanges(changes.rows, frozenset(removed))
+
     def _set_leaders(self, rows: Rows) -> set[TopicIdPartition]:
         """Elect leaders in annotated `rows` of whole partitions; return what has changed (7.5)."""
         decided = {
@@ -143,7 +191,7 @@ class Elections:
             broker = metadata.brokers.get(row["broker_id"])
             leader = metadata.brokers.get(row["leader"]) if row["leader"] is not None else None
             topic = metadata.topics.get(row["topic_id"])
-            is_allowed = self._is_unclean_allowed(topic)
+            is_allowed = self.is_unclean_allowed(topic)
             is_asked = of_partition in unclean
             row["is_alive"] = (
                 broker is not None
@@ -167,7 +215,8 @@ class Elections:
             row["max_percentage"] = self._settings.leader_imbalance_per_broker_percentage
         return rows
 
-    def _is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+    def is_unclean_allowed(self, topic: TopicInfo | None) -> bool:
+        """Return unclean.leader.election.enable of a topic: its own value, or the cluster's."""
         own = topic.config.unclean_leader_election_enable if topic else None
         return self._settings.unclean_leader_election_enable if own is None else own
 

@@ -190,6 +190,42 @@ class AssignedReplica(NamedTuple):
     removing: bool
 
 
+class RemovedReplica(NamedTuple):
+    """The record of a replica that a reassignment has removed.
+
+    Attributes
+    ----------
+    broker_id : int
+        The broker that had the replica.
+    root : int
+        The number of the broker's log directory with the replica.
+    leader_epoch : int
+        The leader epoch that began with the removal; those of the replica are lower.
+
+    Examples
+    --------
+    >>> from sparklog import Connection
+    >>> Connection("sparklog-data/cluster").metadata().partition("clicks", 0).removed
+    []
+    """
+
+    broker_id: int
+    root: int
+    leader_epoch: int
+
+
+def removed_replicas(text: str | None) -> list[RemovedReplica]:
+    """Return the records in `removed_replicas` of a row of `partition_state`."""
+    return [RemovedReplica(*one) for one in json.loads(text)] if text else []
+
+
+def with_removed(text: str | None, removed: Iterable[tuple[int, int, int]]) -> str | None:
+    """Return `removed_replicas` with further records, one for each log directory of a broker."""
+    records = {(one.broker_id, one.root): one for one in removed_replicas(text)}
+    records |= {(one[0], one[1]): RemovedReplica(*one) for one in removed}
+    return json.dumps(sorted(records.values())) if records else None
+
+
 class PartitionState(NamedTuple):
     """The published state of a partition.
 
@@ -217,6 +253,10 @@ class PartitionState(NamedTuple):
         The offset below which an administrator has requested to delete the records.
     delete_records_epoch : int or None
         The leader epoch of the record before that offset.
+    removed_replicas : str or None
+        The replicas that reassignments have removed, as JSON; see `removed`.
+    replication_throttled_rate : int or None
+        The bytes per second that a broker copies into adding replicas; `None` without a limit.
     replicas : tuple of AssignedReplica
         The replicas, in the order of the assignment.
 
@@ -239,6 +279,8 @@ class PartitionState(NamedTuple):
     min_isr: int | None
     delete_records_offset: int | None
     delete_records_epoch: int | None
+    removed_replicas: str | None
+    replication_throttled_rate: int | None
     replicas: tuple[AssignedReplica, ...]
 
     @property
@@ -250,6 +292,21 @@ class PartitionState(NamedTuple):
     def isr(self) -> list[int]:
         """The ids of the in-sync replicas, sorted."""
         return sorted(replica.broker_id for replica in self.replicas if replica.in_isr)
+
+    @property
+    def is_reassigning(self) -> bool:
+        """Whether a reassignment of the partition is in progress (KIP-455)."""
+        return any(one.adding or one.removing for one in self.replicas)
+
+    @property
+    def target(self) -> list[int]:
+        """The ids of the brokers that keep or get a replica, in the order of the assignment."""
+        return [one.broker_id for one in self.replicas if not one.removing]
+
+    @property
+    def removed(self) -> list[RemovedReplica]:
+        """The replicas that reassignments have removed, as recorded for their brokers."""
+        return removed_replicas(self.removed_replicas)
 
     def replica(self, broker_id: int) -> AssignedReplica | None:
         """Return the replica of this partition on a broker.

@@ -117,17 +117,16 @@ class TopicAdmin:
             )
         live = {one.broker_id: one.rack for one in metadata.brokers.values() if one.is_alive}
         first = metadata.partitions[TopicIdPartition(topic.topic_id, 0)]
+        factor = len(first.target)
         if assignment is None:
             start = _start_index(live, first.replicas[0].broker_id)
-            placed = place_replicas(
-                live, added, topic.replication_factor, start, start, topic.partitions
-            )
+            placed = place_replicas(live, added, factor, start, start, topic.partitions)
         else:
             placed = checked_assignment(
                 name,
                 assignment,
                 added,
-                topic.replication_factor,
+                factor,
                 live,
                 metadata,
                 topic.partitions,

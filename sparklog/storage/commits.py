@@ -49,6 +49,11 @@ LOG_VERSION = "log_version"
 TOPICS_VERSION = "topics_version"
 """The app transaction of a log with the version of `topics` by which replicas were removed."""
 
+PARTITIONS_VERSION = "partition_state_version"
+"""The app transaction of a log with the version of `partition_state` by which a reassignment's
+replicas were removed.
+"""
+
 FORMAT_VERSION = "format_version"
 """The app transaction of the table `brokers` with the format of the cluster root."""
 

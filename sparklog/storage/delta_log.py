@@ -25,6 +25,7 @@ from sparklog.storage.commits import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     LOG_VERSION,
+    PARTITIONS_VERSION,
     TOPICS_VERSION,
     AddedFile,
     Commit,
@@ -51,6 +52,14 @@ from sparklog.storage.json_text import json_bytes
 from sparklog.storage.location import Location
 
 _READER_VERSION, _WRITER_VERSION = 1, 2
+
+_KNOWN_TRANSACTIONS = (
+    BROKER_EPOCH,
+    CONTROLLER_EPOCH,
+    LOG_VERSION,
+    TOPICS_VERSION,
+    PARTITIONS_VERSION,
+)
 """The versions of Delta's protocol that every sparklog table has."""
 
 EMPTY_PER_COMMIT = 5
@@ -123,7 +132,7 @@ class DeltaLog:
         self.version = self.snapshot.version()
         self.transactions = {
             name: held
-            for name in (BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION, TOPICS_VERSION)
+            for name in _KNOWN_TRANSACTIONS
             if (held := self._opened.transaction(name)) is not None
         }
         """The versions of the table's app transactions by name: epochs, and versions of tables."""

@@ -23,6 +23,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.election import ElectionType
 from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.observations import Observations
+from sparklog.cluster.reassignment_admin import AlteredReassignment, PartitionReassignment
 from sparklog.cluster.record_deletion import DeletedRecords
 from sparklog.config import Settings, parse
 from sparklog.errors import SparklogError, StorageError
@@ -568,8 +569,8 @@ class LocalCluster:
         Parameters
         ----------
         stop_after : str, optional
-            The step after which a broker crashes: lease, fence, election, partitions_removal or
-            offsets_removal.
+            The step after which a broker crashes: lease, fence, election, reassignment,
+            partitions_removal or offsets_removal.
 
         Returns
         -------
@@ -620,6 +621,77 @@ class LocalCluster:
         """
         admin = self._admin()
         return admin.elect_leaders(election_type, partitions)
+
+    def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        throttle: int | None = None,
+    ) -> dict[TopicPartition, AlteredReassignment]:
+        """Move partitions to other brokers, or cancel; see `Admin.alter_partition_reassignments`.
+
+        The brokers copy the replicas in their next ticks.
+
+        Parameters
+        ----------
+        reassignments : dict of (str, int) to list of int or None
+            The brokers of each partition; `None` cancels.
+        throttle : int, optional
+            Bytes per second for the replicas that are being added.
+
+        Returns
+        -------
+        dict of (str, int) to AlteredReassignment
+            The name of Kafka's error for each partition.
+
+        Raises
+        ------
+        ProtocolError
+            As `Admin.alter_partition_reassignments` does.
+
+        Examples
+        --------
+        >>> cluster.create_topic("moved", assignment={0: [0, 1]})
+        >>> altered = cluster.alter_partition_reassignments({("moved", 0): [1, 2]})
+        >>> cluster.tick_until_idle()
+        >>> cluster.partition("moved", 0).replicas
+        [1, 2]
+        """
+        return self._admin().alter_partition_reassignments(reassignments, throttle=throttle)
+
+    def list_partition_reassignments(self) -> dict[TopicPartition, PartitionReassignment]:
+        """Return the reassignments in progress; see `Admin.list_partition_reassignments`.
+
+        Returns
+        -------
+        dict of (str, int) to PartitionReassignment
+            The replicas of each partition that is being reassigned.
+        """
+        return self._admin().list_partition_reassignments()
+
+    def drain_broker(
+        self, broker_id: int, *, throttle: int | None = None
+    ) -> dict[TopicPartition, list[int]]:
+        """Move every replica away from a broker; see `Admin.drain_broker`.
+
+        Parameters
+        ----------
+        broker_id : int
+            The id of the broker.
+        throttle : int, optional
+            As for `alter_partition_reassignments`.
+
+        Returns
+        -------
+        dict of (str, int) to list of int
+            The new brokers of each partition whose reassignment was started.
+
+        Raises
+        ------
+        ProtocolError
+            As `Admin.drain_broker` does.
+        """
+        return self._admin().drain_broker(broker_id, throttle=throttle)
 
     def delete_records(
         self, offsets: Mapping[TopicPartition, int]

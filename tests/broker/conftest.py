@@ -27,12 +27,12 @@ Action = Callable[[], object]
 
 @pytest.fixture(scope="session")
 def empty_roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The roots of a newly created cluster of three brokers; copying them is faster than creating
+    """The roots of a newly created cluster of four brokers; copying them is faster than creating
     them.
     """
     folder = tmp_path_factory.mktemp("roots")
     cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
-    for broker in range(3):
+    for broker in range(4):
         root = Location.of(str(folder / f"broker-{broker}"))
         BrokerRoot.create(root, cluster.cluster_id, broker)
     return folder

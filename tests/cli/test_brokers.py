@@ -1,4 +1,4 @@
-"""`sparklog brokers`: list, fence, unregister."""
+"""`sparklog brokers`: list, drain, fence, unregister."""
 
 from __future__ import annotations
 
@@ -82,7 +82,14 @@ def test_fence_gives_a_parked_brokers_leadership_to_another(cluster: LocalCluste
 
 def test_unregister_ends_a_broker_until_it_registers_again(cluster: LocalCluster) -> None:
     """An unregistered broker leaves the ISR and may register again."""
-    printed = run("brokers", "unregister", "0", cluster=root(cluster)).printed
+    before = files_in(root(cluster))
+    refusal = run("brokers", "unregister", "0", cluster=root(cluster)).refusal
+    assert refusal == (
+        "INVALID_REQUEST: broker 0 has a replica of 1 partition: move it away with `sparklog "
+        "brokers drain 0`, or give it up with --force"
+    )
+    assert files_in(root(cluster)) == before
+    printed = run("brokers", "unregister", "0", "--force", cluster=root(cluster)).printed
     assert printed == (
         "Unregistered broker 0.\n"
         "Its replicas stay assigned to it: 1 partition has one replica less.\n"
@@ -116,7 +123,7 @@ def test_a_suspended_process_of_an_unregistered_broker_is_fenced(cluster: LocalC
     cluster.pause(1)
     zombie = cluster.brokers[1]
     cluster.fence(1)
-    run("brokers", "unregister", "1", cluster=root(cluster))
+    run("brokers", "unregister", "1", "--force", cluster=root(cluster))
     with pytest.raises(FencedError, match="another process has registered as broker 1"):
         zombie.controller_tick()
     assert states(cluster)[1] == "unregistered"
@@ -209,3 +216,34 @@ def test_an_unknown_broker_is_named(cluster: LocalCluster) -> None:
             "BROKER_ID_NOT_REGISTERED: there is no broker 7: name one of the registered brokers "
             "0, 1, 2"
         )
+
+
+def test_a_broker_that_will_not_return_is_drained(tmp_path: Path) -> None:
+    """Its replicas are made from those of others; then it may be unregistered."""
+    cluster = LocalCluster(tmp_path, [0, 1, 2, 3])
+    cluster.create_topic("t", assignment={0: [3, 0], 1: [0, 3], 2: [0, 1]})
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a", b"b"])
+    cluster.tick_until_idle()
+    cluster.crash(3)
+    cluster.fence(3)
+    arguments = ("brokers", "drain", "3", "--throttle", "1000000")
+    printed = run(*arguments, cluster=root(cluster)).printed
+    lines = printed.splitlines()
+    assert lines[:2] == [
+        "Started 2 reassignments. 2 partitions are moving away from broker 3:",
+        "t-0: to 2,0.",
+    ]
+    assert lines[2].startswith("\treplica on broker 2: offset 0 of 2, ")
+    assert lines[3:] == [
+        "t-1: to 0,1.",
+        "\treplica on broker 1: offset 0 of 0, 0 bytes left to copy",
+    ]
+    again = run(*arguments, cluster=root(cluster)).printed
+    assert again == printed.replace("Started 2 reassignments", "Started 0 reassignments")
+    cluster.tick_until_idle()
+    assert run(*arguments, cluster=root(cluster)).printed == "Broker 3 has no replicas.\n"
+    printed = run("brokers", "unregister", "3", cluster=root(cluster)).printed
+    assert printed == "Unregistered broker 3.\n"
+    printed = run("brokers", "drain", "2", cluster=root(cluster)).printed
+    assert printed.startswith("Started 1 reassignment. 1 partition is moving away from broker 2:")

@@ -234,7 +234,10 @@ class TestInterruptions:
         changes = [step.change for step in Upgrade.of(Location.of(str(stopped / "cluster"))).steps]
         assert changes == [
             "add to brokers: newest_format, repair_requests, offline_log_dirs",
-            "add to partition_state: delete_records_offset, delete_records_epoch",
+            (
+                "add to partition_state: delete_records_offset, delete_records_epoch, "
+                "removed_replicas, replication_throttled_rate"
+            ),
             (
                 "add to consumer_groups: state, leader, group_instance_id, client_id, "
                 "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.model import Batch
+from sparklog.protocol.controller.completed_reassignments import may_allow_completion
 from sparklog.protocol.controller.eligible_replicas import may_be_eligible
 from sparklog.protocol.controller.isr_fence import may_be_fenced
 from sparklog.protocol.controller.silent_brokers import may_be_silent
@@ -300,6 +301,25 @@ def test_members_that_are_fenced_or_eligible_may_be(
         one = replicas[row["broker_id"]]
         may = may_be_eligible(one["was_in_isr"], one["in_isr"], one["in_elr"])
         assert may or row["in_elr"] == one["in_elr"]
+
+
+MOVING = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("in_isr", "is_alive", "adding", "removing")}
+)
+
+
+@PROPERTY
+@given(replicas=st.lists(MOVING, min_size=1, max_size=4))
+def test_each_replica_allows_a_complete_reassignment(
+    rules: Rules, replicas: list[dict[str, bool]]
+) -> None:
+    """`may_allow_completion` and rule 7.8."""
+    rows = [
+        {"topic_id": "t", "partition": 0, "broker_id": number, **one}
+        for number, one in enumerate(replicas)
+    ]
+    if rules.run("completed_reassignments", replicas=rows):
+        assert all(may_allow_completion(one["in_isr"], one["removing"]) for one in replicas)
 
 
 @PROPERTY

@@ -608,6 +608,16 @@ class CheckedCluster:
         self._cluster.elect_leaders(election_type, [(TOPIC, partition)])
 
     @_step
+    def reassign(self, partition: int, target: Sequence[int] | None) -> None:
+        """Request other brokers for a partition, or cancel that."""
+        asked = {TopicPartition(TOPIC, partition): target}
+        [altered] = self._cluster.alter_partition_reassignments(asked).values()
+        allowed = {"NONE", "INVALID_REPLICA_ASSIGNMENT"}
+        if target is None:
+            allowed.add("NO_REASSIGNMENT_IN_PROGRESS")
+        assert altered.error in allowed, altered
+
+    @_step
     def consume(self, partition: int) -> None:
         """Read the committed records; a consumer reads at least as far as others did, or gets an
         error.

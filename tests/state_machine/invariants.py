@@ -336,16 +336,15 @@ class Invariants:
         if is_first:
             return
         assert epoch >= before["leader_epoch"], "the leader epoch went back"
-        changed = [rows[of] != past.replicas[of] for of in rows]
-        if any(changed):
+        if rows != past.replicas:
             assert row["partition_epoch"] > before["partition_epoch"], "the partition epoch stood"
         if epoch == before["leader_epoch"]:
             assert leader == before["leader"], "7.5: a leader without an election"
             return
         if leader is None:
             return
-        was = past.replicas[leader]
-        if was["in_isr"] or was["in_elr"]:
+        was = past.replicas.get(leader)
+        if was is not None and (was["in_isr"] or was["in_elr"]):
             return
         assert self._allows_unclean or unclean_was_asked, (
             f"7.5: broker {leader} leads {partition} in epoch {epoch}, though it was not in sync"
@@ -374,7 +373,10 @@ class Invariants:
             )
         assert epochs_never_decrease(kept(records)), f"9.5: epochs of broker {broker_id}: {records}"
         row = root.rows.get(key)
-        if row is not None:
+        if row is None:
+            # A reassignment has removed it: the next replica begins empty.
+            past.high_watermarks.pop(broker_id, None)
+        else:
             end = row["log_end_offset"]
             assert end == len(records), f"1.5: broker {broker_id} reports {end}: {records}"
             # The audit excuses epochs that a follower has copied and not entered yet.
@@ -469,6 +471,10 @@ class Invariants:
         for partition, past in self._past.items():
             state, key = self._state(past), self._key(past)
             brokers = sorted(past.replicas)
+            assert not state.is_reassigning, f"not complete: {past.replicas}"
+            for broker_id in self._roots.keys() - set(brokers):
+                assert key not in self._roots[broker_id].rows, f"not removed: broker {broker_id}"
+                assert not self._roots[broker_id].records.get(key), f"left: broker {broker_id}"
             assert state.leader is not None, f"{partition} is offline: {past.replicas}"
             leaders = self._roots[state.leader].records.get(key, [])
             for broker_id in brokers:

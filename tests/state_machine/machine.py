@@ -18,10 +18,10 @@ from tests.state_machine.checked_cluster import LAG_MS, SESSION_MS, CheckedClust
 
 LEADER_POINTS = (
     *("epoch_entry", "producer_state", "log_start"),
-    *("log_commit", "isr_change", "checkpoint", "responses"),
+    *("log_commit", "removal", "isr_change", "checkpoint", "responses"),
 )
 FOLLOWER_POINTS = ("truncate", "copy", "producer_state", "log_commit", "checkpoint")
-CONTROLLER_POINTS = ("lease", "fence", "election")
+CONTROLLER_POINTS = ("lease", "fence", "election", "reassignment")
 MERGER_POINTS = ("files", "producer_state", "log_commit", "checkpoint")
 RULES = {
     "leader_tick": ("follower_progress", "isr_shrink", "high_watermark", "isr_expand"),
@@ -101,6 +101,8 @@ WEIGHTS = {
     "resume": 3,
     "fence": 3,
     "elect": 2,
+    "reassign": 3,
+    "cancel": 1,
     "crash": 2,
     "pause": 2,
     "replace_process": 1,
@@ -316,6 +318,20 @@ class ClusterMachine(RuleBasedStateMachine):
     def _elect(self) -> None:
         election_type: Any = self._one_of(["preferred", "preferred", "preferred", "unclean"])
         self.cluster.elect(election_type, self._one_of(self.cluster.partitions))
+
+    def _reassign(self) -> None:
+        """Request any brokers in any order; half of the time let some of it happen."""
+        ids = self.cluster.ids
+        order = self._data.draw(st.permutations(ids))
+        target = order[: self._one_of(range(1, len(ids) + 1))]
+        self.cluster.reassign(self._one_of(self.cluster.partitions), target)
+        lets_happen = self._one_of([True, False])
+        if lets_happen and self.cluster.awake():
+            for _ in range(self._one_of([1, 2])):
+                self._replicate()
+
+    def _cancel(self) -> None:
+        self.cluster.reassign(self._one_of(self.cluster.partitions), None)
 
     # --- disks ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from sparklog.broker.following.copies_ahead import CopiesAhead
 from sparklog.broker.following.delayed_fetch import Fetch, delayed_fetches, may_be_delayed
 from sparklog.broker.following.fetch_plan import FoundBatch, fetch_plan
 from sparklog.broker.following.leader_roots import LeaderRoot, LeaderRoots
+from sparklog.broker.following.replication_throttle import ReplicationThrottle
 from sparklog.broker.purgatory import Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import TickReport
@@ -45,6 +46,9 @@ class Followed(NamedTuple):
     row: Mapping[str, Any]
 
 
+_UNLIMITED = (1 << 63) - 1
+"""The bytes of a partition without a throttle."""
+
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 1_000, 30_000
 """The wait in ms after the second consecutive failure to copy a partition's batches, and the
 longest wait. The wait doubles with each further failure."""
@@ -69,8 +73,12 @@ class ReplicaFetcher:
         settings: Settings,
         execution: Execution,
         ahead: CopiesAhead,
+        throttle: ReplicationThrottle,
     ) -> None:
         self._ahead = ahead
+        self._throttle = throttle
+        # The bytes that may be copied of throttled partitions in the current fetch.
+        self._limits: dict[TopicIdPartition, int] = {}
         self._purgatory = purgatory
         self._replicas = replicas
         self._roots = roots
@@ -101,8 +109,9 @@ class ReplicaFetcher:
         copied is tried again at once, and then after increasing waits. Returns the batches that
         arrived, to be committed.
         """
+        self._limits = self._throttle.limits(self._behind(followed), now_ms)
         works, made = self._works(
-            [one for one in followed if not self._is_backing_off(one.key, now_ms)], while_copying
+            [one for one in followed if not self._is_held_back(one.key, now_ms)], while_copying
         )
         waiting = self._waiting(followed, works, now_ms)
         served = [
@@ -136,6 +145,7 @@ class ReplicaFetcher:
             for (_, batch), result in zip(sources, results, strict=True)
         ]
         faults = [result.fault for result in results]
+        self._throttle.copied((*copied, *ready, *sliced))
         report.files_copied += len(sources) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
         for key in {batch.topic_id_partition for batch in ready} - copying:
@@ -150,8 +160,21 @@ class ReplicaFetcher:
                 self._check_source(root, batch)
         return intact
 
-    def _is_backing_off(self, key: TopicIdPartition, now_ms: int) -> bool:
-        return key in self._backoffs and now_ms < self._backoffs[key].until_ms
+    def _is_held_back(self, key: TopicIdPartition, now_ms: int) -> bool:
+        """Return whether a partition waits after a failure, or for its throttle."""
+        is_backing_off = key in self._backoffs and now_ms < self._backoffs[key].until_ms
+        return is_backing_off or self._limits.get(key, 1) == 0
+
+    def _behind(self, followed: list[Followed]) -> list[TopicIdPartition]:
+        """Return the throttled partitions with batches to copy."""
+        return [
+            one.key
+            for one in followed
+            if self._throttle.is_throttled(one.key)
+            and may_return_batches(
+                self._replicas.log_end_offset(one.key), one.row["log_end_offset"]
+            )
+        ]
 
     def _back_off(self, key: TopicIdPartition, now_ms: int) -> None:
         failures = self._backoffs[key].failures + 1 if key in self._backoffs else 1
@@ -353,7 +376,7 @@ class ReplicaFetcher:
             end,
             self._replicas.last_record_epoch(key),
             leader_epoch,
-            self._settings.replica_fetch_max_bytes,
+            min(self._settings.replica_fetch_max_bytes, self._limits.get(key, _UNLIMITED)),
             self._settings.replica_fetch_response_max_bytes,
             self._last_served.get(key, 0),
         )

@@ -16,6 +16,7 @@ from sparklog.broker.following.copies_ahead import CopiesAhead
 from sparklog.broker.following.fetch import Followed, ReplicaFetcher
 from sparklog.broker.following.leader_roots import LeaderRoots
 from sparklog.broker.following.producer_fetch import ProducerFetcher
+from sparklog.broker.following.replication_throttle import ReplicationThrottle
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
@@ -64,6 +65,7 @@ class Follower:
         settings: Settings,
         execution: Execution,
         peers: Peers,
+        throttle: ReplicationThrottle,
     ) -> None:
         self._broker_id = broker_id
         self._reader = reader
@@ -79,8 +81,16 @@ class Follower:
         self._leader_roots = LeaderRoots(reader, peers)
         self._producers = ProducerFetcher(producer_state, self._leader_roots)
         self._ahead = CopiesAhead(self._root.log.location)
+        self._throttle = throttle
         self._fetcher = ReplicaFetcher(
-            replicas, self._leader_roots, purgatory, rules, settings, execution, self._ahead
+            replicas,
+            self._leader_roots,
+            purgatory,
+            rules,
+            settings,
+            execution,
+            self._ahead,
+            throttle,
         )
         self._failures = RepeatedFailures(_log)
         self._partitions: object = None
@@ -105,6 +115,7 @@ class Follower:
         before = self._root.commits()
         news_before = self._replicas.news
         self._replicas.settle()
+        self._throttle.note(metadata.partitions)
         followed = self._followed(metadata)
         news = {one.key: tuple(map(one.row.get, _NEWS)) for one in followed}
         is_waited = (
@@ -147,8 +158,8 @@ class Follower:
         if self._root.log.location.is_local:
             return
         followed: dict[Location, Collection[TopicIdPartition]] = {
-            root.location: self._by_leader[of].keys()
-            for of in self._by_leader
+            root.location: [key for key in keys if not self._throttle.is_throttled(key)]
+            for of, keys in self._by_leader.items()
             if (root := self._leader_roots.opened(of)) is not None
         }
         self._ahead.poll(followed)

@@ -14,6 +14,7 @@ from functools import partial
 
 from sparklog.broker.leading.appends import Appends, Standing
 from sparklog.broker.leading.led_partitions import FollowerReports, Keys, LedPartitions
+from sparklog.broker.leading.reassigned_replicas import ReassignedReplicas
 from sparklog.broker.leading.retention import Retention
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.producer_state import ProducerState
@@ -26,7 +27,7 @@ from sparklog.config import Settings
 from sparklog.logger import get_logger
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.rules import Rules
-from sparklog.storage.commits import TOPICS_VERSION
+from sparklog.storage.commits import PARTITIONS_VERSION, TOPICS_VERSION
 from sparklog.storage.execution import Execution
 from sparklog.storage.journal import ProduceAnswer
 
@@ -64,6 +65,7 @@ class Leader:
         self._polled_at_ms = now_ms
         # The deleted topics of which this root has no replica any more.
         self._removed: AbstractSet[str] = frozenset()
+        self._reassigned = ReassignedReplicas(broker_id, replicas, producer_state, rules)
 
     def tick(
         self,
@@ -83,7 +85,7 @@ class Leader:
             self._roles_of = None
         touched = self._take_roles(metadata, now_ms, effects)
         touched |= self._led.whose_lag_ran_out(self._polled_at_ms, now_ms)
-        deleted = self._deleted_replicas(metadata)
+        deleted = self._deleted_replicas(metadata) | self._reassigned.find(metadata)
         touched |= deleted
         self.appends.inbox.poll(now_ms)
         if self._replicas.journal_damage is not None:
@@ -146,12 +148,16 @@ class Leader:
     ) -> None:
         """Commit the outcome of the loaded requests, with all other staged changes.
 
-        `removes`: whether replicas of deleted topics are removed with it.
+        `removes`: whether replicas of deleted topics, or reassigned ones, are removed with it.
         """
         inbox = self.appends.inbox
         positions = inbox.positions()
-        # By this version a restored cluster root is recognised.
-        acted_on = {TOPICS_VERSION: self._cluster.topics.version} if removes else None
+        # By these versions a restored cluster root is recognised.
+        versions = {
+            TOPICS_VERSION: self._cluster.topics.version,
+            PARTITIONS_VERSION: self._cluster.partition_state.version,
+        }
+        acted_on = versions if removes else None
         self._replicas.commit(
             now_ms, answers=answers, inbox_positions=positions, transactions=acted_on
         )
@@ -175,9 +181,10 @@ class Leader:
         """Remove the producers of removed replicas."""
         self._producer_state.remove(removed)
         self._removed = metadata.deleted
+        self._reassigned.note_removed(metadata)
         for key in sorted(removed):
             _log.info(
-                "replica of a deleted topic removed",
+                "replica removed",
                 broker=self._broker_id,
                 topic_id=key.topic_id,
                 partition=key.partition,

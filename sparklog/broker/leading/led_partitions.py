@@ -133,6 +133,12 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         is_other = leadership.state != state
         if leadership.state.partition_epoch != state.partition_epoch:
             leadership.proposed_isr = frozenset()
+        if is_other:
+            # A reassignment may have added replicas, which have not reported yet.
+            followers = {one.broker_id for one in state.replicas} - {self._broker_id}
+            leadership.progress = {
+                one: leadership.progress.get(one, _NO_PROGRESS) for one in sorted(followers)
+            }
         leadership.state = state
         return is_other
 
