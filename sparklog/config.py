@@ -117,12 +117,14 @@ class Settings(_Keys):
     replica_fetch_min_bytes: int = Field(
         1,
         ge=0,
-        description="Bytes for which a follower waits before it copies from a leader.",
+        description="Bytes for which a follower waits before it copies from a leader; 0: it never "
+        "waits.",
     )
     replica_fetch_wait_max_ms: int = Field(
         500,
         ge=0,
-        description="ms for which a follower waits for replica.fetch.min.bytes.",
+        description="ms for which a follower waits for replica.fetch.min.bytes; on object stores "
+        "also those for which it waits for a commit of an idle leader in the same process.",
     )
     replica_high_watermark_checkpoint_interval_ms: int = Field(
         5_000,

@@ -23,6 +23,7 @@ from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
+from sparklog.broker.peers import Peer
 from sparklog.broker.registration import LastProcess, await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
@@ -299,7 +300,13 @@ class Application:
             rack=entry.rack,
             # Of the first start only: later ones follow a process of this application.
             last_process=self._last_processes.pop(broker_id, None),
+            newest_version=self._newest_version,
         )
+
+    def _newest_version(self, of: Peer) -> int | None:
+        """Return the newest version of a journal if its broker runs in this application."""
+        broker = self._brokers.get(of.broker_id)
+        return broker.journal_version(of) if broker is not None else None
 
     def drop_broker(self, broker_id: int) -> Broker:
         """Drop a broker at once, as if its process had died.

@@ -20,6 +20,7 @@ from sparklog.broker.controller import Controller
 from sparklog.broker.damage import Repairs
 from sparklog.broker.following.follower import Follower
 from sparklog.broker.heartbeats import Heartbeats
+from sparklog.broker.journal_waits import JournalWaits, NewestVersion
 from sparklog.broker.leading.leader import Leader
 from sparklog.broker.leading.led_partitions import FollowerReports
 from sparklog.broker.log_directories import number_log_directories, open_log_directories
@@ -108,9 +109,9 @@ class Broker:
     Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
     (created if missing); `rules`, the engine that runs the rules; `execution`, the place of the
     work on record bytes; `observations`, the observed liveness of the other brokers; `formats`, the
-    formats of roots that the release knows. The caller
-    must know that the broker's last process is gone; with `last_process` no later one is taken
-    over.
+    formats of roots that the release knows; `newest_version`, of the journals of brokers in the
+    same process. The caller must know that the broker's last process is gone; with `last_process`
+    no later one is taken over.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Broker:
         observations: Observations | None = None,
         last_process: LastProcess | None = None,
         formats: Formats = THIS_RELEASE,
+        newest_version: NewestVersion = lambda _: None,
     ) -> None:
         self.broker_id = broker_id
         self._clock = clock
@@ -194,6 +196,7 @@ class Broker:
         # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
         self._metadata_polls = MetadataPolls(settings.tick_interval_ms)
+        self._journal_waits = JournalWaits(newest_version, settings)
         self._root_checked_at_ms = clock.monotonic_ms()
         self._polled = Polled()
         self._is_metadata_due = True
@@ -327,12 +330,28 @@ class Broker:
             # requests that it has taken. Usually there is one new commit, and the second GET finds
             # that nothing follows.
             least = 2 if step is TickStep.JOURNALS and is_busy else 1
-            self._peers.poll_ahead(to_end=to_end or step is TickStep.JOURNALS, least=least)
+            now_ms = self._clock.monotonic_ms()
+            self._peers.poll_ahead(
+                to_end=to_end or step is TickStep.JOURNALS,
+                least=least,
+                is_due=partial(self._journal_waits.is_over, now_ms=now_ms),
+            )
+            self._journal_waits.keep({*self._peers})
 
     def copy_ahead(self) -> None:
         """Copy, in parallel to the rounds, batches that leaders have not appended yet."""
         for follower in self._followers:
             follower.copy_ahead()
+
+    def journal_version(self, of: Peer) -> int | None:
+        """Return the newest version of one of its journals; `None` if another process has it.
+
+        May be called from any thread.
+        """
+        root = self._roots.get(of.root)
+        if root is None or (of.broker_id, of.broker_epoch) != (self.broker_id, self.broker_epoch):
+            return None
+        return root.log.version
 
     @property
     def is_on_store(self) -> bool:
