@@ -686,6 +686,27 @@ class ProducerConfig(_Keys):
         return self.acks in ("all", -1)
 
 
+class ClientQuotas(_Keys):
+    """The quotas of a client id; `None` stands for those of all client ids, or for none.
+
+    Attributes
+    ----------
+    producer_byte_rate : int or None
+        Bytes per second that the producers of the client id may append at each broker.
+    consumer_byte_rate : int or None
+        Bytes per second that each consumer of the client id may fetch.
+
+    Examples
+    --------
+    >>> from sparklog.config import ClientQuotas
+    >>> ClientQuotas(producer_byte_rate=1_000_000).consumer_byte_rate is None
+    True
+    """
+
+    producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")
+    consumer_byte_rate: int | None = Field(None, gt=0, alias="consumer_byte_rate")
+
+
 Assignor = Literal["range", "roundrobin", "sticky"]
 OffsetReset = Literal["earliest", "latest", "none"]
 

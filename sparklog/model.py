@@ -496,7 +496,13 @@ BROKERS = _busy_table(
     newest_format=_INT,
     repair_requests=_LONG,
 )._replace(added=frozenset({"newest_format", "repair_requests"}))
-CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
+CONTROLLER = _busy_table(
+    "controller",
+    broker_id=_INT,
+    controller_epoch=_INT,
+    lease_sequence=_LONG,
+    elected_ms=_LONG,
+)._replace(added=frozenset({"elected_ms"}))
 TOPICS = _history_table(
     "topics",
     ("topic_id",),
@@ -532,6 +538,14 @@ PARTITION_STATE = _history_table(
 )._replace(
     conflict_key=("topic_id", "partition"),
     added=frozenset({"delete_records_offset", "delete_records_epoch"}),
+)
+CONFIGS = _table(
+    "configs",
+    ("entity_type", "entity_name"),
+    entity_type=_STRING,
+    entity_name=_STRING,
+    configs=_STRING,
+    changed_at_ms=_LONG,
 )
 LEADERSHIP_HISTORY = _busy_table(
     "leadership_history",
@@ -685,6 +699,7 @@ CLUSTER_TABLES = (
     CONSUMER_OFFSETS,
     SCRUBS,
     REPAIRS,
+    CONFIGS,
 )
 """The tables of the cluster root, in addition to `format`."""
 

@@ -747,8 +747,13 @@ class Application:
         return any(report.batches for report in reports)
 
     def _clean_beside(self) -> None:
-        interval = self.config.log_cleaner_backoff_ms / 1000
-        while not self._ended.wait(interval):
+        def interval() -> float:
+            """Return log.cleaner.backoff.ms in s, which may be changed while brokers run."""
+            settings = [one.settings for one in list(self._brokers.values())]
+            given = (one.log_cleaner_backoff_ms for one in settings)
+            return min(given, default=self.config.log_cleaner_backoff_ms) / 1000
+
+        while not self._ended.wait(interval()):
             while not self._ended.is_set() and self._clean():
                 pass
 

@@ -39,12 +39,14 @@ from sparklog.broker.registration import (
 )
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.restored_roots import witnesses
+from sparklog.broker.running_settings import RunningSettings, dynamic_values
 from sparklog.broker.seen_by_broker import carry_seen_versions
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.broker.vacuum import Vacuuming
 from sparklog.clock import Clock
+from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.cluster.observations import Observations
@@ -132,10 +134,14 @@ class Broker:
         newest_version: NewestVersion = lambda _: None,
     ) -> None:
         self.broker_id = broker_id
+        self._failures = RepeatedFailures(_log)
         self._clock = clock
-        self._settings = settings
+        self._static_settings = settings
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
+        settings = self._settings = RunningSettings.of(settings)
+        self._configs = DynamicConfigs(cluster)
+        self._take_configs()
         own = open_log_directories(roots, cluster, broker_id)
         found = witnesses(
             cluster.brokers.rows().to_pylist(),
@@ -218,7 +224,6 @@ class Broker:
             self._play_in(number, root, rules, execution)
         # The partitions whose follower rows have changed since the last completed leader tick.
         self._reported: set[TopicIdPartition] = set()
-        self._failures = RepeatedFailures(_log)
         self.is_paused = False
         """Whether ticks begin with the metadata loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
@@ -438,6 +443,8 @@ class Broker:
         report = self._controller.tick(
             self._clock.monotonic_ms(), self._clock.now_ms(), Effects(stop_after)
         )
+        # `brokers`, which announces changes, was read in the tick. The next one decides by them.
+        report.changed |= self._change_settings()
         if self._controller.is_active:
             self._transactional_ids.expire(self._clock.now_ms())
         # The broker may have been elected.
@@ -674,10 +681,44 @@ class Broker:
         self._is_metadata_due = False
         self._check_cluster_root()
         metadata = self._reader.load()
+        self._change_settings()
         self._peers.keep({(of, one.broker_epoch) for of, one in metadata.brokers.items()})
         mine = metadata.brokers.get(self.broker_id)
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
         return metadata
+
+    def _change_settings(self) -> bool:
+        """Take changed dynamic configs, and let the controller decide by them; return if any."""
+        is_changed = bool(self._take_configs())
+        if is_changed:
+            self._controller.decide_again()
+        return is_changed
+
+    def _take_configs(self) -> Mapping[str, object]:
+        """Take the dynamic configs if a change was announced; return the values that changed.
+
+        Configs that cannot be read are read again in the next tick; the broker goes on as it is.
+        """
+        try:
+            if not self._configs.refresh():
+                return {}
+        except UNREADABLE as error:
+            self._failures.warning(
+                "configs", "configs not readable", broker=self.broker_id, error=str(error)
+            )
+            return {}
+        self._failures.over("configs")
+        changed = self._settings.apply(
+            self._static_settings, dynamic_values(self._configs, self.broker_id)
+        )
+        if changed:
+            _log.info("settings changed", broker=self.broker_id, settings=changed)
+        return changed
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that are valid now."""
+        return self._settings
 
     def _each_root(self, ticks: Iterable[Callable[[], TickReport]]) -> TickReport:
         """Run every root's tick; a failure is raised after all have run (rule 1.5)."""
