@@ -506,7 +506,8 @@ class TopicConfig(_Keys):
     max_message_bytes : int or None
         The largest batch file, in bytes (max.message.bytes).
     producer_byte_rate : int or None
-        The quota of each client id in bytes per second and broker (producer_byte_rate).
+        Bytes per second that producers may append to the topic at each broker, together
+        (producer_byte_rate).
     unclean_leader_election_enable : bool or None
         Whether a replica outside the in-sync set may lead if no other is live
         (unclean.leader.election.enable).

@@ -253,6 +253,7 @@ class Broker:
                 rules,
                 settings,
                 execution,
+                self._configs,
                 now_ms,
             )
         )

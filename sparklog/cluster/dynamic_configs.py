@@ -133,3 +133,17 @@ def _announce(brokers: ControlTable, version: int) -> None:
             brokers.compare_and_set(brokers.rows(), None, {CONFIGS_VERSION: version})
 
     retrying(CommitConflictError)(attempt)
+
+
+def byte_rate_of(
+    configs: DynamicConfigs,
+    client_id: str,
+    key: Literal["producer_byte_rate", "consumer_byte_rate"],
+) -> int | None:
+    """Return a quota of a client id in bytes per second: its own, or that of all client ids.
+
+    `None` without one, and for a value that this release does not know.
+    """
+    shared = configs.of("clients", DEFAULT_ENTITY).get(key)
+    value = configs.of("clients", client_id).get(key, shared) if client_id else shared
+    return int(value) if value is not None and value.isdecimal() and int(value) > 0 else None
