@@ -665,7 +665,9 @@ class ProducerConfig(_Keys):
     )
     retry_backoff_ms: int = Field(100, gt=0, description="ms before the first retry.")
     retry_backoff_max_ms: int = Field(1_000, gt=0, description="The most ms before later retries.")
-    client_id: str = Field("", description="The client's name in the broker's tables.")
+    client_id: str = Field(
+        "", description="The client's name in the broker's tables, to which quotas apply."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ProducerConfig:
@@ -795,7 +797,9 @@ class ConsumerConfig(_Keys):
         ge=0,
         description="ms for which calls that need a leader wait for it; poll does not.",
     )
-    client_id: str = Field("", description="The client's name in the group's table.")
+    client_id: str = Field(
+        "", description="The client's name in the group's table, to which quotas apply."
+    )
     client_rack: str = Field(
         "",
         description="The consumer's rack; a replica in the same rack is read if one exists.",

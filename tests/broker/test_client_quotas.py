@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.cluster.admin import Admin
-from sparklog.producer.produce_requests import PendingProduce
+from sparklog.producer.produce_requests import Acks, PendingProduce
 from sparklog.testing import LocalCluster
 
 Start = Callable[..., LocalCluster]
@@ -30,9 +30,9 @@ def limit(cluster: LocalCluster, client_id: str | None, byte_rate: int) -> None:
     cluster.tick_until_idle()
 
 
-def sent(cluster: LocalCluster, partition: int = 0, **how: object) -> tuple[str | None, int]:
+def sent(cluster: LocalCluster, partition: int = 0, acks: Acks = "all") -> tuple[str | None, int]:
     """Send a batch; return the error and the throttle time in its answer."""
-    pending: PendingProduce = cluster.produce("t", partition, [b"m" * 500], **how)
+    pending: PendingProduce = cluster.produce("t", partition, [b"m" * 500], acks=acks)
     cluster.tick_until_idle()
     error = pending.response.error if pending.response is not None else None
     return error, max(pending.throttle_times_ms.values(), default=0)
@@ -47,7 +47,7 @@ def batch_bytes(cluster: LocalCluster) -> int:
 
 @pytest.mark.parametrize("acks", [1, "all"])
 def test_a_client_over_its_quota_is_told_how_long_to_wait(
-    cluster: LocalCluster, acks: int | str
+    cluster: LocalCluster, acks: Acks
 ) -> None:
     """Kafka's time: after it, the bytes of the window are at the quota. The batch is stored."""
     limit(cluster, CLIENT, 300)
@@ -103,6 +103,15 @@ def test_the_default_is_the_quota_of_each_other_client(cluster: LocalCluster) ->
     Admin(cluster.connection).alter_client_quotas(CLIENT, delete=["producer_byte_rate"])
     cluster.tick_until_idle()
     assert sent(cluster)[1] > 0
+
+
+def test_a_removed_quota_ends_the_throttle_time(cluster: LocalCluster) -> None:
+    """The client is served at once."""
+    limit(cluster, CLIENT, 300)
+    assert sent(cluster)[1] > 0
+    Admin(cluster.connection).alter_client_quotas(CLIENT, delete=["producer_byte_rate"])
+    cluster.tick_until_idle()
+    assert sent(cluster) == ("NONE", 0)
 
 
 def test_a_retry_of_a_stored_batch_is_answered_all_the_same(cluster: LocalCluster) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sparklog.broker.leading.byte_rates import ByteRates
 from sparklog.broker.leading.inbox import Inbox, PendingRequest
 from sparklog.broker.leading.producer_quotas import ProducerQuotas
 from sparklog.broker.leading.sequences import BatchOffsets, Sequences
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce
+from sparklog.cluster.byte_rates import ByteRates
 from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.isr import min_isr
 from sparklog.cluster.metadata import Metadata, PartitionState

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparklog.broker.leading.byte_rates import ByteRates
+from sparklog.cluster.byte_rates import ByteRates
 from sparklog.cluster.dynamic_configs import DynamicConfigs, byte_rate_of
 from sparklog.protocol.rules import RowTuples, Rules
 from sparklog.storage.journal import ProduceAnswer
@@ -38,7 +38,8 @@ class ProducerQuotas:
 
     def left_ms(self, client_id: str, now_ms: int) -> int:
         """Return the time in ms for which a client id is still throttled."""
-        return max(self._until_ms.get(client_id, now_ms) - now_ms, 0)
+        until_ms = self._until_ms.get(client_id, now_ms)
+        return until_ms - now_ms if until_ms > now_ms and self.has_quota(client_id) else 0
 
     def throttle_times(self, appended: Mapping[str, int], now_ms: int) -> dict[str, int]:
         """Return the throttle times in ms of client ids that append these bytes now."""
