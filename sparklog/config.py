@@ -702,8 +702,8 @@ class ClientQuotas(_Keys):
     Examples
     --------
     >>> from sparklog.config import ClientQuotas
-    >>> ClientQuotas(producer_byte_rate=1_000_000).consumer_byte_rate is None
-    True
+    >>> ClientQuotas(producer_byte_rate=1_000_000).producer_byte_rate
+    1000000
     """
 
     producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")

@@ -227,7 +227,7 @@ class TopicAdmin:
 
 
 def synonyms_of(source: ConfigSource, name: str, value: object) -> list[ConfigSynonym]:
-    """Return a value of a source as a list, which is empty if the source has none."""
+    """Return a value of a source as a list, which is empty if it is `None`."""
     if value is None:
         return []
     text = str(value).lower() if isinstance(value, bool) else str(value)

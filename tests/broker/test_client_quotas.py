@@ -46,7 +46,7 @@ def batch_bytes(cluster: LocalCluster) -> int:
 
 
 @pytest.mark.parametrize("acks", [1, "all"])
-def test_a_client_over_its_quota_is_told_how_long_to_wait(
+def test_an_answer_to_a_client_over_its_quota_has_a_throttle_time(
     cluster: LocalCluster, acks: Acks
 ) -> None:
     """Kafka's time: after it, the bytes of the window are at the quota. The batch is stored."""

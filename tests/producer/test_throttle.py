@@ -1,4 +1,4 @@
-"""Producers that are told a throttle time send nothing to that leader meanwhile (3.9)."""
+"""Producers whose answers carry a throttle time send nothing to that leader meanwhile (3.9)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Quotas of producers by client id: producer_byte_rate, over the window of Kafka's quotas (3.9).
 
-A client id over its quota is told a throttle time with its answers, and waits for it before it
-sends again. Until then this broker root refuses its requests, except those with acks=0, which
-nobody would send again.
+Answers to a client id over its quota carry a throttle time, for which a producer sends nothing.
+Until then this broker root refuses its requests, except those with acks=0, which nobody would send
+again.
 """
 
 from __future__ import annotations
