@@ -62,6 +62,25 @@ def test_a_wait_costs_no_commit(cluster: Cluster, requests: Requests) -> None:
     assert not [path for name, path in requests if name.startswith("put")]
 
 
+def test_dynamic_configs_are_read_once_for_each_change(
+    cluster: Cluster, requests: Requests
+) -> None:
+    """An idle round sends no request for them."""
+
+    def reads() -> int:
+        requests.clear()
+        while cluster.application.round(to_end=True).changed:
+            pass
+        return sum("/configs/" in path for _, path in requests)
+
+    connection = Connection(f"{cluster.bucket}/cluster", storage_options=cluster.options)
+    assert reads() == 0
+    Admin(connection).alter_broker_configs(None, {"log.retention.ms": 1_000_000})
+    assert reads() > 0
+    assert {one.settings.log_retention_ms for one in cluster.brokers.values()} == {1_000_000}
+    assert reads() == 0
+
+
 def test_a_commit_of_the_leader_ends_the_wait(cluster: Cluster, requests: Requests) -> None:
     """A record is replicated and answered while the clock stands still."""
     end_waits(cluster, requests)

@@ -6,7 +6,8 @@
 select
     client_id,
     cast(
-        (recent_bytes * 1000 - (recent_bytes * 1000) % byte_rate) / byte_rate as bigint
+        round(cast(recent_bytes * 1000 - (recent_bytes * 1000) % byte_rate as double) / byte_rate)
+        as bigint
     ) - window_ms + 1 as throttle_time_ms
 from clients
-where cast(recent_bytes as double) * 1000 / window_ms > byte_rate
+where cast(recent_bytes as double) * 1000 > cast(byte_rate as double) * window_ms
