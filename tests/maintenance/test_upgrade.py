@@ -234,6 +234,7 @@ class TestInterruptions:
         changes = [step.change for step in Upgrade.of(Location.of(str(stopped / "cluster"))).steps]
         assert changes == [
             "add to brokers: newest_format, repair_requests",
+            "add to controller: elected_ms",
             "add to partition_state: delete_records_offset, delete_records_epoch",
             (
                 "add to consumer_groups: state, leader, group_instance_id, client_id, "
