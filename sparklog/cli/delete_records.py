@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError
-from sparklog.model import TopicPartition
+
+if TYPE_CHECKING:
+    from sparklog.model import TopicPartition
 
 
 def delete_records(
@@ -73,6 +75,8 @@ def _offsets(file: Path) -> dict[TopicPartition, int]:
 
 
 def _entry(file: Path, entry: Any) -> tuple[TopicPartition, int]:
+    from sparklog.model import TopicPartition
+
     types = {"topic": str, "partition": int, "offset": int}
     values: list[Any] = [entry.get(name) for name in types] if isinstance(entry, dict) else []
     if [type(value) for value in values] != list(types.values()):

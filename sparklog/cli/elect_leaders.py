@@ -12,10 +12,10 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError
-from sparklog.model import TopicPartition
 
 if TYPE_CHECKING:
     from sparklog.cluster.metadata import Metadata
+    from sparklog.model import TopicPartition
 
 
 class Election(str, Enum):
@@ -50,6 +50,7 @@ def elect_leaders(
     No broker has to run. The exit code is 1 if a leader could not be elected.
     """
     from sparklog.cluster.admin import Admin
+    from sparklog.model import TopicPartition
 
     is_one = topic is not None or partition is not None
     if is_one + all_topic_partitions + (path_to_json_file is not None) != 1:
@@ -79,6 +80,8 @@ def elect_leaders(
 
 
 def _known(metadata: Metadata, asked: Sequence[TopicPartition]) -> list[TopicPartition]:
+    from sparklog.model import TopicPartition
+
     names = {TopicPartition(one.topic, one.partition) for one in metadata.partitions.values()}
     return [one for one in asked if one in names]
 
@@ -128,6 +131,8 @@ def _partitions(file: Path) -> list[TopicPartition]:
 
 
 def _partition(file: Path, entry: Any) -> TopicPartition:
+    from sparklog.model import TopicPartition
+
     names = TopicPartition._fields
     values: list[Any] = [entry.get(name) for name in names] if isinstance(entry, dict) else []
     if [type(value) for value in values] != [str, int]:
