@@ -117,12 +117,14 @@ class Settings(_Keys):
     replica_fetch_min_bytes: int = Field(
         1,
         ge=0,
-        description="Bytes for which a follower waits before it copies from a leader.",
+        description="Bytes for which a follower waits before it copies from a leader; 0: it never "
+        "waits.",
     )
     replica_fetch_wait_max_ms: int = Field(
         500,
         ge=0,
-        description="ms for which a follower waits for replica.fetch.min.bytes.",
+        description="ms for which a follower waits for replica.fetch.min.bytes; on object stores "
+        "also those for which it waits for a commit of an idle leader in the same process.",
     )
     replica_high_watermark_checkpoint_interval_ms: int = Field(
         5_000,
@@ -504,7 +506,8 @@ class TopicConfig(_Keys):
     max_message_bytes : int or None
         The largest batch file, in bytes (max.message.bytes).
     producer_byte_rate : int or None
-        The quota of each client id in bytes per second and broker (producer_byte_rate).
+        Bytes per second that producers may append to the topic at each broker, together
+        (producer_byte_rate).
     unclean_leader_election_enable : bool or None
         Whether a replica outside the in-sync set may lead if no other is live
         (unclean.leader.election.enable).
@@ -662,7 +665,9 @@ class ProducerConfig(_Keys):
     )
     retry_backoff_ms: int = Field(100, gt=0, description="ms before the first retry.")
     retry_backoff_max_ms: int = Field(1_000, gt=0, description="The most ms before later retries.")
-    client_id: str = Field("", description="The client's name in the broker's tables.")
+    client_id: str = Field(
+        "", description="The client's name in the broker's tables, to which quotas apply."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ProducerConfig:
@@ -682,6 +687,27 @@ class ProducerConfig(_Keys):
     @property
     def _awaits_all(self) -> bool:
         return self.acks in ("all", -1)
+
+
+class ClientQuotas(_Keys):
+    """The quotas of a client id; `None` stands for those of all client ids, or for none.
+
+    Attributes
+    ----------
+    producer_byte_rate : int or None
+        Bytes per second that the producers of the client id may append at each broker.
+    consumer_byte_rate : int or None
+        Bytes per second that each consumer of the client id may fetch.
+
+    Examples
+    --------
+    >>> from sparklog.config import ClientQuotas
+    >>> ClientQuotas(producer_byte_rate=1_000_000).producer_byte_rate
+    1000000
+    """
+
+    producer_byte_rate: int | None = Field(None, gt=0, alias="producer_byte_rate")
+    consumer_byte_rate: int | None = Field(None, gt=0, alias="consumer_byte_rate")
 
 
 Assignor = Literal["range", "roundrobin", "sticky"]
@@ -771,7 +797,9 @@ class ConsumerConfig(_Keys):
         ge=0,
         description="ms for which calls that need a leader wait for it; poll does not.",
     )
-    client_id: str = Field("", description="The client's name in the group's table.")
+    client_id: str = Field(
+        "", description="The client's name in the group's table, to which quotas apply."
+    )
     client_rack: str = Field(
         "",
         description="The consumer's rack; a replica in the same rack is read if one exists.",

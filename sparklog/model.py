@@ -497,7 +497,13 @@ BROKERS = _busy_table(
     repair_requests=_LONG,
     offline_log_dirs=_STRING,
 )._replace(added=frozenset({"newest_format", "repair_requests", "offline_log_dirs"}))
-CONTROLLER = _busy_table("controller", broker_id=_INT, controller_epoch=_INT, lease_sequence=_LONG)
+CONTROLLER = _busy_table(
+    "controller",
+    broker_id=_INT,
+    controller_epoch=_INT,
+    lease_sequence=_LONG,
+    elected_ms=_LONG,
+)._replace(added=frozenset({"elected_ms"}))
 TOPICS = _history_table(
     "topics",
     ("topic_id",),
@@ -542,6 +548,14 @@ PARTITION_STATE = _history_table(
             "replication_throttled_rate",
         }
     ),
+)
+CONFIGS = _table(
+    "configs",
+    ("entity_type", "entity_name"),
+    entity_type=_STRING,
+    entity_name=_STRING,
+    configs=_STRING,
+    changed_at_ms=_LONG,
 )
 LEADERSHIP_HISTORY = _busy_table(
     "leadership_history",
@@ -695,6 +709,7 @@ CLUSTER_TABLES = (
     CONSUMER_OFFSETS,
     SCRUBS,
     REPAIRS,
+    CONFIGS,
 )
 """The tables of the cluster root, in addition to `format`."""
 

@@ -288,7 +288,7 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "Brokers, each its own row: registration, parking, stopping, the end of fencing, a "
             "failed log directory. The controller: fencing, and the versions of the logs once a "
             "minute. An administrator: `sparklog brokers fence` and `unregister`, the import of "
-            "checkpoints."
+            "checkpoints, and the announcement of changes of `configs`."
         ),
         columns={
             "broker_id": "Id of the broker (`broker.id`).",
@@ -357,6 +357,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "broker_id": "Id of the broker that holds the lease; -1 after it was given back.",
             "controller_epoch": "Epoch of the controller; it rises with each takeover.",
             "lease_sequence": "0 after a takeover; raised by 1 when the lease is given back.",
+            "elected_ms": (
+                "Time of the takeover, in ms since 1970 on the clock of the broker; null if an "
+                "earlier release took the lease over."
+            ),
         },
     ),
     "topics": TableDocumentation(
@@ -680,6 +684,27 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "outcome": "What was done; empty before a repair.",
             "found_at_ms": "Time of the finding, in ms since 1970.",
             "changed_at_ms": "Time of the last change of the row, in ms since 1970.",
+        },
+    ),
+    "configs": TableDocumentation(
+        rows=(
+            "What was set while the cluster runs: settings of a broker or of all brokers, quotas "
+            "of a client id or of all client ids. Settings of topics are in `topics`."
+        ),
+        writers=(
+            "An administrator: `sparklog configs alter`. The version of the commit is announced "
+            "in `brokers`, as the app transaction `configs_version`."
+        ),
+        columns={
+            "entity_type": "`brokers` or `clients`, as in Kafka's tool.",
+            "entity_name": (
+                "Id of the broker, or client id; `<default>` for all that set no value of their "
+                "own."
+            ),
+            "configs": "Values by Kafka's key, as a JSON object of text.",
+            "changed_at_ms": (
+                "Time of the last change of the row, in ms since 1970 on the administrator's clock."
+            ),
         },
     ),
 }

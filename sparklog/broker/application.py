@@ -24,6 +24,7 @@ from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.log_directories import faults_at_start
 from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
+from sparklog.broker.peers import Peer
 from sparklog.broker.registration import LastProcess, await_session
 from sparklog.broker.tick import TickReport
 from sparklog.clock import Clock, SystemClock
@@ -302,7 +303,13 @@ class Application:
             rack=entry.rack,
             # Of the first start only: later ones follow a process of this application.
             last_process=self._last_processes.pop(broker_id, None),
+            newest_version=self._newest_version,
         )
+
+    def _newest_version(self, of: Peer) -> int | None:
+        """Return the newest version of a journal if its broker runs in this application."""
+        broker = self._brokers.get(of.broker_id)
+        return broker.journal_version(of) if broker is not None else None
 
     def drop_broker(self, broker_id: int) -> Broker:
         """Drop a broker at once, as if its process had died.
@@ -764,8 +771,13 @@ class Application:
         return any(report.batches for report in reports)
 
     def _clean_beside(self) -> None:
-        interval = self.config.log_cleaner_backoff_ms / 1000
-        while not self._ended.wait(interval):
+        def interval() -> float:
+            """Return log.cleaner.backoff.ms in s, which may be changed while brokers run."""
+            settings = [one.settings for one in list(self._brokers.values())]
+            given = (one.log_cleaner_backoff_ms for one in settings)
+            return min(given, default=self.config.log_cleaner_backoff_ms) / 1000
+
+        while not self._ended.wait(interval()):
             while not self._ended.is_set() and self._clean():
                 pass
 

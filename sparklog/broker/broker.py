@@ -22,6 +22,7 @@ from sparklog.broker.failed_directories import FailedDirectories
 from sparklog.broker.following.follower import Follower
 from sparklog.broker.following.replication_throttle import ReplicationThrottle
 from sparklog.broker.heartbeats import Heartbeats
+from sparklog.broker.journal_waits import JournalWaits, NewestVersion
 from sparklog.broker.leading.leader import Leader
 from sparklog.broker.leading.led_partitions import FollowerReports
 from sparklog.broker.log_directories import (
@@ -45,12 +46,14 @@ from sparklog.broker.registration import (
 )
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.restored_roots import witnesses
+from sparklog.broker.running_settings import RunningSettings, dynamic_values
 from sparklog.broker.seen_by_broker import carry_seen_versions
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.broker.vacuum import Vacuuming
 from sparklog.clock import Clock
+from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.cluster.observations import Observations
@@ -115,9 +118,9 @@ class Broker:
     Parameters: `cluster_root` and `roots`, the locations of the cluster's and this broker's tables
     (created if missing); `rules`, the engine that runs the rules; `execution`, the place of the
     work on record bytes; `observations`, the observed liveness of the other brokers; `formats`, the
-    formats of roots that the release knows. The caller
-    must know that the broker's last process is gone; with `last_process` no later one is taken
-    over.
+    formats of roots that the release knows; `newest_version`, of the journals of brokers in the
+    same process. The caller must know that the broker's last process is gone; with `last_process`
+    no later one is taken over.
     """
 
     def __init__(
@@ -135,12 +138,14 @@ class Broker:
         observations: Observations | None = None,
         last_process: LastProcess | None = None,
         formats: Formats = THIS_RELEASE,
+        newest_version: NewestVersion = lambda _: None,
     ) -> None:
         self.broker_id = broker_id
+        self._failures = RepeatedFailures(_log)
         self._clock = clock
-        self._settings = settings
         check_distinct([cluster_root, *roots])
         cluster = self._cluster = ClusterRoot.create(cluster_root, roots, formats)
+        settings = self._open_settings(settings)
         failed = faults_at_start(roots, (cluster.cluster_id, broker_id))
         own = open_log_directories(
             [root for root in roots if root not in failed], cluster, broker_id
@@ -159,10 +164,8 @@ class Broker:
             for root in own
             if root.location == directory.location
         }
-        before = next(
-            (row for row in cluster.brokers.rows().to_pylist() if row["broker_id"] == broker_id),
-            None,
-        )
+        rows = cluster.brokers.rows().to_pylist()
+        before = next((row for row in rows if row["broker_id"] == broker_id), None)
         left = left_copies(before, self._roots, lambda uri: Location.of(uri, storage_options))
         reader = MetadataReader(cluster, storage_options or {})
         self.broker_epoch = register(
@@ -217,6 +220,7 @@ class Broker:
         # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
         self._metadata_polls = MetadataPolls(settings.tick_interval_ms)
+        self._journal_waits = JournalWaits(newest_version, settings)
         self._root_checked_at_ms = clock.monotonic_ms()
         self._polled = Polled()
         self._is_metadata_due = True
@@ -239,7 +243,6 @@ class Broker:
             self._play_in(number, root, rules, execution)
         # The partitions whose follower rows have changed since the last completed leader tick.
         self._reported: set[TopicIdPartition] = set()
-        self._failures = RepeatedFailures(_log)
         self.is_paused = False
         """Whether ticks begin with the metadata loaded last, as those of a paused process would."""
         _log.info("broker started", broker=broker_id, broker_epoch=self.broker_epoch)
@@ -269,6 +272,7 @@ class Broker:
                 rules,
                 settings,
                 execution,
+                self._configs,
                 now_ms,
             )
         )
@@ -380,12 +384,28 @@ class Broker:
             # requests that it has taken. Usually there is one new commit, and the second GET finds
             # that nothing follows.
             least = 2 if step is TickStep.JOURNALS and is_busy else 1
-            self._peers.poll_ahead(to_end=to_end or step is TickStep.JOURNALS, least=least)
+            now_ms = self._clock.monotonic_ms()
+            self._peers.poll_ahead(
+                to_end=to_end or step is TickStep.JOURNALS,
+                least=least,
+                is_due=partial(self._journal_waits.is_over, now_ms=now_ms),
+            )
+            self._journal_waits.keep({*self._peers})
 
     def copy_ahead(self) -> None:
         """Copy, in parallel to the rounds, batches that leaders have not appended yet."""
         for follower in self._followers:
             follower.copy_ahead()
+
+    def journal_version(self, of: Peer) -> int | None:
+        """Return the newest version of one of its journals; `None` if another process has it.
+
+        May be called from any thread.
+        """
+        root = self._roots.get(of.root)
+        if root is None or (of.broker_id, of.broker_epoch) != (self.broker_id, self.broker_epoch):
+            return None
+        return root.log.version
 
     @property
     def is_on_store(self) -> bool:
@@ -480,6 +500,8 @@ class Broker:
         report = self._controller.tick(
             self._clock.monotonic_ms(), self._clock.now_ms(), Effects(stop_after)
         )
+        # `brokers`, which announces changes, was read in the tick. The next one decides by them.
+        report.changed |= self._change_settings()
         if self._controller.is_active:
             self._transactional_ids.expire(self._clock.now_ms())
         # The broker may have been elected.
@@ -721,10 +743,52 @@ class Broker:
         self._is_metadata_due = False
         self._check_cluster_root()
         metadata = self._reader.load()
+        self._change_settings()
         self._peers.keep({(of, one.broker_epoch) for of, one in metadata.brokers.items()})
         mine = metadata.brokers.get(self.broker_id)
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
         return metadata
+
+    def _open_settings(self, settings: Settings) -> RunningSettings:
+        """Return the settings of the configuration file with the dynamic ones."""
+        self._static_settings = settings
+        self._settings = RunningSettings.of(settings)
+        self._configs = DynamicConfigs(self._cluster)
+        self._take_configs()
+        return self._settings
+
+    def _change_settings(self) -> bool:
+        """Take changed dynamic configs, and let the controller decide by them; return if any."""
+        is_changed = bool(self._take_configs())
+        if is_changed:
+            self._controller.decide_again()
+        return is_changed
+
+    def _take_configs(self) -> Mapping[str, object]:
+        """Take the dynamic configs if a change was announced; return the values that changed.
+
+        Configs that cannot be read are read again in the next tick; the broker goes on as it is.
+        """
+        try:
+            if not self._configs.refresh():
+                return {}
+        except UNREADABLE as error:
+            self._failures.warning(
+                "configs", "configs not readable", broker=self.broker_id, error=str(error)
+            )
+            return {}
+        self._failures.over("configs")
+        changed = self._settings.apply(
+            self._static_settings, dynamic_values(self._configs, self.broker_id)
+        )
+        if changed:
+            _log.info("settings changed", broker=self.broker_id, settings=changed)
+        return changed
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that are valid now."""
+        return self._settings
 
     def _each_root(self, ticks: Sequence[Callable[[], TickReport]], effects: Effects) -> TickReport:
         """Run every root's tick; a failure is raised after all have run (rule 1.5).

@@ -112,7 +112,7 @@ class Controller:
         took_over = False
         try:
             with self._lease_lock:
-                took_over = self._take_lease(now_ms)
+                took_over = self._take_lease(now_ms, wall_clock_ms)
                 # A heartbeat may find the lease lost during the tick; then the fences of the tables
                 # refuse the writes.
                 fence = self._fence
@@ -132,6 +132,10 @@ class Controller:
             self._fence = None
         commits = self._commits() - before
         return TickReport(changed=took_over or commits > 0, commits=commits)
+
+    def decide_again(self) -> None:
+        """Decide on all partitions in the next tick, since the settings have changed."""
+        self._seen = None
 
     def observe(self, now_ms: int) -> None:
         """Note the state of rows, journals and lease at `now_ms`; raises the errors of `tick`."""
@@ -253,7 +257,7 @@ class Controller:
         )
         return max((held, *renewed))
 
-    def _take_lease(self, now_ms: int) -> bool:
+    def _take_lease(self, now_ms: int, wall_clock_ms: int) -> bool:
         """Keep the lease, or take it over if it is free; return whether it was taken over."""
         if self._held_lease() is not None:
             return False
@@ -269,7 +273,12 @@ class Controller:
             if lease["broker_id"] not in (self._broker_id, NOBODY) and not has_lapsed:
                 return False
         epoch = lease["controller_epoch"] + 1 if lease else 1
-        row = {"broker_id": self._broker_id, "controller_epoch": epoch, "lease_sequence": 0}
+        row = {
+            "broker_id": self._broker_id,
+            "controller_epoch": epoch,
+            "lease_sequence": 0,
+            "elected_ms": wall_clock_ms,
+        }
         try:
             table.compare_and_set(CONTROLLER.rows([row]))
         except CommitConflictError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from sparklog.cluster.replica_rows import ReplicaRows
@@ -38,6 +38,9 @@ class Peers:
         """Return the rows of a peer whose journal is open, otherwise `None`."""
         return self._open.get(of)
 
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._open)
+
     def versions(self) -> dict[JournalOf, int]:
         """Return the versions of the open journals. May be called from any thread."""
         return {JournalOf(*of): rows.journal.version for of, rows in list(self._open.items())}
@@ -54,13 +57,21 @@ class Peers:
         """Close a peer's journal; it is opened again when it is read again."""
         self._open.pop(of, None)
 
-    def poll_ahead(self, *, to_end: bool, least: int = 1) -> None:
-        """Poll object stores for the next commits of all journals, without blocking the caller.
+    def poll_ahead(
+        self,
+        *,
+        to_end: bool,
+        least: int = 1,
+        is_due: Callable[[Peer, int], bool] = lambda _, __: True,
+    ) -> None:
+        """Poll object stores for the next commits of the journals, without blocking the caller.
 
-        `least`: the minimum number of commits of each journal that are requested.
+        `least`: the minimum number of commits of each journal that are requested; `is_due`, whether
+        to poll a journal of which a version was read.
         """
-        for rows in self._open.values():
-            rows.journal.poll_ahead(to_end=to_end, least=least)
+        for of, rows in self._open.items():
+            if is_due(of, rows.journal.version) or to_end:
+                rows.journal.poll_ahead(to_end=to_end, least=least)
 
     def have_news(self) -> bool:
         """Return True if a peer has certainly committed; always False for object stores."""

@@ -24,7 +24,12 @@ def list_(
     cluster: ClusterOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of brokers.")] = False,
 ) -> None:
-    """Print the brokers: state, epoch, rack, partitions, and log directories by number."""
+    """Print the brokers: state, epoch, rack, partitions, and log directories by number.
+
+    leader_imbalance is the percentage of the partitions whose first replica the
+    broker has, and that it does not lead. controller_since_ms is the time since
+    which the broker is the controller, in ms since 1970.
+    """
     from sparklog.cli import output
 
     with _admin(cluster) as admin:
@@ -37,6 +42,9 @@ def list_(
         "leads": "int64",
         "in_sync": "int64",
         "replicas": "int64",
+        "leader_imbalance": "double",
+        "is_controller": "bool",
+        "controller_since_ms": "int64",
     }
     rows = [
         (
@@ -47,6 +55,9 @@ def list_(
             one.leads,
             one.in_sync,
             one.replicas,
+            round(one.leader_imbalance, 1),
+            one.is_controller,
+            one.controller_since_ms,
             [
                 f"{number}={uri}" + ("" if one.broker.has_online(number) else " (offline)")
                 for number, uri in enumerate(one.broker.roots)

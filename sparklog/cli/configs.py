@@ -1,4 +1,4 @@
-"""`sparklog configs`: describing and changing the settings of topics, as kafka-configs.sh does."""
+"""`sparklog configs`: settings of topics and brokers, quotas of clients, as kafka-configs.sh."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,80 +18,151 @@ if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin
     from sparklog.cluster.topic_admin import ConfigEntry
 
-app = typer.Typer(no_args_is_help=True, help="Describe and change the settings of topics.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Describe and change settings of topics and brokers, and quotas of clients.",
+)
 
 _SOURCES = {
     "topic": "DYNAMIC_TOPIC_CONFIG",
+    "dynamic broker": "DYNAMIC_BROKER_CONFIG",
+    "dynamic default": "DYNAMIC_DEFAULT_BROKER_CONFIG",
     "broker": "STATIC_BROKER_CONFIG",
     "default": "DEFAULT_CONFIG",
 }
 """Kafka's names of the sources of a value."""
 
-_EntityType = Annotated[
-    str, typer.Option(metavar="topics", help="topics; brokers take settings at their start only.")
+
+class _Entity(str, Enum):
+    TOPICS = "topics"
+    BROKERS = "brokers"
+    CLIENTS = "clients"
+    USERS = "users"
+
+
+_EntityType = Annotated[_Entity, typer.Option(help="There are no users here.")]
+_EntityDefault = Annotated[
+    bool, typer.Option("--entity-default", help="All brokers, or all client ids.")
 ]
 
 
 @app.command()
 def describe(
     cluster: ClusterOption,
-    entity_type: _EntityType = "topics",
+    entity_type: _EntityType = _Entity.TOPICS,
     entity_name: Annotated[
-        str | None, typer.Option(help="A topic's name; by default all topics.")
+        str | None,
+        typer.Option(help="A topic, the id of a broker, or a client id; by default all."),
     ] = None,
+    entity_default: _EntityDefault = False,
     is_all: Annotated[
-        bool, typer.Option("--all", help="Print also the settings that the topic does not set.")
+        bool, typer.Option("--all", help="Print also the settings that it does not set itself.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of topics.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """Print the settings of a topic, or of all topics, in the format of Kafka's tool."""
-    _check_type(entity_type)
+    """Print settings or quotas in the format of Kafka's tool.
+
+    Values of the brokers' configuration file are shown if --cluster names it.
+    """
+    _check(entity_type, entity_name, is_default=entity_default)
     with _admin(cluster) as admin:
-        names = admin.list_topics() if entity_name is None else [entity_name]
-        found = {name: admin.describe_configs(name) for name in names}
-    shown = {
-        name: [one for one in entries.values() if is_all or one.source == "topic"]
-        for name, entries in found.items()
-    }
+        if entity_type is _Entity.CLIENTS:
+            _print_quotas(admin, entity_name, is_default=entity_default, as_json=as_json)
+            return
+        if entity_type is _Entity.TOPICS:
+            names = admin.list_topics() if entity_name is None else [entity_name]
+            found = {f"topic {name}": admin.describe_configs(name) for name in names}
+            own = "topic"
+        elif entity_default:
+            found = {"": admin.describe_broker_configs()}
+            own = "dynamic default"
+        else:
+            ids = [one.broker.broker_id for one in admin.list_brokers()]
+            chosen = ids if entity_name is None else [_broker_id(entity_name)]
+            found = {f"broker {one}": admin.describe_broker_configs(one) for one in chosen}
+            own = "dynamic broker"
+    kind = entity_type.value.removesuffix("s")
+    for name, entries in found.items():
+        shown = [one for one in entries.values() if is_all or one.source == own]
+        found[name] = {one.name: one for one in shown}
     if as_json:
-        typer.echo(json.dumps([_as_json(name, of) for name, of in shown.items()], indent=2))
+        rows = [_as_json(kind, name, list(of.values())) for name, of in found.items()]
+        typer.echo(json.dumps(rows, indent=2))
         return
-    kind = "All" if is_all else "Dynamic"
-    for name, entries in shown.items():
-        typer.echo(f"{kind} configs for topic {name} are:")
-        for one in entries:
+    for name, entries in found.items():
+        if name:
+            typer.echo(f"{'All' if is_all else 'Dynamic'} configs for {name} are:")
+        else:
+            typer.echo("Default configs for brokers in the cluster are:")
+        for one in entries.values():
             typer.echo(f"  {_line(one)}")
 
 
 @app.command()
 def alter(
     cluster: ClusterOption,
-    entity_name: Annotated[str, typer.Option(help="The topic's name.")],
-    entity_type: _EntityType = "topics",
+    entity_name: Annotated[
+        str | None, typer.Option(help="A topic, the id of a broker, or a client id.")
+    ] = None,
+    entity_type: _EntityType = _Entity.TOPICS,
+    entity_default: _EntityDefault = False,
     add_config: Annotated[
         str | None,
         typer.Option(metavar="KEY=VALUE,...", help="Settings; [a,b] is a value with commas."),
     ] = None,
     delete_config: Annotated[
         str | None,
-        typer.Option(metavar="KEY,...", help="Settings of the topic to be removed."),
+        typer.Option(metavar="KEY,...", help="Settings to be removed."),
     ] = None,
 ) -> None:
-    """Change settings of a topic; the brokers use them from their next tick on."""
-    _check_type(entity_type)
+    """Change settings or quotas; running brokers and clients take them without a restart."""
+    _check(entity_type, entity_name, is_default=entity_default)
+    if entity_name is None and not entity_default:
+        raise ConfigError("name what is to be changed: give --entity-name or --entity-default")
     new, removed = _added(add_config or ""), _names(delete_config or "")
     if not new and not removed:
         raise ConfigError("nothing is to be changed: give --add-config or --delete-config")
     with _admin(cluster) as admin:
-        entries = admin.describe_configs(entity_name)
-        absent = [one for one in removed if one in entries and entries[one].source != "topic"]
-        if absent:
-            raise ProtocolError(
-                "INVALID_CONFIG",
-                f"topic {entity_name} does not set {absent[0]}: leave it out of --delete-config",
-            )
-        admin.alter_configs(entity_name, new, delete=removed)
-    typer.echo(f"Completed updating config for topic {entity_name}.")
+        if entity_type is _Entity.BROKERS:
+            of = None if entity_name is None else _broker_id(entity_name)
+            admin.alter_broker_configs(of, new, delete=removed)
+        elif entity_type is _Entity.CLIENTS:
+            admin.alter_client_quotas(entity_name, new, delete=removed)
+        elif entity_name is not None:
+            _alter_topic(admin, entity_name, new, removed)
+    kind = entity_type.value.removesuffix("s")
+    if entity_name is None:
+        typer.echo(f"Completed updating default config for {entity_type.value} in the cluster.")
+    else:
+        typer.echo(f"Completed updating config for {kind} {entity_name}.")
+
+
+def _alter_topic(admin: Admin, name: str, new: dict[str, str], removed: list[str]) -> None:
+    entries = admin.describe_configs(name)
+    absent = [one for one in removed if one in entries and entries[one].source != "topic"]
+    if absent:
+        raise ProtocolError(
+            "INVALID_CONFIG",
+            f"topic {name} does not set {absent[0]}: leave it out of --delete-config",
+        )
+    admin.alter_configs(name, new, delete=removed)
+
+
+def _print_quotas(admin: Admin, name: str | None, *, is_default: bool, as_json: bool) -> None:
+    found = admin.describe_client_quotas()
+    shown = {
+        of: quotas
+        for of, quotas in found.items()
+        if (of is None if is_default else name in (None, of))
+    }
+    if as_json:
+        rows = [{"client_id": of, "quotas": quotas} for of, quotas in shown.items()]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for of, quotas in shown.items():
+        whose = "the default client-id" if of is None else f"client-id '{of}'"
+        values = ", ".join(f"{key}={float(value)}" for key, value in sorted(quotas.items()))
+        typer.echo(f"Quota configs for {whose} are {values}")
 
 
 @contextmanager
@@ -102,12 +174,23 @@ def _admin(text: str) -> Iterator[Admin]:
         yield Admin(cluster.connect(), settings=cluster.settings)
 
 
-def _check_type(entity_type: str) -> None:
-    if entity_type != "topics":
+def _check(entity_type: _Entity, name: str | None, *, is_default: bool) -> None:
+    if entity_type is _Entity.USERS:
         raise ConfigError(
-            f"--entity-type {entity_type} has no settings that can be changed while the cluster "
-            "runs: give topics, or change the configuration file and restart the brokers"
+            "--entity-type users: clients do not authenticate here, so quotas are those of client "
+            "ids: give clients"
         )
+    if is_default and (name is not None or entity_type is _Entity.TOPICS):
+        raise ConfigError(
+            "--entity-default stands for all brokers or all client ids: give it with "
+            "--entity-type brokers or clients, and without --entity-name"
+        )
+
+
+def _broker_id(name: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", name, re.ASCII):
+        raise ConfigError(f"--entity-name {name} is not the id of a broker: give a whole number")
+    return int(name)
 
 
 def _names(text: str) -> list[str]:
@@ -136,9 +219,9 @@ def _line(entry: ConfigEntry) -> str:
     return f"{entry.name}={value} sensitive=false synonyms={{{synonyms}}}"
 
 
-def _as_json(topic: str, entries: list[ConfigEntry]) -> dict[str, Any]:
+def _as_json(kind: str, name: str, entries: list[ConfigEntry]) -> dict[str, Any]:
     return {
-        "topic": topic,
+        kind: name.removeprefix(f"{kind} ") or None,
         "configs": [
             {"name": one.name, "value": one.value, "source": one.source} for one in entries
         ],

@@ -75,6 +75,8 @@ def _offsets(file: Path) -> dict[TopicPartition, int]:
 
 
 def _entry(file: Path, entry: Any) -> tuple[TopicPartition, int]:
+    from sparklog.model import TopicPartition
+
     types = {"topic": str, "partition": int, "offset": int}
     values: list[Any] = [entry.get(name) for name in types] if isinstance(entry, dict) else []
     if [type(value) for value in values] != list(types.values()):
@@ -83,6 +85,5 @@ def _entry(file: Path, entry: Any) -> tuple[TopicPartition, int]:
             "and an offset (whole numbers)"
         )
     topic, partition, offset = values
-    from sparklog.model import TopicPartition
 
     return TopicPartition(topic, partition), offset

@@ -23,6 +23,7 @@ from sparklog.cli.cluster import (
 )
 from sparklog.cli.consume import consume
 from sparklog.cli.delete_records import delete_records
+from sparklog.cli.elect_leaders import elect_leaders
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
@@ -72,6 +73,7 @@ app.command("get-offsets")(get_offsets)
 app.command("delete-records")(delete_records)
 app.command("log-dirs")(log_dirs)
 app.command("reassign-partitions")(reassign_partitions)
+app.command("elect-leaders")(elect_leaders)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)
@@ -130,13 +132,14 @@ def query(
 
     Tables of the cluster root: brokers, controller, topics, partition_state,
     leadership_history, producer_ids, stream_writes, consumer_groups,
-    consumer_group_heartbeats, consumer_offsets, scrubs, repairs.
+    consumer_group_heartbeats, consumer_offsets, scrubs, repairs, configs.
 
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
     (the newest state, from the journals), producer_state, produce_requests,
     cleaner_offset_checkpoint, and batches, one row per record batch. DESCRIBE
-    shows a table's columns.
+    shows a table's columns. The view leader_imbalance has the percentage of
+    each broker's preferred partitions that it does not lead.
 
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.

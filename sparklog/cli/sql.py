@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.cluster import Cluster, reaching
-from sparklog.cluster.views import BROKER_VIEWS
+from sparklog.cluster.views import BROKER_VIEWS, LEADER_IMBALANCE
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
@@ -52,6 +52,7 @@ def query(statement: str, cluster: Cluster) -> QueryResult:
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
+        connection.execute(f"create view leader_imbalance as {LEADER_IMBALANCE}")
         try:
             statements = connection.extract_statements(statement)
             if len(statements) != 1 or statements[0].type not in _READING:
@@ -61,7 +62,7 @@ def query(statement: str, cluster: Cluster) -> QueryResult:
             for table in tables.by_name.values():
                 if table.failure is not None:
                     raise table.failure from None
-            raise _refusal(error, list(tables.by_name)) from None
+            raise _refusal(error, [*tables.by_name, "leader_imbalance"]) from None
     return QueryResult(rows, list(tables.left_out.values()))
 
 

@@ -14,6 +14,7 @@ from sparklog.cluster.abandoned_topics import with_known_topics
 from sparklog.cluster.arguments import partition_names, whole_number
 from sparklog.cluster.assignments import checked_assignment, partition_rows
 from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
+from sparklog.cluster.config_admin import ConfigAdmin
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.election import Elections, ElectionType
 from sparklog.cluster.log_dirs import LogDirDescription, LogDirReader
@@ -147,6 +148,7 @@ class Admin:
         self._brokers = BrokerAdmin(self._connection, self._elections, self._settings, self._clock)
         self._topics = TopicAdmin(self._connection, self._elections, settings, self._clock)
         self._reassignments = ReassignmentAdmin(self._connection, self._elections)
+        self._configs = ConfigAdmin(self._connection, settings, self._clock)
 
     def create_topic(
         self,
@@ -383,6 +385,113 @@ class Admin:
         ConfigEntry(name='unclean.leader.election.enable', value='false', source='default', ...)
         """
         return self._topics.describe_configs(topic)
+
+    def alter_broker_configs(
+        self,
+        broker_id: int | None,
+        configs: Mapping[str, Any] | None = None,
+        *,
+        delete: Collection[str] = (),
+    ) -> None:
+        """Change settings of a broker, or of all brokers, while they run; others stay.
+
+        Parameters
+        ----------
+        broker_id : int or None
+            The id of the broker; `None` for the default of all brokers.
+        configs : dict of str to object, optional
+            The keys to set. Brokers take them in their next tick, on an object store within 4 s.
+        delete : collection of str, optional
+            The keys to remove, so that the values of the next source are valid again: those of all
+            brokers, those of the configuration file, Kafka's defaults.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED; INVALID_CONFIG if a key is read only at the start, cannot be
+            set for one broker, or is to be removed and is not set.
+        ConfigError
+            A key is unknown, is both set and removed, or has an unusable value. Nothing is changed
+            then.
+
+        Examples
+        --------
+        >>> admin.alter_broker_configs(None, {"log.retention.ms": 86_400_000})
+        >>> admin.describe_broker_configs(0)["log.retention.ms"].source
+        'dynamic default'
+        >>> admin.alter_broker_configs(None, delete=["log.retention.ms"])
+        """
+        self._configs.alter_broker(broker_id, configs, delete)
+
+    def describe_broker_configs(self, broker_id: int | None = None) -> dict[str, ConfigEntry]:
+        """Return all settings of a broker, by key.
+
+        Parameters
+        ----------
+        broker_id : int, optional
+            The id of the broker; `None`, the default, for what is valid for all brokers.
+
+        Returns
+        -------
+        dict of str to ConfigEntry
+            The value of each key, and its source. Values of the configuration file are known only
+            if the cluster is named by that file.
+
+        Raises
+        ------
+        ProtocolError
+            BROKER_ID_NOT_REGISTERED.
+
+        Examples
+        --------
+        >>> admin.describe_broker_configs(0)["log.cleaner.backoff.ms"].value
+        '15000'
+        """
+        return self._configs.describe_broker(broker_id)
+
+    def alter_client_quotas(
+        self,
+        client_id: str | None,
+        quotas: Mapping[str, Any] | None = None,
+        *,
+        delete: Collection[str] = (),
+    ) -> None:
+        """Change the quotas of a client id, or of all other client ids, while they run.
+
+        Parameters
+        ----------
+        client_id : str or None
+            The client id (client.id); `None` for the default of all client ids.
+        quotas : dict of str to int, optional
+            producer_byte_rate, consumer_byte_rate: bytes per second.
+        delete : collection of str, optional
+            The quotas to remove.
+
+        Raises
+        ------
+        ProtocolError
+            INVALID_CONFIG if a quota is to be removed and is not set.
+        ConfigError
+            A key is unknown, is both set and removed, or has an unusable value.
+
+        Examples
+        --------
+        >>> admin.alter_client_quotas("app", {"producer_byte_rate": 1_000_000})
+        >>> admin.describe_client_quotas()
+        {'app': {'producer_byte_rate': 1000000}}
+        >>> admin.alter_client_quotas("app", delete=["producer_byte_rate"])
+        """
+        self._configs.alter_client_quotas(client_id, quotas, delete)
+
+    def describe_client_quotas(self) -> dict[str | None, dict[str, int]]:
+        """Return the quotas by client id; those of `None` are the default of all others.
+
+        Returns
+        -------
+        dict of (str or None) to dict of str to int
+            producer_byte_rate and consumer_byte_rate, where they are set.
+        """
+        return self._configs.client_quotas()
 
     def elect_leaders(
         self, election_type: ElectionType, partitions: Collection[tuple[str, int]]
@@ -679,7 +788,7 @@ class Admin:
         return sorted(topic.topic for topic in self._connection.metadata().topics.values())
 
     def list_brokers(self) -> list[BrokerDescription]:
-        """Return the brokers, by id, with their numbers of led, in-sync and assigned partitions.
+        """Return the brokers, by id, with their partitions and their share of leadership.
 
         Unregistered brokers are included only while replicas are assigned to them.
 

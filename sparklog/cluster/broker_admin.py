@@ -39,6 +39,14 @@ class BrokerDescription(NamedTuple):
         The number of partitions in whose ISR it is.
     replicas : int
         The number of partitions of which it has a replica.
+    preferred : int
+        The number of partitions of which it is the preferred leader, as the first replica.
+    preferred_led_by_others : int
+        The number of those that it does not lead.
+    is_controller : bool
+        Whether it holds the lease of the controller.
+    controller_since_ms : int or None
+        The time in ms since 1970 at which it took the lease over; `None` if it does not hold it.
 
     Examples
     --------
@@ -52,6 +60,18 @@ class BrokerDescription(NamedTuple):
     leads: int
     in_sync: int
     replicas: int
+    preferred: int = 0
+    preferred_led_by_others: int = 0
+    is_controller: bool = False
+    controller_since_ms: int | None = None
+
+    @property
+    def leader_imbalance(self) -> float:
+        """The percentage of its preferred partitions that it does not lead.
+
+        Above leader.imbalance.per.broker.percentage the controller elects it for them (rule 7.6).
+        """
+        return 100 * self.preferred_led_by_others / self.preferred if self.preferred else 0.0
 
 
 class BrokerAdmin:
@@ -68,6 +88,11 @@ class BrokerAdmin:
     def list_brokers(self) -> list[BrokerDescription]:
         """Return the brokers by id; unregistered ones only while replicas are assigned to them."""
         metadata = self._connection.metadata()
+        controller = self._connection.root.controller
+        controller.refresh()
+        since_ms = {
+            lease["broker_id"]: lease["elected_ms"] for lease in controller.rows().to_pylist()
+        }
         described = []
         for broker in sorted(metadata.brokers.values()):
             states = [
@@ -75,6 +100,7 @@ class BrokerAdmin:
                 for state in metadata.partitions.values()
                 if (replica := state.replica(broker.broker_id)) is not None
             ]
+            preferred = [state for state, replica in states if replica is state.replicas[0]]
             if states or broker.is_registered:
                 described.append(
                     BrokerDescription(
@@ -82,6 +108,10 @@ class BrokerAdmin:
                         sum(state.leader == broker.broker_id for state, _ in states),
                         sum(replica.in_isr for _, replica in states),
                         len(states),
+                        len(preferred),
+                        sum(state.leader != broker.broker_id for state in preferred),
+                        broker.broker_id in since_ms,
+                        since_ms.get(broker.broker_id),
                     )
                 )
         return described

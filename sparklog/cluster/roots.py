@@ -80,6 +80,7 @@ class ClusterRoot:
     stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
     scrubs = _opened_when_asked_for(model.SCRUBS)
     repairs = _opened_when_asked_for(model.REPAIRS)
+    configs = _opened_when_asked_for(model.CONFIGS)
     consumer_groups = _sharded_when_asked_for(model.CONSUMER_GROUPS)
     consumer_group_heartbeats = _sharded_when_asked_for(model.CONSUMER_GROUP_HEARTBEATS)
     consumer_offsets = _sharded_when_asked_for(model.CONSUMER_OFFSETS)

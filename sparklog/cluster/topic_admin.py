@@ -9,6 +9,7 @@ from sparklog.clock import Clock
 from sparklog.cluster.arguments import names_list, whole_number
 from sparklog.cluster.assignments import checked_assignment, partition_rows
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.dynamic_configs import DEFAULT_ENTITY, Configs, stored_configs
 from sparklog.cluster.election import Elections
 from sparklog.cluster.metadata import Metadata, TopicInfo
 from sparklog.cluster.topic_changes import (
@@ -23,8 +24,9 @@ from sparklog.errors import ConfigError, ProtocolError
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.placement import MOST_PARTITIONS, place_replicas
 
-ConfigSource = Literal["topic", "broker", "default"]
-"""The origin of a value: the topic's own, the configuration of the brokers, or Kafka's default."""
+ConfigSource = Literal["topic", "dynamic broker", "dynamic default", "broker", "default"]
+"""The origin of a value: the topic's own, one that was set for a broker or for all brokers while
+they run, the configuration file of the brokers, or Kafka's default."""
 
 _BROKER_FIELDS = {"max_message_bytes": "message_max_bytes"}
 """The fields of `Settings` for those of `TopicConfig`, where the names differ."""
@@ -35,7 +37,7 @@ class ConfigSynonym(NamedTuple):
 
     Attributes
     ----------
-    source : {"topic", "broker", "default"}
+    source : {"topic", "dynamic broker", "dynamic default", "broker", "default"}
         The origin of the value.
     name : str
         Kafka's key there; brokers have other names for some keys.
@@ -64,7 +66,7 @@ class ConfigEntry(NamedTuple):
         Kafka's key.
     value : str or None
         The value as text; `None` if nothing sets it and it has no default.
-    source : {"topic", "broker", "default"}
+    source : {"topic", "dynamic broker", "dynamic default", "broker", "default"}
         The origin of the value.
     synonyms : tuple of ConfigSynonym
         The value, and those that would take its place; the valid one first.
@@ -179,12 +181,14 @@ class TopicAdmin:
         """Return all settings of a topic; see `Admin.describe_configs`."""
         metadata = self._connection.metadata()
         topic = metadata.topic(name)
+        stored = stored_configs(self._connection.root)
+        shared = stored.get(("brokers", DEFAULT_ENTITY), {})
         entries = {}
         for field, info in TopicConfig.model_fields.items():
             key = str(info.alias)
             synonyms = (
-                *_synonyms("topic", key, getattr(topic.config, field)),
-                *self._of_cluster(field, key, topic, metadata),
+                *synonyms_of("topic", key, getattr(topic.config, field)),
+                *self._of_cluster(field, key, topic, metadata, shared),
             )
             first = synonyms[0] if synonyms else ConfigSynonym("default", key, "")
             value = first.value if synonyms else None
@@ -192,32 +196,42 @@ class TopicAdmin:
         return entries
 
     def _of_cluster(
-        self, field: str, key: str, topic: TopicInfo, metadata: Metadata
+        self, field: str, key: str, topic: TopicInfo, metadata: Metadata, shared: Configs
     ) -> list[ConfigSynonym]:
-        """Return the values of a setting in the brokers' configuration, and by default."""
+        """Return the values of a setting in the brokers' configuration, and by default.
+
+        Parameters: `shared`, the values that were set for all brokers while they run.
+        """
         names = (_BROKER_FIELDS.get(field), field, f"log_{field}")
         name = next((one for one in names if one in Settings.model_fields), None)
         if name is None:
             return []
         info = Settings.model_fields[name]
-        found = _synonyms("default", str(info.alias), info.default)
+        found = synonyms_of("default", str(info.alias), info.default)
+        alias = str(info.alias)
+        dynamic = synonyms_of("dynamic default", alias, shared.get(alias))
         if self._settings is not None:
-            if name not in self._settings.model_fields_set:
-                return found
-            return _synonyms("broker", str(info.alias), getattr(self._settings, name)) + found
+            if name in self._settings.model_fields_set:
+                found = synonyms_of("broker", alias, getattr(self._settings, name)) + found
+            return dynamic + found
+        if dynamic:
+            return dynamic + found
         if field == "min_insync_replicas" and topic.config.min_insync_replicas is None:
             # The brokers' configuration is not known here, but the controller has published the
             # value by which the leaders act.
             published = metadata.partitions[TopicIdPartition(topic.topic_id, 0)].min_isr
             if published not in (None, info.default):
-                return _synonyms("broker", key, published) + found
+                return synonyms_of("broker", key, published) + found
         return found
 
 
-def _synonyms(source: ConfigSource, name: str, value: object) -> list[ConfigSynonym]:
+def synonyms_of(source: ConfigSource, name: str, value: object) -> list[ConfigSynonym]:
+    """Return a value of a source as a list, which is empty if it is `None`."""
     if value is None:
         return []
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, list):
+        text = ",".join(map(str, value))
     return [ConfigSynonym(source, name, text)]
 
 

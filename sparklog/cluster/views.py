@@ -126,6 +126,26 @@ during an election, before the first tick of a new topic's leader, and if the le
 not be read. Conditions on `topic_id`, `topic` and `partition` exclude the other partitions.
 """
 
+LEADER_IMBALANCE = """
+select
+    broker_id,
+    count(*) as preferred,
+    cast(sum(lacks) as bigint) as led_by_others,
+    cast(100.0 * sum(lacks) / count(*) as double) as leader_imbalance
+from (
+    select p.broker_id, case when p.leader = p.broker_id then 0 else 1 end as lacks
+    from partition_state p
+    join topics t on t.topic_id = p.topic_id and t.state = 'live' and p.partition < t.partitions
+    where p.replica_index = 0
+) of_preferred
+group by broker_id
+"""
+"""The SQL text of the view `leader_imbalance`, for Spark and DuckDB.
+
+Of each broker the number of partitions of which it is the preferred leader, the number of those
+that it does not lead, and their percentage (leader.imbalance.per.broker.percentage, rule 7.6).
+"""
+
 
 def create_views(
     spark: SparkSession,
@@ -137,7 +157,8 @@ def create_views(
 
     The views are every table of the cluster root; every table of the broker roots, as the union
     over all brokers with `broker_id` as the first column; `batches`, the record batches of each
-    broker's log, one row per file; `records`, every record of every replica.
+    broker's log, one row per file; `records`, every record of every replica; `leader_imbalance`,
+    the share of each broker's preferred partitions that it does not lead.
 
     The views read the newest tables each time they are queried. A broker that registers later is
     included after the next call. `high_watermark_checkpoint`, `leader_epoch_checkpoint` and
@@ -227,7 +248,8 @@ def create_views(
         views[name] = reduce(lambda one, other: one.unionAll(other), parts or [empty])
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
-    return sorted(views)
+    spark.sql(LEADER_IMBALANCE).createOrReplaceTempView("leader_imbalance")
+    return sorted([*views, "leader_imbalance"])
 
 
 def _load(spark: SparkSession, root: Location, schema: TableSchema) -> DataFrame:

@@ -25,6 +25,7 @@ from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.config import ConsumerConfig, OffsetReset, parse
 from sparklog.consumer.assigned_partition import AssignedPartition, ConsumerRecord
 from sparklog.consumer.commits import ConsumerCommits
+from sparklog.consumer.fetch_quota import FetchQuota
 from sparklog.consumer.fetcher import Fetcher
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata, names_of
@@ -126,7 +127,8 @@ class Consumer:
         self._commits = ConsumerCommits(group_id, self._committed, groups, self.config, self._clock)
         rack = self.config.client_rack
         selector = RackAwareReplicaSelector(own, rack) if rack else None
-        self._fetcher = Fetcher(self._logs, self.config, self._clock, selector)
+        quota = FetchQuota(own, self.config.client_id)
+        self._fetcher = Fetcher(self._logs, self.config, self._clock, selector, quota)
         self._root = own.root
         self._coordinator: ConsumerCoordinator | None = None
         self._subscription: Subscription | None = None

@@ -16,6 +16,7 @@ from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.cluster.sound_replicas import SoundReplicas
 from sparklog.config import ConsumerConfig
 from sparklog.consumer.assigned_partition import AssignedPartition, ConsumerRecord, FetchedBatch
+from sparklog.consumer.fetch_quota import FetchQuota
 from sparklog.consumer.positions import Positions
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.logger import get_logger
@@ -59,12 +60,14 @@ class Fetcher:
         config: ConsumerConfig,
         clock: Clock,
         selector: RackAwareReplicaSelector | None = None,
+        quota: FetchQuota | None = None,
     ) -> None:
         self._logs = logs
         self._positions = Positions(logs, config.auto_offset_reset)
         self._config = config
         self._clock = clock
         self._selector = selector
+        self._quota = quota
         self._polled_ms: int | None = None
         self._waiting_since_ms: int | None = None
         self._last_served: AssignedPartition | None = None
@@ -89,6 +92,8 @@ class Fetcher:
         now_ms = self._clock.monotonic_ms()
         is_busy = len(hungry) < len(partitions)
         if is_busy and self._polled_ms is not None and now_ms - self._polled_ms < _POLL_MS:
+            return
+        if self._quota is not None and self._quota.left_ms(now_ms):
             return
         self._polled_ms = now_ms
         seen = self._logs.visible(one.key for one in hungry)
@@ -226,6 +231,8 @@ class Fetcher:
         if size < self._config.fetch_min_bytes and self._is_waiting(now_ms):
             return
         self._waiting_since_ms = None
+        if self._quota is not None:
+            self._quota.note(size, now_ms)
         for one, members in found:
             one.fetched.extend(members)
 

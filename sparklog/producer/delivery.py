@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import tenacity
 
+from sparklog.clock import SystemClock
 from sparklog.cluster.arguments import whole_number
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
@@ -32,6 +33,7 @@ from sparklog.producer.produce_requests import (
     acks_number,
 )
 from sparklog.producer.stream_writes import Files, MicroBatch, SentFile, StreamWrites
+from sparklog.producer.throttle import Throttle
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.copying import Copy
 from sparklog.storage.errors import UNREADABLE
@@ -72,6 +74,8 @@ class FileSender:
         self.connection = connection
         self._execution = execution
         self._client = ProduceClient(connection, client_id=client_id)
+        self._clock = SystemClock()
+        self._throttle = Throttle()
         self.stream_writes = StreamWrites(connection)
 
     def send(
@@ -127,14 +131,28 @@ class FileSender:
     def submit(self, files: Files, states: States, acks: Acks, timeout_ms: int) -> PendingProduce:
         """Send a produce request for files to the leaders in whose inboxes they are stored.
 
+        Waits first for the throttle times of these leaders, `timeout_ms` at most.
+
         Raises KAFKA_STORAGE_ERROR if a leader's root cannot be read. The requests to the other
         leaders may have been sent then.
         """
         batches = [RequestedBatch(states[key], sent.file) for key, sent in _each(files)]
+        leaders = [states[key].leader for key in files]
+        left_ms = self._throttle.left_ms(leaders, self._clock.monotonic_ms())
+        if left_ms:
+            _log.info("throttled", throttle_time_ms=left_ms)
+            time.sleep(min(left_ms, timeout_ms) / 1000)
         try:
             return self._client.send(batches, acks, timeout_ms)
         except UNREADABLE as error:
             raise _away(error) from error
+
+    def note_throttle(self, states: States, outcomes: Mapping[TopicIdPartition, Outcome]) -> None:
+        """Note the throttle times in answers of the leaders in `states`."""
+        now_ms = self._clock.monotonic_ms()
+        for key, outcome in outcomes.items():
+            if key in states:
+                self._throttle.note([states[key].leader], outcome.throttle_time_ms, now_ms)
 
     def move(self, files: Files, states: States) -> Moved:
         """Copy files, under new paths, to the inboxes of the current leaders.
@@ -378,7 +396,11 @@ class PendingSend:
     # --- steps ----------------------------------------------------------------------------------
 
     def _take_answers(self) -> None:
-        self._outcomes |= self._in_flight.poll_now()
+        self._note(self._in_flight.poll_now())
+
+    def _note(self, outcomes: dict[TopicIdPartition, Outcome]) -> None:
+        self._sender.note_throttle(self._states, outcomes)
+        self._outcomes |= outcomes
 
     def _submit(self, files: Files, states: States) -> None:
         """Send a request for files in the inboxes of the leaders; it replaces earlier requests."""
@@ -480,7 +502,7 @@ class PendingSend:
         # before the other leaders have answered.
         while self._in_flight and all(one.is_answer for one in self._outcomes.values()):
             time.sleep(self._in_flight.seconds_to_poll)
-            self._outcomes |= self._in_flight.poll()
+            self._note(self._in_flight.poll())
             if time.monotonic() > deadline:
                 break
             self._in_flight.check_leaders()

@@ -32,10 +32,13 @@ class Outcome(NamedTuple):
       may never be answered.
     - UNKNOWN_TOPIC_OR_PARTITION: the topic was deleted.
     - REQUEST_TIMED_OUT: the time limit of the request has passed.
+
+    `throttle_time_ms` is the time in ms for which the leader is not to be sent further requests.
     """
 
     response: ProduceResponse
     is_answer: bool = True
+    throttle_time_ms: int = 0
 
     @classmethod
     def failed(cls, error: str) -> Outcome:
@@ -165,7 +168,12 @@ class _InFlightRequest:
         answers = self.pending.found()
         outcomes = {}
         for key in list(self.epochs):
-            outcome = Outcome(answers[key]) if key in answers else self._failure(key, metadata)
+            outcome: Outcome | None
+            if key in answers:
+                time_ms = self.pending.throttle_times_ms.get(key, 0)
+                outcome = Outcome(answers[key], throttle_time_ms=time_ms)
+            else:
+                outcome = self._failure(key, metadata)
             if outcome is not None:
                 outcomes[key] = outcome
                 del self.epochs[key]

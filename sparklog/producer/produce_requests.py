@@ -93,6 +93,7 @@ class Responses:
         self._is_behind = True
         self._expected: set[str] = set()
         self._answers: dict[tuple[str, TopicIdPartition], ProduceResponse] = {}
+        self._throttle_times_ms: dict[str, int] = {}
 
     @property
     def is_local(self) -> bool:
@@ -112,6 +113,7 @@ class Responses:
     def forget(self, request_id: str) -> None:
         """Drop the answers to this request, and skip later ones."""
         self._expected.discard(request_id)
+        self._throttle_times_ms.pop(request_id, None)
         self._answers = {of: one for of, one in self._answers.items() if of[0] != request_id}
 
     def poll(self) -> None:
@@ -170,6 +172,8 @@ class Responses:
                 response = ProduceResponse(answer.error, answer.base_offset, answer.last_offset)
                 # A request that was sent twice may be answered twice: the first answer counts.
                 self._answers.setdefault((answer.request_id, key), response)
+                if answer.throttle_time_ms:
+                    self._throttle_times_ms[answer.request_id] = answer.throttle_time_ms
 
     def _check_in_place(self) -> None:
         """Continue at the journal's end if clean-up has removed the commits to be read next."""
@@ -178,6 +182,10 @@ class Responses:
         self._polled_at = time.monotonic()
         if not has_commit(self._log, self._version):
             self._version = newest_version(self._log)
+
+    def throttle_time_ms(self, request_id: str) -> int:
+        """Return the throttle time in ms of the newest answer to a request, 0 without one."""
+        return self._throttle_times_ms.get(request_id, 0)
 
     def pop(self, request_id: str, key: TopicIdPartition) -> ProduceResponse | None:
         """Return and remove an answer; `None` if it has not arrived."""
@@ -201,6 +209,12 @@ class PendingProduce:
         The required acknowledgements.
     timeout_ms : int
         The time in ms that a leader may take to answer.
+
+    Attributes
+    ----------
+    throttle_times_ms : dict of TopicIdPartition to int
+        The times in ms for which the leaders of answered partitions are not to be sent further
+        requests, where the client id is over its quota (Kafka's throttle_time_ms).
 
     Examples
     --------
@@ -228,6 +242,7 @@ class PendingProduce:
         self.batches = tuple(batches)
         self.acks: Acks = acks
         self.timeout_ms = timeout_ms
+        self.throttle_times_ms: dict[TopicIdPartition, int] = {}
         self._waiting = waiting
         self._answered = answered
 
@@ -254,6 +269,9 @@ class PendingProduce:
             response = responses.pop(self.request_id, key)
             if response is not None:
                 self._answered[key] = response
+                time_ms = responses.throttle_time_ms(self.request_id)
+                if time_ms:
+                    self.throttle_times_ms[key] = time_ms
                 del self._waiting[key]
                 if responses not in self._waiting.values():
                     responses.forget(self.request_id)

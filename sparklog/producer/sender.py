@@ -28,6 +28,7 @@ from sparklog.producer.produce_requests import (
     acks_number,
 )
 from sparklog.producer.producer_ids import RENEWAL_MS, ProducerId, ProducerIds
+from sparklog.producer.throttle import Throttle
 from sparklog.storage.batch_files import BatchFileWriter
 from sparklog.storage.parallel import map_in_parallel
 
@@ -63,6 +64,7 @@ class Sender:
         self._clock = SystemClock()
         self._accumulator = Accumulator(config.batch_size, config.linger_ms)
         self._in_flight = InFlightRequests(self._connection)
+        self._throttle = Throttle()
         self._changed = threading.Condition()
         self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
         self._outstanding: set[Future[RecordMetadata]] = set()
@@ -207,6 +209,7 @@ class Sender:
             metadata = self._connection.metadata(METADATA_MS)
             self.loaded = metadata, self._clock.monotonic_ms()
             batches = self._without_deleted(batches, metadata)
+            batches = self._without_throttled(batches, metadata)
             for batch in batches:
                 state = metadata.partitions.get(batch.key)
                 if state is None or state.leader is None:
@@ -241,6 +244,20 @@ class Sender:
         for batch in batches:
             if batch.key.topic_id in metadata.deleted:
                 self._fail(batch, "UNKNOWN_TOPIC_OR_PARTITION", "the topic was deleted")
+            else:
+                kept.append(batch)
+        return kept
+
+    def _without_throttled(
+        self, batches: list[GatheredBatch], metadata: Metadata
+    ) -> list[GatheredBatch]:
+        """Return the batches whose leaders have named no throttle time; postpone the others."""
+        kept, now_ms = [], self._clock.monotonic_ms()
+        for batch in batches:
+            state = metadata.partitions.get(batch.key)
+            left_ms = self._throttle.left_ms([state.leader], now_ms) if state is not None else 0
+            if left_ms:
+                self._accumulator.again(batch, now_ms + left_ms)
             else:
                 kept.append(batch)
         return kept
@@ -316,12 +333,20 @@ class Sender:
     def _take_outcomes(self) -> None:
         for key, outcome in self._in_flight.poll().items():
             batch = self._accumulator.in_flight[key]
+            self._note_throttle(key, outcome.throttle_time_ms)
             if outcome.is_stored:
                 self._delivered(batch, outcome.response.base_offset)
             else:
                 # Retried also if the topic was deleted: a restored cluster root lacks topics until
                 # its newest state is back.
                 self._failed_attempt(batch, outcome.response.error)
+
+    def _note_throttle(self, key: TopicIdPartition, time_ms: int) -> None:
+        """Send nothing to a partition's leader for a time in ms, since the quota is exceeded."""
+        state = self.loaded[0].partitions.get(key) if self.loaded is not None else None
+        if time_ms and state is not None:
+            self._throttle.note([state.leader], time_ms, self._clock.monotonic_ms())
+            _log.info("throttled", leader=state.leader, throttle_time_ms=time_ms)
 
     def _failed_attempt(self, batch: GatheredBatch, error: str) -> None:
         """Schedule a batch to be sent again, or fail it if the error is not retriable."""

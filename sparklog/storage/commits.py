@@ -57,6 +57,9 @@ replicas were removed.
 FORMAT_VERSION = "format_version"
 """The app transaction of the table `brokers` with the format of the cluster root."""
 
+CONFIGS_VERSION = "configs_version"
+"""The app transaction of the table `brokers` with the newest version of `configs`."""
+
 COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 

@@ -91,7 +91,8 @@ class ProduceAnswer(NamedTuple):
     """The answer for one partition of a produce request.
 
     `error` is Kafka's name, NONE for success. The offsets are those of the first and the last
-    record of its batches in the log, -1 if they were not appended.
+    record of its batches in the log, -1 if they were not appended. `throttle_time_ms` is the time
+    in ms for which the client id, which is over its quota, sends nothing (KIP-219).
     """
 
     request_id: str
@@ -100,10 +101,15 @@ class ProduceAnswer(NamedTuple):
     error: str
     base_offset: int = -1
     last_offset: int = -1
+    throttle_time_ms: int = 0
 
     def to_row(self) -> Row:
-        """Return the answer in the journal's form, with Kafka's number of the error."""
-        return {
+        """Return the answer in the journal's form, with Kafka's number of the error.
+
+        Earlier releases ignore the throttle time, which only answers to throttled clients have.
+        """
+        throttled = {"throttle_time_ms": self.throttle_time_ms} if self.throttle_time_ms else {}
+        return throttled | {
             "request_id": self.request_id,
             "topic_id": self.topic_id,
             "partition": self.partition,
@@ -124,9 +130,12 @@ class ProduceAnswer(NamedTuple):
         request_id, topic_id, partition, number, base_offset, last_offset = values
         if not -1 <= base_offset <= last_offset:
             raise ValueError(f"the offsets of an answer are not those of a batch: {row}")
-        return cls(
-            request_id, topic_id, partition, error_code(number).name, base_offset, last_offset
-        )
+        throttle_time_ms = row.get("throttle_time_ms", 0)
+        if type(throttle_time_ms) is not int or throttle_time_ms < 0:
+            raise ValueError(f"the throttle time of an answer is not a time in ms: {row}")
+        error = error_code(number).name
+        offsets = base_offset, last_offset
+        return cls(request_id, topic_id, partition, error, *offsets, throttle_time_ms)
 
 
 _ANSWER_TYPES: Mapping[str, type] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.broker.leading.byte_rates import ByteRates
+from sparklog.cluster.byte_rates import ByteRates
 
 STEPS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 500), st.integers(0, 90)), max_size=60

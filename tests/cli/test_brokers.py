@@ -50,6 +50,9 @@ def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
             "leads": 1 if one == 0 else 0,
             "in_sync": 1,
             "replicas": 1,
+            "leader_imbalance": 0.0,
+            "is_controller": False,
+            "controller_since_ms": None,
             "log_dirs": [f"0={cluster.root}/broker-{one}"],
         }
         for one in range(3)
@@ -57,6 +60,50 @@ def test_list_shows_what_each_broker_has(cluster: LocalCluster) -> None:
     table = run("brokers", "list", cluster=root(cluster)).printed
     assert "parked" in table
     assert "(3 rows)" in table
+
+
+def test_list_shows_since_when_the_controller_leads(tmp_path: Path) -> None:
+    """The time is that of the takeover, also after renewals and for the next controller."""
+    cluster = LocalCluster(tmp_path, [0, 1])
+
+    def controllers() -> list[tuple[int, int]]:
+        listed = json.loads(run("brokers", "list", "--json", cluster=root(cluster)).printed)
+        return [
+            (row["broker_id"], row["controller_since_ms"]) for row in listed if row["is_controller"]
+        ]
+
+    cluster.tick_until_idle()
+    began_ms = cluster.clock.now_ms()
+    assert controllers() == [(0, began_ms)]
+    cluster.clock.advance(5_000)
+    cluster.tick_until_idle()
+    assert controllers() == [(0, began_ms)]
+    cluster.brokers[0].stop()
+    assert controllers() == []
+    cluster.crash(0)
+    cluster.tick_until_idle()
+    assert controllers() == [(1, began_ms + 5_000)]
+
+
+def test_list_shows_the_share_of_partitions_that_others_lead(tmp_path: Path) -> None:
+    """`leader_imbalance` is the percentage of a broker's preferred partitions, in both views."""
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster.create_topic("t", assignment={one: [0, 1] for one in range(3)} | {3: [1, 0]})
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    cluster.elect_leaders("preferred", [("t", 0)])
+    listed = json.loads(run("brokers", "list", "--json", cluster=root(cluster)).printed)
+    assert [row["leader_imbalance"] for row in listed] == [66.7, 0.0]
+    rows = run("query", "from leader_imbalance", "--json", cluster=root(cluster)).printed
+    found = {row["broker_id"]: row for row in json.loads(rows)}
+    assert [(of["preferred"], of["led_by_others"]) for of in (found[0], found[1])] == [
+        (3, 2),
+        (1, 0),
+    ]
+    assert round(found[0]["leader_imbalance"], 1) == 66.7
 
 
 def test_fence_gives_a_parked_brokers_leadership_to_another(cluster: LocalCluster) -> None:

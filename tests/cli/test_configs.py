@@ -68,7 +68,9 @@ def test_settings_are_changed_and_described_as_by_kafkas_tool(cluster: LocalClus
         (("--delete-config", "max.message.bytes"), "does not set max.message.bytes"),
         (("--add-config", "min.insync.replicas=3"), "above its replication factor 2"),
         ((), "nothing is to be changed"),
-        (("--entity-type", "brokers"), "--entity-type brokers has no settings that can be changed"),
+        (("--entity-type", "users"), "clients do not authenticate here"),
+        (("--entity-type", "brokers", "--add-config", "a=1"), "t is not the id of a broker"),
+        (("--entity-default", "--add-config", "a=1"), "without --entity-name"),
     ],
 )
 def test_what_is_refused(cluster: LocalCluster, options: tuple[str, ...], expected: str) -> None:
@@ -78,3 +80,134 @@ def test_what_is_refused(cluster: LocalCluster, options: tuple[str, ...], expect
     assert expected in refused
     [topic] = json.loads(run("configs", "describe", "--json", cluster=root).printed)
     assert topic["configs"] == [{"name": "min.insync.replicas", "value": "2", "source": "topic"}]
+
+
+BROKER = ("--entity-type", "brokers")
+BACKOFF, RETENTION = "log.cleaner.backoff.ms", "log.retention.ms"
+
+
+def test_settings_of_brokers_are_changed_and_described_as_by_kafkas_tool(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """A broker's own value, the default of all brokers, the file's value, Kafka's default."""
+    root = cluster.root / "cluster"
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"cluster.root: {root}\nbrokers:\n- {{broker.id: 0, log.dirs: {cluster.root}/broker-0}}\n"
+        f"{BACKOFF}: 4000\n"
+    )
+    of_0, default = (*BROKER, "--entity-name", "0"), (*BROKER, "--entity-default")
+    added = ("--add-config", f"{BACKOFF}=5000,{RETENTION}=-1")
+    printed = run("configs", "alter", *default, *added, cluster=file).printed
+    assert printed == "Completed updating default config for brokers in the cluster.\n"
+    printed = run(
+        "configs", "alter", *of_0, "--add-config", f"{BACKOFF}=6000", cluster=file
+    ).printed
+    assert printed == "Completed updating config for broker 0.\n"
+    below = (
+        f"DYNAMIC_DEFAULT_BROKER_CONFIG:{BACKOFF}=5000, STATIC_BROKER_CONFIG:{BACKOFF}=4000, "
+        f"DEFAULT_CONFIG:{BACKOFF}=15000}}"
+    )
+    assert run("configs", "describe", *of_0, cluster=file).printed == (
+        "Dynamic configs for broker 0 are:\n"
+        f"  {BACKOFF}=6000 sensitive=false "
+        f"synonyms={{DYNAMIC_BROKER_CONFIG:{BACKOFF}=6000, {below}\n"
+    )
+    assert run("configs", "describe", *default, cluster=file).printed == (
+        "Default configs for brokers in the cluster are:\n"
+        f"  log.retention.ms=-1 sensitive=false "
+        f"synonyms={{DYNAMIC_DEFAULT_BROKER_CONFIG:log.retention.ms=-1}}\n"
+        f"  {BACKOFF}=5000 sensitive=false synonyms={{{below}\n"
+    )
+    described = run("configs", "describe", *BROKER, "--all", cluster=root).printed
+    assert described.count("All configs for broker") == 2
+    assert "  broker.session.timeout.ms=9000 sensitive=false" in described
+    [of_topic] = json.loads(run("configs", "describe", "--json", "--all", cluster=root).printed)
+    found = {one["name"]: (one["value"], one["source"]) for one in of_topic["configs"]}
+    assert found["retention.ms"] == ("-1", "dynamic default")
+    removed = ("--delete-config", f"{BACKOFF},{RETENTION}")
+    run("configs", "alter", *default, *removed, cluster=file)
+    [left] = json.loads(run("configs", "describe", *default, "--json", cluster=root).printed)
+    assert left == {"broker": None, "configs": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--entity-name", "0"), "nothing is to be changed"),
+        (("--add-config", f"{BACKOFF}=1"), "give --entity-name or --entity-default"),
+        (
+            ("--entity-name", "0", "--add-config", "log.dirs=/x,num.partitions=1"),
+            "INVALID_CONFIG: Cannot update these configs dynamically: log.dirs, num.partitions;",
+        ),
+        (
+            ("--entity-default", "--delete-config", "num.partitions"),
+            "Cannot update these configs dynamically: num.partitions",
+        ),
+        (("--entity-default", "--add-config", "log.retention=1"), "did you mean log.retention.ms?"),
+        (
+            ("--entity-default", "--add-config", f"{BACKOFF}=0"),
+            f"{BACKOFF} in the cluster's brokers has the value '0'",
+        ),
+        (("--entity-default", "--add-config", f"{RETENTION}=0"), "must be -1 (forever)"),
+        (
+            ("--entity-name", "0", "--add-config", "min.insync.replicas=2"),
+            "min.insync.replicas cannot be set for one broker",
+        ),
+        (("--entity-name", "9", "--add-config", f"{BACKOFF}=1"), "BROKER_ID_NOT_REGISTERED"),
+        (("--entity-name", "0", "--delete-config", BACKOFF), f"broker 0 does not set {BACKOFF}"),
+    ],
+)
+def test_settings_of_brokers_that_are_refused(
+    cluster: LocalCluster, options: tuple[str, ...], expected: str
+) -> None:
+    """Everything is checked before anything is stored."""
+    root = cluster.root / "cluster"
+    assert expected in run("configs", "alter", *BROKER, *options, cluster=root).refusal
+    assert cluster.connection.root.configs.rows().num_rows == 0
+
+
+def test_quotas_of_clients_are_changed_and_described_as_by_kafkas_tool(
+    cluster: LocalCluster,
+) -> None:
+    """The quotas of a client id, and those of all other client ids."""
+    root = cluster.root / "cluster"
+    of_app, default = ("--entity-name", "app"), ("--entity-default",)
+    clients = ("--entity-type", "clients")
+    rates = "producer_byte_rate=1024,consumer_byte_rate=2048"
+    printed = run(
+        "configs", "alter", *clients, *of_app, "--add-config", rates, cluster=root
+    ).printed
+    assert printed == "Completed updating config for client app.\n"
+    printed = run(
+        *("configs", "alter", *clients, *default, "--add-config", "producer_byte_rate=1"),
+        cluster=root,
+    ).printed
+    assert printed == "Completed updating default config for clients in the cluster.\n"
+    printed = run("configs", "describe", *clients, cluster=root).printed
+    assert printed == (
+        "Quota configs for the default client-id are producer_byte_rate=1.0\n"
+        "Quota configs for client-id 'app' are "
+        "consumer_byte_rate=2048.0, producer_byte_rate=1024.0\n"
+    )
+    run(
+        "configs",
+        "alter",
+        *clients,
+        *default,
+        "--delete-config",
+        "producer_byte_rate",
+        cluster=root,
+    )
+    printed = run("configs", "describe", *clients, "--json", cluster=root).printed
+    assert json.loads(printed) == [
+        {
+            "client_id": "app",
+            "quotas": {"consumer_byte_rate": 2048, "producer_byte_rate": 1024},
+        }
+    ]
+    refused = run(
+        *("configs", "alter", *clients, *of_app, "--add-config", "producer_byte_rate=0"),
+        cluster=root,
+    ).refusal
+    assert "producer_byte_rate in client app has the value '0'" in refused

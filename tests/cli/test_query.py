@@ -18,9 +18,9 @@ from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
 
 NAMES = (
-    "batches, brokers, cleaner_offset_checkpoint, consumer_group_heartbeats, consumer_groups, "
-    "consumer_offsets, controller, "
-    "delayed_operations, high_watermark_checkpoint, leader_epoch_checkpoint, leadership_history, "
+    "batches, brokers, cleaner_offset_checkpoint, configs, consumer_group_heartbeats, "
+    "consumer_groups, consumer_offsets, controller, delayed_operations, "
+    "high_watermark_checkpoint, leader_epoch_checkpoint, leader_imbalance, leadership_history, "
     "partition_state, produce_requests, producer_ids, producer_state, repairs, scrubs, "
     "stream_writes, topics"
 )
@@ -112,6 +112,7 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
     # A row for each pending batch, and not for each of its records.
     expected["produce_requests"] = ["broker_id", *REQUEST_INDEX.names]
     expected["batches"] = ["broker_id", *BATCH_INDEX.names, "next_offset"]
+    expected["leader_imbalance"] = ["broker_id", "preferred", "led_by_others", "leader_imbalance"]
     del expected["log"]
     assert names == expected.keys()
     cluster = Cluster.of(str(folder / "cluster"))

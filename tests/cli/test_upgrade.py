@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.cluster.formats import THIS_RELEASE
 from sparklog.maintenance.upgrade import Upgrade
+from sparklog.model import CONSUMER_GROUPS, CONTROLLER, PARTITION_STATE
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
@@ -43,20 +44,22 @@ def test_upgrade_shows_its_steps_and_is_refused_while_an_older_broker_runs(
         "with this release, or stop them, or unregister those that will not return; then run "
         "`sparklog upgrade` again\n"
     )
-    steps = (
-        f"{root}: add to partition_state: delete_records_offset, delete_records_epoch\n"
-        f"{root}: add to consumer_groups: state, leader, group_instance_id, client_id, "
-        "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
-        "group_epoch\n"
+    columns = {
+        one.name: ", ".join(name for name in one.columns.names if name in one.added)
+        for one in (CONTROLLER, PARTITION_STATE, CONSUMER_GROUPS)
+    }
+    lease, *tables = (f"{root}: add to {name}: {added}\n" for name, added in columns.items())
+    steps = "".join(tables) + (
         f"{root}: announce format 3 to running processes\n"
         f"{root}: set the format from 2 to 3\n"
         f"{cluster.root}/broker-0: set the format from 2 to 3\n"
         f"{cluster.root}/broker-1: set the format from 2 to 3\n"
     )
-    assert run("upgrade", "--dry-run", cluster=root) == (2, steps, refused)
+    assert run("upgrade", "--dry-run", cluster=root) == (2, lease + steps, refused)
     assert run("upgrade", cluster=root) == (2, "", refused)
     assert files_in(cluster.root) == before
     cluster.upgrade_broker(0, THIS_RELEASE)
+    # A broker has taken the lease over, and added the column with its time.
     assert run("upgrade", cluster=root).printed == steps + "Upgraded the cluster to format 3.\n"
     done = "The cluster has format 3: nothing to do.\n"
     assert run("upgrade", cluster=root).printed == done

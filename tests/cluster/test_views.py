@@ -58,7 +58,9 @@ def test_there_is_a_view_of_every_table_and_brokers_tables_begin_with_broker_id(
 ) -> None:
     """Every table has a view, and the views of brokers' tables begin with `broker_id`."""
     of_brokers = {schema.name for schema in BROKER_TABLES} - {LOG.name} | {"batches", "records"}
-    assert viewed.names == sorted({schema.name for schema in CLUSTER_TABLES} | of_brokers)
+    assert viewed.names == sorted(
+        {schema.name for schema in CLUSTER_TABLES} | of_brokers | {"leader_imbalance"}
+    )
     first_columns = {name: viewed.session.table(name).columns[0] for name in of_brokers}
     assert first_columns == dict.fromkeys(of_brokers, "broker_id")
     topics = viewed.session.table("topics").toArrow().to_pylist()

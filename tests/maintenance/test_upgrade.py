@@ -234,6 +234,7 @@ class TestInterruptions:
         changes = [step.change for step in Upgrade.of(Location.of(str(stopped / "cluster"))).steps]
         assert changes == [
             "add to brokers: newest_format, repair_requests, offline_log_dirs",
+            "add to controller: elected_ms",
             (
                 "add to partition_state: delete_records_offset, delete_records_epoch, "
                 "removed_replicas, replication_throttled_rate"

@@ -446,6 +446,7 @@ def _request_error(cases: Sequence[Case]) -> Question:
             "recent_bytes": 0,
             "window_ms": 1000,
             "byte_rate": None,
+            "is_throttled": False,
             "lacks_keys": False,
             "file_fault": None,
         }

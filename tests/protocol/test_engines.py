@@ -148,6 +148,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "acks": (-1, 2),
+    "byte_rate": (1, 4),
     "log_size_bytes": (0, 30),
     "max_batch_bytes": (50, 3000),
     "max_bytes": (0, 20),

@@ -38,6 +38,7 @@ def request(position: int = 0, **changes: Any) -> dict[str, Any]:
         "recent_bytes": 0,
         "window_ms": 2000,
         "byte_rate": None,
+        "is_throttled": False,
         "lacks_keys": False,
         "file_fault": None,
         **changes,
@@ -378,3 +379,30 @@ def test_a_fetch_goes_on_without_partitions_that_another_leads(rules: Rules) -> 
     """Rule 4.4: the old leader's batches are not waited for, and do not count."""
     lost = {"a/0": "NOT_LEADER_OR_FOLLOWER"}
     assert completed_fetches(rules, ("a", 0, False, 9), ("a", 1, True, 9)) == lost
+
+
+@pytest.mark.parametrize(("acks", "error"), [(1, "THROTTLING_QUOTA_EXCEEDED"), (0, None)])
+def test_a_throttled_client_is_refused_if_it_can_send_again(
+    rules: Rules, acks: int, error: str | None
+) -> None:
+    """Rule 3.9: with acks=0 a refused batch would be lost."""
+    assert errors(rules, request(is_throttled=True, acks=acks)) == [error]
+
+
+@pytest.mark.parametrize(
+    ("recent_bytes", "byte_rate", "time_ms"),
+    [(200, 100, None), (201, 100, 11), (400, 100, 2_001), (1 << 40, 1, (1 << 40) * 1000 - 1_999)],
+)
+def test_a_throttle_time_brings_the_rate_back_to_the_quota(
+    rules: Rules, recent_bytes: int, byte_rate: int, time_ms: int | None
+) -> None:
+    """Rule 3.9: no time within the quota, which is in bytes per second over a window of 2 s."""
+    client = {
+        "client_id": "c",
+        "recent_bytes": recent_bytes,
+        "window_ms": 2_000,
+        "byte_rate": byte_rate,
+    }
+    found = rules.run("throttle_times", clients=[client])
+    expected = [] if time_ms is None else [{"client_id": "c", "throttle_time_ms": time_ms}]
+    assert found == expected

@@ -77,8 +77,22 @@ def test_every_error_comes_back_from_its_row(error: str) -> None:
 
 def test_an_error_and_a_member_of_a_later_release_are_read() -> None:
     """A client of this release understands the answers of a later one."""
-    later = ProduceAnswer.from_row({**ROW, "error_code": 9999, "throttle_time_ms": 7})
+    later = ProduceAnswer.from_row({**ROW, "error_code": 9999, "error_message": "later"})
     assert later == APPENDED._replace(error="UNKNOWN_SERVER_ERROR")
+
+
+def test_only_answers_to_throttled_clients_have_a_throttle_time() -> None:
+    """The rows of other answers are those of earlier releases."""
+    assert "throttle_time_ms" not in APPENDED.to_row()
+    throttled = APPENDED._replace(throttle_time_ms=7)
+    assert ProduceAnswer.from_row(throttled.to_row()) == throttled
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, "7", -1])
+def test_a_throttle_time_that_is_no_time_is_not_valid(value: Any) -> None:
+    """A hostile or damaged answer must not stop a producer for ever."""
+    with pytest.raises(ValueError, match="throttle time"):
+        ProduceAnswer.from_row({**ROW, "throttle_time_ms": value})
 
 
 @pytest.mark.parametrize("name", ROW)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from sparklog.broker.leading.byte_rates import ByteRates
 from sparklog.broker.leading.inbox import Inbox, PendingRequest
+from sparklog.broker.leading.producer_quotas import ProducerQuotas
 from sparklog.broker.leading.sequences import BatchOffsets, Sequences
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce
+from sparklog.cluster.byte_rates import ByteRates
+from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.isr import min_isr
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import BrokerRoot
@@ -47,6 +50,12 @@ class AppendPlan(NamedTuple):
     delayed: list[DelayedProduce]
     batches: list[Batch]
     refused: Mapping[str, int]
+    bytes_of: Mapping[str, int] = MappingProxyType({})
+    """The bytes of the batches by client id, of client ids that have a quota."""
+    clients: Mapping[str, str] = MappingProxyType({})
+    """The client ids of the requests, of client ids that have a quota."""
+    throttle_times_ms: Mapping[str, int] = MappingProxyType({})
+    """The throttle times in ms that follow, by client id."""
 
     @property
     def appended(self) -> set[TopicIdPartition]:
@@ -64,6 +73,7 @@ class Appends:
         rules: Rules,
         settings: Settings,
         execution: Execution,
+        configs: DynamicConfigs,
     ) -> None:
         self._root = root
         self._execution = execution
@@ -73,6 +83,7 @@ class Appends:
         self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)
+        self._quotas = ProducerQuotas(configs, rules, window_s * 1000)
         self._refusals = RepeatedFailures(_log)
 
     def load(self, now_ms: int, standing: Standing) -> AppendPlan:
@@ -120,7 +131,23 @@ class Appends:
         answers, delayed = self._results(pending, errors, appended | duplicates, now_ms, standing)
         refused = Counter(error for one in pending if (error := errors[one.origin]) is not None)
         in_order = sorted(batches, key=lambda batch: batch.base_offset)
-        return AppendPlan(answers, delayed, in_order, refused)
+        clients = {
+            one.request.request_id: one.request.client_id
+            for one in pending
+            if self._quotas.has_quota(one.request.client_id)
+        }
+        bytes_of: Counter[str] = Counter()
+        for one in fresh:
+            if one.request.request_id in clients:
+                bytes_of[one.request.client_id] += one.request.byte_size
+        times_ms = self._quotas.throttle_times(bytes_of, now_ms)
+        return AppendPlan(answers, delayed, in_order, refused, bytes_of, clients, times_ms)
+
+    def with_throttle_times(
+        self, plan: AppendPlan, answers: Iterable[ProduceAnswer], now_ms: int
+    ) -> list[ProduceAnswer]:
+        """Return answers with the throttle times of clients that are over their quotas."""
+        return self._quotas.with_times(answers, plan.throttle_times_ms, plan.clients, now_ms)
 
     def note(self, plan: AppendPlan, now_ms: int) -> None:
         """Log the refusals of a committed plan; add its batches to the byte rates of topics."""
@@ -135,6 +162,12 @@ class Appends:
             )
         for batch in plan.batches:
             self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
+        delayed = {
+            one.request_id: plan.clients[one.request_id]
+            for one in plan.delayed
+            if one.request_id in plan.clients
+        }
+        self._quotas.note(plan.bytes_of, plan.throttle_times_ms, delayed, now_ms)
 
     def _checked_rows(
         self, candidates: Sequence[_Candidate], faults: Sequence[str | None]
@@ -155,6 +188,7 @@ class Appends:
                     one.requests_before,
                     isinstance(fault, MissingKey),
                     fault,
+                    one.is_throttled,
                     *one.conditions,
                 )
             )
@@ -190,7 +224,9 @@ class Appends:
             known = conditions.get(key)
             if known is None:
                 known = conditions[key] = self._conditions(key, now_ms, standing)
-            candidates.append(_Candidate(one, known, one.position in duplicates, before))
+            is_throttled = self._quotas.left_ms(one.request.client_id, now_ms) > 0
+            is_duplicate = one.position in duplicates
+            candidates.append(_Candidate(one, known, is_duplicate, before, is_throttled))
         return candidates
 
     def _conditions(
@@ -342,13 +378,14 @@ class _Candidate(NamedTuple):
     """A request that repeats no other of its tick, and the state that decides about it.
 
     `is_duplicate`: the log has its batch already; `requests_before`: the number of requests that
-    came before this one in the tick.
+    came before this one in the tick; `is_throttled`: its client id is over its quota.
     """
 
     pending: PendingRequest
     conditions: _AppendConditions
     is_duplicate: bool
     requests_before: int
+    is_throttled: bool
 
     @property
     def is_readable(self) -> bool:
@@ -356,6 +393,7 @@ class _Candidate(NamedTuple):
         return (
             self.conditions.is_leader
             and not self.is_duplicate
+            and not (self.is_throttled and self.pending.request.acks != 0)
             and self.requests_before < self.conditions.queued_max_requests
             and self.pending.request.byte_size <= self.conditions.max_message_bytes
         )
@@ -401,6 +439,7 @@ _OF_CANDIDATE = (
     "requests_before",
     "lacks_keys",
     "file_fault",
+    "is_throttled",
     *_AppendConditions._fields,
 )
 """The columns of a candidate's row for the rule `request_errors`."""

@@ -21,6 +21,7 @@ from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce, ProduceProgress, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
@@ -48,6 +49,7 @@ class Leader:
         rules: Rules,
         settings: Settings,
         execution: Execution,
+        configs: DynamicConfigs,
         now_ms: int,
     ) -> None:
         self._broker_id = broker_id
@@ -58,7 +60,7 @@ class Leader:
         self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
         self._retention = Retention(replicas, log_starts, self._led, rules, settings)
-        self.appends = Appends(self._root, producer_state, rules, settings, execution)
+        self.appends = Appends(self._root, producer_state, rules, settings, execution, configs)
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None
@@ -118,6 +120,7 @@ class Leader:
             *_answers(self._purgatory.try_complete_else_watch(plan.delayed, progress)),
             *_answers(self._purgatory.check_and_complete(DelayedProduce, keys, progress)),
         ]
+        answers = self.appends.with_throttle_times(plan, answers, now_ms)
         self._replicas.remove(deleted)
         self._commit_requests(answers, now_ms, removes=bool(deleted))
         self.appends.note(plan, now_ms)
@@ -132,6 +135,7 @@ class Leader:
             *_answers(self._purgatory.check_and_complete(DelayedProduce, keys, progress)),
             *_answers(self._purgatory.expire(DelayedProduce, now_ms)),
         ]
+        answers = self.appends.with_throttle_times(plan, answers, now_ms)
         self._replicas.commit(now_ms, answers=answers)
         effects.done("checkpoint")
         changed = self._root.log.content_version != version or bool(fired[Trigger.ISR_CHANGED])

@@ -10,9 +10,10 @@
 -- much higher, and below minus that much it shows that the assumption does not hold. A batch is in
 -- time if one of its requests is: the first one or one of `repeats`, which have its position.
 -- THROTTLING_QUOTA_EXCEEDED: queued.max.requests requests came before it in the tick, or the topic
--- exceeded producer_byte_rate (bytes per second) over the last `window_ms`. NOT_ENOUGH_REPLICAS:
--- acks=all under min ISR. MESSAGE_TOO_LARGE. INVALID_RECORD: a record of a compacted topic has no
--- key. CORRUPT_MESSAGE: the file does not match the request.
+-- exceeded producer_byte_rate (bytes per second) over the last `window_ms`, or its client id is
+-- throttled (3.9); with acks=0 it is not refused, since nobody would send it again.
+-- NOT_ENOUGH_REPLICAS: acks=all under min ISR. MESSAGE_TOO_LARGE. INVALID_RECORD: a record of a
+-- compacted topic has no key. CORRUPT_MESSAGE: the file does not match the request.
 -- An error applies to all batches of the same partition in the same request, and to no others.
 -- `error` is null for a batch to append.
 -- takes requests:
@@ -36,6 +37,7 @@
 --   recent_bytes bigint,
 --   window_ms bigint,
 --   byte_rate bigint?,
+--   is_throttled boolean,
 --   isr_size int?,
 --   min_isr int,
 --   replica_count int?,
@@ -78,6 +80,7 @@ judged as (
             when t.position is null then 'REQUEST_TIMED_OUT'
             when requests_before >= queued_max_requests
                 or cast(recent_bytes as double) * 1000 / window_ms > byte_rate
+                or (is_throttled and acks <> 0)
                 then 'THROTTLING_QUOTA_EXCEEDED'
             when acks = -1 and isr_size < least(min_isr, replica_count) then 'NOT_ENOUGH_REPLICAS'
             when byte_size > max_message_bytes then 'MESSAGE_TOO_LARGE'
