@@ -193,6 +193,9 @@ class Broker:
         )
         # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
+        # Those by the metadata, and the partitions and brokers of these metadata.
+        self._followers_wanted: Mapping[Peer, None] = {}
+        self._followers_wanted_for: tuple[object, object] | None = None
         self._metadata_polls = MetadataPolls(settings.tick_interval_ms)
         self._root_checked_at_ms = clock.monotonic_ms()
         self._polled = Polled()
@@ -682,15 +685,9 @@ class Broker:
         if self.is_paused:
             # A paused broker acts on all it had read, including what it has acted on before.
             return FollowerReports(self._report_rows(), set().union(*self._followers_of.values()))
-        wanted = {
-            Peer(replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
-            for state in metadata.partitions.values()
-            if state.leader == self.broker_id
-            for replica in state.replicas
-            if replica.broker_id != self.broker_id
-        }
+        wanted = self._wanted_followers(metadata)
         self._followers_of = {of: one for of, one in self._followers_of.items() if of in wanted}
-        for of in sorted(wanted):
+        for of in wanted:
             try:
                 rows = self._peers.rows(of)
                 if self._polled.reads_journals:
@@ -708,6 +705,21 @@ class Broker:
             self._reported |= rows.pop_changed()
             self._failures.over(of)
         return FollowerReports(self._report_rows(), frozenset(self._reported))
+
+    def _wanted_followers(self, metadata: Metadata) -> Mapping[Peer, None]:
+        """Return the peers that follow partitions of this broker, sorted; kept for the metadata."""
+        of = self._followers_wanted_for
+        if of is None or of[0] is not metadata.partitions or of[1] is not metadata.brokers:
+            found = {
+                Peer(one.broker_id, one.root, metadata.brokers[one.broker_id].broker_epoch)
+                for state in metadata.partitions.values()
+                if state.leader == self.broker_id
+                for one in state.replicas
+                if one.broker_id != self.broker_id
+            }
+            self._followers_wanted = dict.fromkeys(sorted(found))
+            self._followers_wanted_for = metadata.partitions, metadata.brokers
+        return self._followers_wanted
 
     def _report_rows(self) -> dict[int, list[ReplicaRows]]:
         rows: dict[int, list[ReplicaRows]] = defaultdict(list)
