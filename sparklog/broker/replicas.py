@@ -562,7 +562,8 @@ class Replicas:
         epochs = self._rules.run(
             "recovered_epochs",
             entries=entries,
-            batches=log.batch_index(dict.fromkeys(keys, 0)),
+            # Later batches of an epoch do not change the result.
+            batches=log.epoch_starts(keys),
             replicas=replicas,
         )
         return _Derived(replicas, _histories(epochs))
