@@ -25,6 +25,7 @@ import typer
 
 from benchmarks.counts import Watch
 from benchmarks.requests import BulkProducer
+from benchmarks.s3_server import KINDS
 from benchmarks.s3_store import Store, running_store
 from sparklog.broker.broker import Broker
 from sparklog.cluster.admin import Admin
@@ -405,14 +406,15 @@ def store_election(partitions: int, store: Store, latency_ms: float) -> Figures:
         ("controller's tick", Broker.controller_tick, [controller]),
         ("a leader's tick", Broker.leader_tick, living[:1]),
     ):
+        before, began, cpu_began = store.counts(), time.perf_counter(), time.process_time()
         for one in of:
             one.poll_ahead(to_end=True)
-        before, began = store.counts(), time.perf_counter()
-        for one in of:
             act(one)
         figures[f"{name}, s"] = time.perf_counter() - began
-        figures[f"{name}, requests"] = (store.counts() - before).total()
-        figures[f"{name}, PUT"] = (store.counts() - before)["PUT"]
+        figures[f"{name}, CPU s"] = time.process_time() - cpu_began
+        counts = store.counts() - before
+        figures[f"{name}, requests"] = sum(counts[kind] for kind in KINDS)
+        figures[f"{name}, PUT"] = counts["PUT"]
     store.set_latency(0)
     led = Connection(f"{place}/cluster", storage_options=options).metadata().partitions.values()
     assert all(one.leader not in (None, 3) for one in led)

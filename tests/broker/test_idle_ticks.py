@@ -137,7 +137,7 @@ def test_a_follower_examines_the_partitions_that_have_moved(
 def test_a_follower_copies_until_it_has_all_that_its_leader_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one fetch does not return is examined again, although its leader has no news."""
+    """Batches that one fetch does not return are fetched later, although their leader has no news."""
     config = {"replica.fetch.response.max.bytes": 1, "replica.fetch.max.bytes": 1}
     cluster = LocalCluster(tmp_path, brokers=[0, 1], config=config)
     cluster.create_topic("t", assignment={n: [0, 1] for n in range(4)})
@@ -174,7 +174,7 @@ class TestChangedPartitions:
         assert changes.since(first) == keys(2, 3)
         assert changes.since(changes.number) == set()
 
-    def test_a_reader_that_is_too_late_is_told_so(self) -> None:
+    def test_a_reader_that_is_too_late_gets_no_partial_result(self) -> None:
         """Partitions that are gone are forgotten, and a reader that may have missed them knows."""
         changes = ChangedPartitions()
         for number in range(3 * REMEMBERED_CHANGES):
