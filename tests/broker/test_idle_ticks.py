@@ -137,7 +137,7 @@ def test_a_follower_examines_the_partitions_that_have_moved(
 def test_a_follower_copies_until_it_has_all_that_its_leader_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that one fetch does not return are fetched later, although their leader has no news."""
+    """Batches that one fetch does not return are fetched later, without news of their leader."""
     config = {"replica.fetch.response.max.bytes": 1, "replica.fetch.max.bytes": 1}
     cluster = LocalCluster(tmp_path, brokers=[0, 1], config=config)
     cluster.create_topic("t", assignment={n: [0, 1] for n in range(4)})
