@@ -762,7 +762,8 @@ class ConsumerConfig(_Keys):
     heartbeat_interval_ms: int = Field(
         3_000,
         gt=0,
-        description="ms between a member's heartbeats, which also check the others' heartbeats.",
+        description="ms between a member's heartbeats, which also check the others' heartbeats; "
+        "more in groups of more than 20 processes, up to a third of session.timeout.ms.",
     )
     fetch_min_bytes: int = Field(1, ge=1, description="Bytes for which a fetch waits.")
     fetch_max_wait_ms: int = Field(

@@ -67,7 +67,6 @@ from sparklog.model import BROKERS, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.spark_jobs import jobs_started, role
 from sparklog.states import BrokerEvent
-from sparklog.storage.control_table import ControlTable
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.execution import Execution
 from sparklog.storage.location import Location, StorageOptions
@@ -179,14 +178,8 @@ class Broker:
             last_process,
             found,
         )
-        self._registration: ControlTable
-
-        def open_registration() -> None:
-            # The row is changed during ticks, which may be long, so it has a handle of its own.
-            self._registration = cluster.open_table(BROKERS)
-
         in_parallel(
-            [*(partial(root.take_fence, self.broker_epoch) for root in own), open_registration],
+            [*(partial(one.take_fence, self.broker_epoch) for one in own), self._open_registration],
             is_local=not self.is_on_store,
         )
         fence_copies(before, left, self.broker_epoch)
@@ -219,6 +212,9 @@ class Broker:
         )
         # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
+        # Those by the metadata, and the partitions and brokers of these metadata.
+        self._followers_wanted: Mapping[Peer, None] = {}
+        self._followers_wanted_for: tuple[object, object] | None = None
         self._metadata_polls = MetadataPolls(settings.tick_interval_ms)
         self._journal_waits = JournalWaits(newest_version, settings)
         self._root_checked_at_ms = clock.monotonic_ms()
@@ -749,6 +745,10 @@ class Broker:
         check_registered(mine and mine.broker_epoch, self.broker_id, self.broker_epoch)
         return metadata
 
+    def _open_registration(self) -> None:
+        # The row is changed during ticks, which may be long, so it has a handle of its own.
+        self._registration = self._cluster.open_table(BROKERS)
+
     def _open_settings(self, settings: Settings) -> RunningSettings:
         """Return the settings of the configuration file with the dynamic ones."""
         self._static_settings = settings
@@ -821,16 +821,9 @@ class Broker:
         if self.is_paused:
             # A paused broker acts on all it had read, including what it has acted on before.
             return FollowerReports(self._report_rows(), set().union(*self._followers_of.values()))
-        wanted = {
-            Peer(replica.broker_id, replica.root, metadata.brokers[replica.broker_id].broker_epoch)
-            for state in metadata.partitions.values()
-            if state.leader == self.broker_id
-            for replica in state.replicas
-            if replica.broker_id != self.broker_id
-            and metadata.brokers[replica.broker_id].has_online(replica.root)
-        }
+        wanted = self._wanted_followers(metadata)
         self._followers_of = {of: one for of, one in self._followers_of.items() if of in wanted}
-        for of in sorted(wanted):
+        for of in wanted:
             try:
                 rows = self._peers.rows(of)
                 if self._polled.reads_journals:
@@ -848,6 +841,22 @@ class Broker:
             self._reported |= rows.pop_changed()
             self._failures.over(of)
         return FollowerReports(self._report_rows(), frozenset(self._reported))
+
+    def _wanted_followers(self, metadata: Metadata) -> Mapping[Peer, None]:
+        """Return the peers that follow partitions of this broker, sorted; kept for the metadata."""
+        of = self._followers_wanted_for
+        if of is None or of[0] is not metadata.partitions or of[1] is not metadata.brokers:
+            found = {
+                Peer(one.broker_id, one.root, metadata.brokers[one.broker_id].broker_epoch)
+                for state in metadata.partitions.values()
+                if state.leader == self.broker_id
+                for one in state.replicas
+                if one.broker_id != self.broker_id
+                and metadata.brokers[one.broker_id].has_online(one.root)
+            }
+            self._followers_wanted = dict.fromkeys(sorted(found))
+            self._followers_wanted_for = metadata.partitions, metadata.brokers
+        return self._followers_wanted
 
     def _report_rows(self) -> dict[int, list[ReplicaRows]]:
         rows: dict[int, list[ReplicaRows]] = defaultdict(list)

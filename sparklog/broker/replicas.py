@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparklog.broker.checkpoints import CheckpointWriter
 from sparklog.broker.purgatory import Purgatory
 from sparklog.clock import clocks
+from sparklog.cluster.changed_partitions import ChangedPartitions
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
@@ -106,6 +107,8 @@ class Replicas:
         self.journal_damage: DamagedError | None = None
         """The damage that keeps other processes from opening the journal: nothing is committed."""
         self._leader_faults: dict[TopicIdPartition, tuple[int, int]] = {}
+        self.changes = ChangedPartitions()
+        """The replicas whose rows, histories or batches have changed."""
         self._version = self._journal.content_version
         self._settled_at = clocks()
         self._recover()
@@ -251,6 +254,7 @@ class Replicas:
         # A commit that was given up may still land after later decisions: an empty commit takes its
         # version (rule 10.6).
         if not (added or removed or any(step) or self._journal.may_land_late):
+            self.changes.note(changed)
             self._settle_staged()
             return False
         is_news = (
@@ -269,6 +273,7 @@ class Replicas:
             self.news += 1
             self.checkpoints.note_change()
         self._version = self._journal.content_version
+        self.changes.note(changed | self._removing)
         self._told -= rows.keys()
         self._told |= {key for key, row in rows.items() if _tells_of_damage(row)}
         self._unwritten.clear()
@@ -432,6 +437,7 @@ class Replicas:
             replicas=len(keys),
             log_version=log.version,
         )
+        found = keys
         self._forget(key for key in keys if key not in log)
         keys = {key for key in keys if key in log}
         for key in keys & log.rows.keys():
@@ -457,6 +463,7 @@ class Replicas:
         for key in keys & self._replicas.keys():
             self._epochs[key] = (*derived.epochs.get(key, ()), *self._entry_at_end(key))
         self._unwritten |= keys & self._replicas.keys()
+        self.changes.note(found)
 
     def _entry_at_end(self, key: TopicIdPartition) -> list[EpochEntry]:
         """Return the entry of the epoch in which the replica leads, while it has no record of it.
@@ -555,7 +562,8 @@ class Replicas:
         epochs = self._rules.run(
             "recovered_epochs",
             entries=entries,
-            batches=log.batch_index(dict.fromkeys(keys, 0)),
+            # Later batches of an epoch do not change the result.
+            batches=log.epoch_starts(keys),
             replicas=replicas,
         )
         return _Derived(replicas, _histories(epochs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from sparklog.cluster.changed_partitions import ChangedPartitions
 from sparklog.model import Row, TopicIdPartition
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
@@ -16,6 +17,8 @@ class ReplicaRows(Mapping[TopicIdPartition, Row]):
         self.journal = Journal(root)
         """The journal that contains the rows, at their version."""
         self._changed: set[TopicIdPartition] = set(self.journal.rows)
+        self.changes = ChangedPartitions()
+        """The partitions whose rows or histories may have changed since the journal was opened."""
 
     def __getitem__(self, key: TopicIdPartition) -> Row:
         return self.journal.rows[key]
@@ -33,7 +36,9 @@ class ReplicaRows(Mapping[TopicIdPartition, Row]):
     def refresh(self) -> None:
         """Load the newest rows."""
         self.journal.refresh()
-        self._changed |= self.journal.pop_moved()
+        moved = self.journal.pop_moved()
+        self._changed |= moved
+        self.changes.note(moved)
 
     def pop_changed(self) -> set[TopicIdPartition]:
         """Return the partitions whose rows may have changed since the last call."""

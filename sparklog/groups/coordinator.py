@@ -70,6 +70,7 @@ class ConsumerCoordinator:
         self._group_read_ms = 0
         self._polled_ms = 0
         self.heartbeat_interval_ms = config.heartbeat_interval_ms
+        self.session_timeout_ms = config.session_timeout_ms
         self._heartbeats = heartbeats
         self._lock = heartbeats.lock
 

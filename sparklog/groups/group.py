@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -266,10 +267,15 @@ def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:
     return Group(**of_group, members=members)
 
 
+@lru_cache(maxsize=1024)
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names in a column; cached, since the members of a group have the same ones."""
+    return tuple(json.loads(text))
+
+
 def _member(row: Mapping[str, Any]) -> Member:
     values = {name: row[name] for name in Member._fields}
-    values["topics"] = tuple(json.loads(row["topics"]))
-    values["protocols"] = tuple(json.loads(row["protocols"]))
+    values["topics"], values["protocols"] = _names(row["topics"]), _names(row["protocols"])
     values["assignment"] = tuple(TopicIdPartition(*one) for one in json.loads(row["assignment"]))
     return Member(**values)
 

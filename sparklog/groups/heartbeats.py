@@ -26,6 +26,21 @@ from sparklog.storage.sharded_table import ShardedTable
 
 _log = get_logger(__name__)
 
+FREQUENT_PROCESSES = 20
+"""The number of processes of a group up to which each commits every heartbeat.interval.ms. The
+interval grows with the number above that: each process reads the commits of all others, so a fixed
+interval would be quadratic, and writers of one table would refuse each other's commits.
+"""
+
+
+def spread_interval_ms(interval_ms: int, session_timeout_ms: int, processes: int) -> int:
+    """Return the time between two heartbeats of one of `processes` of a group, in ms.
+
+    At most a third of the session, unless `interval_ms` is longer.
+    """
+    spread_ms = interval_ms * processes // FREQUENT_PROCESSES
+    return max(interval_ms, min(spread_ms, session_timeout_ms // 3))
+
 
 class GroupHeartbeats:
     """Sends heartbeats of members of the group `group_id`, and removes its silent members.
@@ -40,6 +55,8 @@ class GroupHeartbeats:
         self._heartbeats = root.consumer_group_heartbeats
         self._clock = clock
         self._observations = Observations()
+        self.member_count = 0
+        """The number of members of the group at the last heartbeat."""
 
     def beat(self, member_ids: Collection[str]) -> Group:
         """Increment the heartbeats of these members, and remove the silent ones of the group.
@@ -47,6 +64,7 @@ class GroupHeartbeats:
         Returns the group after that. Ids that are not members of the group are ignored.
         """
         group = self._groups.find(self._group_id)
+        self.member_count = len(group.members)
         alive = [one.member_id for one in group.members if one.member_id in member_ids]
         if not alive:
             return group
@@ -122,6 +140,7 @@ class BeatingMember(Protocol):
     """A member whose heartbeats are sent for it."""
 
     heartbeat_interval_ms: int
+    session_timeout_ms: int
 
     def beating_id(self) -> str | None:
         """Return the member's id, or `None` while no heartbeat is due; may leave the group."""
@@ -143,7 +162,7 @@ class ProcessHeartbeats:
         self._thread: threading.Thread | None = None
 
     def add(self, member: BeatingMember) -> None:
-        """Send heartbeats for a member from now on, one per interval."""
+        """Send heartbeats for a member from now on, one per interval (`spread_interval_ms`)."""
         with self._changed:
             if member in self._members:
                 return
@@ -188,12 +207,19 @@ class ProcessHeartbeats:
         """Wait until one interval after `began_ms`; return False if no member remains."""
         with self._changed:
             while self._thread is threading.current_thread():
-                interval_ms = min(one.heartbeat_interval_ms for one in self._members)
-                left_ms = began_ms + interval_ms - self._clock.monotonic_ms()
+                left_ms = began_ms + self._interval_ms() - self._clock.monotonic_ms()
                 if left_ms <= 0:
                     return True
                 self._changed.wait(left_ms / 1000)
             return False
+
+    def _interval_ms(self) -> int:
+        """Return the time between two heartbeats of this process, in ms."""
+        # The processes of a group have similar numbers of members.
+        processes = -(-self.beats.member_count // len(self._members))
+        interval_ms = min(one.heartbeat_interval_ms for one in self._members)
+        session_timeout_ms = min(one.session_timeout_ms for one in self._members)
+        return spread_interval_ms(interval_ms, session_timeout_ms, processes)
 
 
 def _beating_id(member: BeatingMember) -> str | None:

@@ -6,7 +6,7 @@ values are read as far as possible, and it is marked as not sound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from operator import attrgetter
@@ -63,7 +63,7 @@ def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return
-    columns = {
+    columns: dict[str, Iterable[Any]] = {
         "path": map(unquote, actions["path"].to_pylist()),
         "size_bytes": actions["size_bytes"].to_pylist(),
         **{name: actions[f"partition.{name}"].to_pylist() for name in _HEADER},
@@ -72,9 +72,13 @@ def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
         "min_timestamp_ms": milliseconds(actions["min.timestamp"]),
         "max_timestamp_ms": milliseconds(actions["max.timestamp"]),
     }
+    written_at_ms = actions["modification_time"].to_pylist()
+    known: dict[Any, Any] = {}
+    for name in columns.keys() - {"path", "checksum"}:
+        columns[name] = _shared(columns[name], known)
     rows = zip(
         zip(*(columns[name] for name in Batch._fields), strict=True),
-        actions["modification_time"].to_pylist(),
+        _shared(written_at_ms, known),
         actions["partition.header_checksum"].to_pylist(),
         strict=True,
     )
@@ -84,6 +88,14 @@ def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
             yield ReadBatch(batch, modified_at_ms, checksum, is_sound=True)
         else:
             yield ReadBatch(_readable(batch), modified_at_ms, str(checksum), is_sound=False)
+
+
+def _shared(values: Iterable[Any], known: dict[Any, Any]) -> list[Any]:
+    """Return the values, with the object of `known` for each that is equal to an earlier one.
+
+    Batches share their topic, their epoch, and often sizes and times. Each object takes memory.
+    """
+    return [known.setdefault(value, value) for value in values]
 
 
 def batch_of(file: AddedFile) -> ReadBatch:

@@ -66,7 +66,7 @@ COMMIT_ID = "txnId"
 
 _sound_commits: ContentCache[Commit] = ContentCache(4 << 20)
 """Parsed commits, shared by the readers of a journal: each broker reads it as leader and follower.
-At most 4 MiB: the commits of three brokers in a round that appends to 1,000 partitions.
+At most 4 MiB of content: the commits of three brokers in a round that appends to 1,000 partitions.
 """
 
 _Derived = TypeVar("_Derived")

@@ -4,6 +4,7 @@ delta-rs opens a table on an object store by four requests in sequence, in which
 commit twice. It reads all commits again for each app transaction that is requested. Here the log is
 listed, the necessary objects are read once each and in parallel into a local folder, and delta-rs
 opens that folder. Starting a broker opens a dozen tables, and each scheduled run starts a broker.
+delta-rs opens a local table in place; its app transactions are read here, once for all of them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,14 @@ def open_snapshot(table: Location, version: int | None = None) -> OpenedTable:
     store cannot be read.
     """
     copied = None if table.is_local else _open_copy(table, version)
-    return copied or OpenedTable(open_in_place(table, version))
+    if copied is not None:
+        return copied
+    opened = open_in_place(table, version)
+    # Clean-up may remove a file meanwhile, and the content may be anything: delta-rs decides then.
+    with suppress(Exception):
+        if table.is_local:
+            return OpenedTable(opened, _transactions(fetch_log(table, opened.version())))
+    return OpenedTable(opened)
 
 
 def open_in_place(table: Location, version: int | None = None) -> DeltaTable:
@@ -135,7 +143,7 @@ def _transactions(contents: Mapping[str, bytes]) -> dict[str, int]:
             found |= _of_checkpoint(contents[name])
         elif int(name[:20]) > newest and _TRANSACTION in contents[name]:
             for line in contents[name].splitlines():
-                transaction = json_value(line).get("txn")
+                transaction = json_value(line).get("txn") if _TRANSACTION in line else None
                 if transaction is not None:
                     found[transaction["appId"]] = transaction["version"]
     if not all(isinstance(name, str) and type(version) is int for name, version in found.items()):

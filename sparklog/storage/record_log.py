@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
+from typing import TypeAlias
 
 import pyarrow as pa
 import xxhash
@@ -49,8 +50,11 @@ REMOVED_S = 7_200
 such a path later is refused for its age (rule 3.1), or because its file is gone.
 """
 
+_ByProducer: TypeAlias = "defaultdict[tuple[TopicIdPartition, int], list[Batch]]"
+
 _base_offset = attrgetter("base_offset")
 _next_offset = attrgetter("next_offset")
+_leader_epoch = attrgetter("leader_epoch")
 
 
 class RecordLog:
@@ -85,8 +89,10 @@ class RecordLog:
         """The version of the newest commit that is not empty; initially the opened version."""
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
         self._live: dict[str, Batch] = {}
-        self._by_batch_id: dict[str, Batch] = {}
-        self._by_producer: dict[tuple[TopicIdPartition, int], list[Batch]] = defaultdict(list)
+        # Built at their first use: readers of other brokers' logs have no use for them, and their
+        # entries take a third of the memory of a batch.
+        self._by_batch_id: dict[str, Batch] | None = None
+        self._by_producer: _ByProducer | None = None
         self._appended_at_ms: dict[str, int] = {}
         # By path, the monotonic time in s at which the batch was removed, oldest first.
         self._removed: dict[str, float] = {}
@@ -284,13 +290,34 @@ class RecordLog:
             for batch in self.batches(partition, offset - 1)
         )
 
+    def epoch_starts(self, partitions: Iterable[TopicIdPartition]) -> pa.Table:
+        """Return the index of the first batch of each epoch in these replicas, as `BATCH_INDEX`.
+
+        The epochs of a replica's batches do not decrease, so each is found by bisection.
+        """
+        return index_table(
+            batch for key in partitions for batch in _epoch_starts(self._slices.get(key, []))
+        )
+
     def find(self, batch_ids: Iterable[str]) -> list[Batch]:
         """Return the live batches that have one of these ids (rule 3.7)."""
-        return [self._by_batch_id[key] for key in batch_ids if key in self._by_batch_id]
+        if self._by_batch_id is None:
+            self._by_batch_id = {batch.batch_id: batch for batch in self._offered()}
+        known = self._by_batch_id
+        return [known[key] for key in batch_ids if key in known]
 
     def producer_batches(self, partition: TopicIdPartition, producer_id: int) -> list[Batch]:
         """Return the last `REMEMBERED_BATCHES` batches of an idempotent producer (3.6)."""
+        if self._by_producer is None:
+            self._by_producer = defaultdict(list)
+            for batch in self._offered():
+                if batch.producer_id >= 0:
+                    self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
         return self._by_producer.get((partition, producer_id), [])[-REMEMBERED_BATCHES:]
+
+    def _offered(self) -> Iterator[Batch]:
+        """Yield the batches that are offered, those of each replica by ascending offset."""
+        return chain.from_iterable(self._slices.values())
 
     def appended_at_ms(self, batch: Batch) -> int:
         """Return the time when a live batch was committed here, in ms on the broker's clock."""
@@ -456,8 +483,7 @@ class RecordLog:
         self.content_version = opened.version
         self._slices.clear()
         self._live.clear()
-        self._by_batch_id.clear()
-        self._by_producer.clear()
+        self._by_batch_id = self._by_producer = None
         self._appended_at_ms.clear()
         self._unsound.clear()
         self._wrong_headers.clear()
@@ -481,11 +507,8 @@ class RecordLog:
                 continue
             self._live[batch.path] = batch
             self._appended_at_ms[batch.path] = modified_at_ms
-            self._by_batch_id[batch.batch_id] = batch
             self._slices[batch.topic_id_partition].append(batch)
-            if batch.producer_id >= 0:
-                self._by_producer[batch.topic_id_partition, batch.producer_id].append(batch)
-        for batches in (*self._slices.values(), *self._by_producer.values()):
+        for batches in self._slices.values():
             batches.sort(key=_base_offset)
         for batch, modified_at_ms, checksum, _ in wrong:
             self._set_aside(batch, modified_at_ms, checksum)
@@ -538,9 +561,10 @@ class RecordLog:
         self._offer(batch)
 
     def _offer(self, batch: Batch) -> None:
-        self._by_batch_id[batch.batch_id] = batch
+        if self._by_batch_id is not None:
+            self._by_batch_id[batch.batch_id] = batch
         _insert(self._slices[batch.topic_id_partition], batch)
-        if batch.producer_id >= 0:
+        if batch.producer_id >= 0 and self._by_producer is not None:
             _insert(self._by_producer[batch.topic_id_partition, batch.producer_id], batch)
 
     def _withhold(self, batch: Batch) -> None:
@@ -549,13 +573,13 @@ class RecordLog:
         # Two overlapping batches may have the same base offset.
         at = bisect.bisect_left(batches, batch.base_offset, key=_base_offset)
         del batches[batches.index(batch, at)]
-        if batch.producer_id >= 0:
+        if batch.producer_id >= 0 and self._by_producer is not None:
             of = batch.topic_id_partition, batch.producer_id
             self._by_producer[of].remove(batch)
             if not self._by_producer[of]:
                 # There may be a new producer for each run of a program.
                 del self._by_producer[of]
-        if self._by_batch_id.get(batch.batch_id) == batch:
+        if self._by_batch_id is not None and self._by_batch_id.get(batch.batch_id) == batch:
             del self._by_batch_id[batch.batch_id]
 
     def _forget(self, path: str) -> None:
@@ -597,6 +621,14 @@ class RecordLog:
             if header_checksum(named) == checksum:
                 return named
         return batch
+
+
+def _epoch_starts(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield the first batch of each leader epoch of a replica."""
+    at = 0
+    while at < len(batches):
+        yield batches[at]
+        at = bisect.bisect_right(batches, batches[at].leader_epoch, at, key=_leader_epoch)
 
 
 def _insert(batches: list[Batch], batch: Batch) -> None:

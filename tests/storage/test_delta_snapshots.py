@@ -6,6 +6,7 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,12 +20,17 @@ from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_checkpoints import write_store_checkpoint
 from sparklog.storage.delta_log_files import commit_path, newest_version
-from sparklog.storage.delta_snapshots import OpenedTable, open_in_place, open_snapshot
+from sparklog.storage.delta_snapshots import (
+    OpenedTable,
+    open_delta_table,
+    open_in_place,
+    open_snapshot,
+)
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.request_table import RequestTable
-from tests.storage.batches import FENCE, P0, chain
+from tests.storage.batches import FENCE, P0, batch, chain
 from tests.storage.requests import appending, ids_in, request
 from tests.storage.test_s3 import at, pytestmark, store
 
@@ -216,15 +222,40 @@ def test_a_store_that_does_not_answer_is_asked_once(
 
 
 def test_a_table_in_a_folder_is_opened_in_place(tmp_path: object) -> None:
-    """A table on a local file system is opened in place."""
-    root = Location.of(str(tmp_path))
+    """A table on a local file system is opened in place; delta-rs reads no transaction."""
+    root = Location.of(str(tmp_path), {"/": {"sync": "false"}})
     create_table(root, LOG)
     opened = open_snapshot(root.child(LOG.name))
     assert isinstance(opened, OpenedTable)
-    assert opened.transactions is None
+    assert opened.transactions == {}
     assert opened.transaction(BROKER_EPOCH) is None
-    RecordLog(root, FENCE)
-    assert open_snapshot(root.child(LOG.name)).transaction(BROKER_EPOCH) == FENCE.epoch
+    log = RecordLog(root, FENCE)
+    for offset in range(3):
+        log.commit([batch(offset, 1)])
+    check_equal(log.location)
+    for version in range(log.version + 1):
+        check_equal(log.location, version)
+    open_delta_table(log.location).create_checkpoint()
+    log.commit([batch(3, 1)])
+    check_equal(log.location)
+    assert open_snapshot(log.location).transactions == {BROKER_EPOCH: FENCE.epoch}
+
+
+def test_a_local_log_that_cannot_be_read_leaves_its_transactions_to_delta_rs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clean-up may remove a commit after delta-rs has opened the table."""
+    root = Location.of(str(tmp_path))
+    create_table(root, LOG)
+    log = RecordLog(root, FENCE)
+
+    def gone(*_: object) -> dict[str, bytes]:
+        raise FileNotFoundError("commit 0 of the log or one after it is missing")
+
+    monkeypatch.setattr(delta_snapshots, "fetch_log", gone)
+    opened = open_snapshot(log.location)
+    assert opened.transactions is None
+    assert opened.transaction(BROKER_EPOCH) == FENCE.epoch
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,41 @@ class TestIndex:
         assert list(log.batches(P0, 130)) == []
         assert list(log.batches(P1, 0)) == []
 
+    def test_the_first_batch_of_each_epoch_is_found(self, root: Location, log: RecordLog) -> None:
+        """A start derives the epochs from these batches, and not from all of them."""
+        epochs = [0, 0, 0, 2, 3, 3, 7]
+        batches = [batch(n, 1, leader_epoch=epoch) for n, epoch in enumerate(epochs)]
+        other = batch(40, 1, leader_epoch=5, partition=1)
+        log.commit([*batches, other])
+        wanted = index_table([batches[0], batches[3], batches[4], batches[6], other])
+        for one in (log, RecordLog(root)):
+            assert one.epoch_starts([P0, P1]).equals(wanted)
+            assert one.epoch_starts([TopicIdPartition("unknown", 0)]).num_rows == 0
+
+    def test_only_the_process_that_asks_has_the_batches_by_id_and_by_producer(
+        self, root: Location, log: RecordLog
+    ) -> None:
+        """They are a third of the memory of a batch, and brokers read each other's logs."""
+        first, second, third = (batch(n, 1, producer_id=7) for n in range(3))
+        log.commit([first, second])
+        reader = RecordLog(root)
+        log.commit([third])
+        reader.refresh()
+        assert (reader._by_batch_id, reader._by_producer) == (None, None)
+        assert reader.find([first.batch_id, "unknown"]) == [first]
+        assert reader.producer_batches(P0, 7) == [first, second, third]
+        log.commit(removed=[third])
+        reader.refresh()
+        assert reader.find([third.batch_id]) == []
+        assert reader.producer_batches(P0, 7) == [first, second]
+
+    def test_loaded_batches_share_equal_values(self, root: Location, log: RecordLog) -> None:
+        """A topic id takes 85 bytes: once for a log, and not once for each batch."""
+        log.commit([batch(n, 1, size_bytes=1_000_000) for n in range(3)])
+        loaded = RecordLog(root).batches(P0)
+        assert len({id(one.topic_id) for one in loaded}) == 1
+        assert len({id(one.size_bytes) for one in loaded}) == 1
+
     def test_a_batch_whose_last_records_were_compacted_keeps_its_range(
         self, root: Location, log: RecordLog
     ) -> None:

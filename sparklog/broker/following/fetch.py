@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -160,6 +160,12 @@ class ReplicaFetcher:
                 self._check_source(root, batch)
         return intact
 
+    def forget(self, keys: Iterable[TopicIdPartition]) -> None:
+        """Forget partitions that are no longer followed."""
+        for key in keys:
+            self._last_served.pop(key, None)
+            self._backoffs.pop(key, None)
+
     def _is_held_back(self, key: TopicIdPartition, now_ms: int) -> bool:
         """Return whether a partition waits after a failure, or for its throttle."""
         is_backing_off = key in self._backoffs and now_ms < self._backoffs[key].until_ms
@@ -198,9 +204,6 @@ class ReplicaFetcher:
                 behind[one.root][one.key] = end
                 epochs[one.key] = one.state.leader_epoch
         logs: dict[TopicIdPartition, LeaderRoot] = {}
-        self._last_served = {
-            one.key: self._last_served[one.key] for one in followed if one.key in self._last_served
-        }
         positions: list[tuple[Any, ...]] = []
         for root, ends in behind.items():
             for key, end in ends.items():

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from sparklog.broker.following.copies_ahead import CopiesAhead
+from sparklog.broker.following.delayed_fetch import may_be_delayed
+from sparklog.broker.following.due_partitions import DuePartitions
 from sparklog.broker.following.fetch import Followed, ReplicaFetcher
-from sparklog.broker.following.leader_roots import LeaderRoots
+from sparklog.broker.following.leader_roots import LeaderRoot, LeaderRoots
 from sparklog.broker.following.producer_fetch import ProducerFetcher
 from sparklog.broker.following.replication_throttle import ReplicationThrottle
 from sparklog.broker.log_starts import LogStarts
@@ -24,7 +27,7 @@ from sparklog.broker.purgatory import DelayedFetch, Purgatory
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.cluster.isr import leave_isr
-from sparklog.cluster.metadata import Metadata, MetadataReader, PartitionState
+from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.config import Settings
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, TopicIdPartition
@@ -93,9 +96,11 @@ class Follower:
             throttle,
         )
         self._failures = RepeatedFailures(_log)
-        self._partitions: object = None
-        self._by_leader: dict[Peer, dict[TopicIdPartition, PartitionState]] = {}
+        self._due = DuePartitions(broker_id, replicas)
+        # Of the partitions that were examined without a failure.
         self._seen: _News = {}
+        # The examined partitions whose logs could not be made to agree with their leaders'.
+        self._unsettled: set[TopicIdPartition] = set()
         # The time since which new high watermarks of leaders wait for the next commit, or `None`.
         self._waiting_since_ms: int | None = None
         self._agreed: dict[TopicIdPartition, object] = {}
@@ -116,16 +121,25 @@ class Follower:
         news_before = self._replicas.news
         self._replicas.settle()
         self._throttle.note(metadata.partitions)
-        followed = self._followed(metadata)
+        roots = self._open_roots(metadata)
+        self._due.note_changes(roots)
+        has_all = self._due.is_renewal_due(now_ms) or may_be_delayed(
+            self._purgatory, self._settings
+        )
+        if has_all:
+            self._due.examine_all()
+        followed = self._followed(roots)
         news = {one.key: tuple(map(one.row.get, _NEWS)) for one in followed}
         is_waited = (
             self._waiting_since_ms is not None
             and now_ms - self._waiting_since_ms >= high_watermarks_wait_ms
         )
         if not is_waited and not self._is_due(followed, news, now_ms):
+            self._finish(followed, self._unsettled, was_all=has_all)
             return report
         # If the tick fails from here on, it is repeated.
-        self._seen = {}
+        for key in news:
+            self._seen.pop(key, None)
         agreed = self._agree(followed, now_ms)
         effects.done("truncate")
         # Polled during the copies: whether the leaders are still the same afterwards.
@@ -150,26 +164,45 @@ class Follower:
         effects.done("checkpoint")
         report.has_traffic = self._replicas.news != news_before
         report.commits = self._root.commits() - before
-        self._seen = news
+        self._seen |= news
+        self._unsettled = news.keys() - {one.key for one in agreed}
+        unfinished = {one.key for one in followed if self._is_unfinished(one)}
+        self._finish(followed, unfinished | self._unsettled, was_all=has_all)
         return report
+
+    def _finish(
+        self, followed: list[Followed], unfinished: AbstractSet[TopicIdPartition], *, was_all: bool
+    ) -> None:
+        """End the examination of the partitions of this tick, of which `followed` are followed."""
+        keys = {one.key for one in followed}
+        for key in [key for key in self._due.waiting if key not in keys]:
+            self._seen.pop(key, None)
+        self._fetcher.forget(self._due.no_longer_followed())
+        # High watermarks that wait for the next commit are examined with it.
+        held = keys if self._waiting_since_ms is not None else set()
+        renewal_ms = self._settings.replica_lag_time_max_ms // 3
+        renewals_ms = [
+            self._replicas[key].reported_at_ms + renewal_ms for key in keys if key in self._replicas
+        ]
+        self._due.finish(held | unfinished, renewals_ms, was_all=was_all)
 
     def copy_ahead(self) -> None:
         """Copy ahead, in parallel to the rounds, from the leaders that were followed last."""
         if self._root.log.location.is_local:
             return
         followed: dict[Location, Collection[TopicIdPartition]] = {
-            root.location: [key for key in keys if not self._throttle.is_throttled(key)]
-            for of, keys in self._by_leader.items()
+            root.location: [key for key in states if not self._throttle.is_throttled(key)]
+            for of, states in self._due.by_leader.items()
             if (root := self._leader_roots.opened(of)) is not None
         }
         self._ahead.poll(followed)
 
-    def _followed(self, metadata: Metadata) -> list[Followed]:
-        """Return the partitions to follow whose leader's row has the current epoch (6.4)."""
-        wanted = self._wanted(metadata)
-        self._leader_roots.keep(wanted)
-        followed = []
-        for of, states in wanted.items():
+    def _open_roots(self, metadata: Metadata) -> dict[Peer, LeaderRoot]:
+        """Return the roots of the leaders that can be read, with their newest rows."""
+        self._due.load(metadata)
+        self._leader_roots.keep(self._due.by_leader)
+        roots = {}
+        for of in self._due.by_leader:
             try:
                 root = self._leader_roots.open(of)
             except UNREADABLE as error:
@@ -179,37 +212,29 @@ class Follower:
                 continue
             self._failures.over(of.broker_id)
             try:
-                rows = root.rows()
+                root.refresh()
             except UNREADABLE as error:
                 self._leader_roots.release(root, error)
                 continue
-            for key, state in states.items():
-                row = rows.get(key)
-                if (
-                    row is not None
-                    and key not in self._replicas.damaged
-                    and row["role"] == "leader"
-                    and row["leader_epoch"] == state.leader_epoch
-                    and row["broker_epoch"] == state.leader_broker_epoch
-                ):
-                    followed.append(Followed(key, state, root, row))
-        return followed
+            roots[of] = root
+        return roots
 
-    def _wanted(self, metadata: Metadata) -> dict[Peer, dict[TopicIdPartition, PartitionState]]:
-        """Return the partitions that this root follows, by leader; updated when they change."""
-        if metadata.partitions is not self._partitions:
-            self._partitions = metadata.partitions
-            self._by_leader = defaultdict(dict)
-            for key, state in metadata.partitions.items():
-                own = state.replica(self._broker_id)
-                if own is None or own.root != self._replicas.root_index:
-                    continue
-                leader = state.replica(state.leader) if state.leader is not None else None
-                if leader is None or leader.broker_id == self._broker_id:
-                    continue
-                of = Peer(leader.broker_id, leader.root, state.leader_broker_epoch)
-                self._by_leader[of][key] = state
-        return self._by_leader
+    def _followed(self, roots: Mapping[Peer, LeaderRoot]) -> list[Followed]:
+        """Return the examined partitions whose leader's row has the current epoch (6.4)."""
+        followed = []
+        for of, key, state in self._due.examined():
+            root = roots.get(of)
+            row = root.row(key) if root is not None else None
+            if (
+                root is not None
+                and row is not None
+                and key not in self._replicas.damaged
+                and row["role"] == "leader"
+                and row["leader_epoch"] == state.leader_epoch
+                and row["broker_epoch"] == state.leader_broker_epoch
+            ):
+                followed.append(Followed(key, state, root, row))
+        return followed
 
     def _is_due(self, followed: list[Followed], news: _News, now_ms: int) -> bool:
         """Return whether there is anything to do.
@@ -223,20 +248,31 @@ class Follower:
             return bool(waiting)
         renewal_ms = self._settings.replica_lag_time_max_ms // 3
         return (
-            news != self._seen
+            any(self._seen.get(key) != of for key, of in news.items())
             or any(key not in news or may_have_expired(waiting[key], now_ms) for key in waiting)
             or any(
-                one.key not in self._replicas
-                or self._replicas[one.key].role != "follower"
-                or self._replicas[one.key].leader_epoch != one.state.leader_epoch
-                or (
-                    one.key not in waiting
-                    and may_return_batches(
-                        self._replicas.log_end_offset(one.key), one.row["log_end_offset"]
-                    )
-                )
+                self._is_unfinished(one, waiting)
                 or now_ms - self._replicas[one.key].reported_at_ms >= renewal_ms
                 for one in followed
+            )
+        )
+
+    def _is_unfinished(
+        self, one: Followed, waiting: Collection[TopicIdPartition] = frozenset()
+    ) -> bool:
+        """Return whether a log has yet to agree with its leader's, or to copy from it.
+
+        Partitions in `waiting` wait for more bytes.
+        """
+        return (
+            one.key not in self._replicas
+            or self._replicas[one.key].role != "follower"
+            or self._replicas[one.key].leader_epoch != one.state.leader_epoch
+            or (
+                one.key not in waiting
+                and may_return_batches(
+                    self._replicas.log_end_offset(one.key), one.row["log_end_offset"]
+                )
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import producer_batches
@@ -27,13 +27,18 @@ class LeaderRoot:
         self.location = location
         self.fetch_id = "/".join(("fetch", *map(str, of)))
         self.log = rows.journal
+        self.changes = rows.changes
+        """The partitions whose rows or histories have changed."""
         self._rows = rows
         self._producer_state: ControlTable | None = None
 
-    def rows(self) -> Mapping[TopicIdPartition, Row]:
-        """Return the newest rows of the leader's replicas; `log` is then at their version."""
+    def refresh(self) -> None:
+        """Load the newest rows of the leader's replicas; `log` is then at their version."""
         self._rows.refresh()
-        return self._rows
+
+    def row(self, key: TopicIdPartition) -> Row | None:
+        """Return the row of one of the leader's replicas, as loaded last, or `None`."""
+        return self._rows.get(key)
 
     def producer_batches(self) -> list[ProducerBatch]:
         """Return the leader's state of producers whose batches it has merged (3.6, 8.4)."""

@@ -23,7 +23,11 @@ from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
 from sparklog.protocol.replication.high_watermark import may_advance
 from sparklog.protocol.replication.isr_expand import may_expand, may_join
-from sparklog.protocol.replication.isr_shrink import may_have_fallen_behind, may_leave
+from sparklog.protocol.replication.isr_shrink import (
+    may_fall_behind,
+    may_have_fallen_behind,
+    may_leave,
+)
 from sparklog.protocol.rules import RowTuples, Rules
 
 _log = get_logger(__name__)
@@ -89,6 +93,9 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         self._replicas = replicas
         self._rules = rules
         self._settings = settings
+        # Invariant: contains each partition with a follower whose lag timeout may expire.
+        self._lagging: Keys = set()
+        self._seen_change = 0
 
     def begin(
         self, state: PartitionState, epoch_start_offset: int, now_ms: int, parked_lags: str | None
@@ -107,6 +114,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             if one.broker_id != self._broker_id
         }
         self[state.key] = Leadership(state, epoch_start_offset, progress)
+        self._lagging.add(state.key)
 
     def note_lags(self, now_ms: int) -> None:
         """Store the lags in ms of in-sync followers below the log end, before being parked."""
@@ -145,22 +153,24 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     def whose_lag_ran_out(self, polled_at_ms: int, now_ms: int) -> Keys:
         """Return the partitions with a follower whose lag timeout has expired since the last tick.
 
-        Each expiry of replica.lag.time.max.ms is reported once.
+        Each expiry of replica.lag.time.max.ms is reported once. Only partitions are examined whose
+        followers were behind in the last tick, or whose positions have changed since.
         """
         lag_time_max_ms = self._settings.replica_lag_time_max_ms
+        changes = self._replicas.changes
+        changed = changes.since(self._seen_change)
+        self._seen_change = changes.number
+        examined = self._lagging | (self.keys() if changed is None else changed)
         found = set()
-        for key, leadership in self.items():
+        self._lagging = set()
+        for key in examined & self.keys():
             end = self._replicas.log_end_offset(key)
-            for progress in leadership.progress.values():
-                if may_have_fallen_behind(
-                    progress.log_end_offset,
-                    end,
-                    progress.last_caught_up_ms,
-                    polled_at_ms,
-                    now_ms,
-                    lag_time_max_ms,
-                ):
+            for progress in self[key].progress.values():
+                position = progress.log_end_offset, end, progress.last_caught_up_ms
+                if may_have_fallen_behind(*position, polled_at_ms, now_ms, lag_time_max_ms):
                     found.add(key)
+                if may_fall_behind(*position, polled_at_ms, lag_time_max_ms):
+                    self._lagging.add(key)
         return found
 
     def note_reports(
@@ -235,6 +245,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                 key = TopicIdPartition(row["topic_id"], row["partition"])
                 progress = Progress(*(row[name] for name in Progress._fields))
                 self[key].progress[row["broker_id"]] = progress
+                self._lagging.add(key)
         return reported
 
     def _replica_rows(
@@ -370,6 +381,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     def _take_isr(self, isr_of: Mapping[TopicIdPartition, frozenset[int]], now_ms: int) -> None:
         """Apply the committed in-sync sets to the state in memory."""
         for key, isr in isr_of.items():
+            self._lagging.add(key)
             leadership = self[key]
             for broker_id in set(leadership.state.isr) - isr:
                 # A follower that has left can join again only after a new report.

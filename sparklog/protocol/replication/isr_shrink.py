@@ -18,10 +18,28 @@ def may_have_fallen_behind(
     for the follower as before. Therefore an idle leader runs no rule. The expiry of
     `lag_time_max_ms` is reported once.
     """
+    return (
+        may_fall_behind(
+            log_end_offset, leader_log_end_offset, last_caught_up_ms, polled_at_ms, lag_time_max_ms
+        )
+        and now_ms > (last_caught_up_ms or 0) + lag_time_max_ms
+    )
+
+
+def may_fall_behind(
+    log_end_offset: int | None,
+    leader_log_end_offset: int,
+    last_caught_up_ms: int | None,
+    polled_at_ms: int,
+    lag_time_max_ms: int,
+) -> bool:
+    """Return False only if `may_have_fallen_behind` is False at every time from now on.
+
+    Precondition: as there, for a `polled_at_ms` that never decreases.
+    """
     if log_end_offset == leader_log_end_offset or last_caught_up_ms is None:
         return False
-    ran_out_after_ms = last_caught_up_ms + lag_time_max_ms
-    return polled_at_ms <= ran_out_after_ms < now_ms
+    return polled_at_ms <= last_caught_up_ms + lag_time_max_ms
 
 
 def may_leave(
