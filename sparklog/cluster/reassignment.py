@@ -94,7 +94,9 @@ class Reassigner:
         tried = [row for row in rows if (row["topic_id"], row["partition"]) not in blocked]
         for row in tried:
             broker = metadata.brokers.get(row["broker_id"])
-            row["is_alive"] = broker is not None and broker.is_alive
+            row["is_alive"] = (
+                broker is not None and broker.is_alive and broker.has_online(row["root"])
+            )
         found = self._rules.run("completed_reassignments", replicas=tried) if tried else []
         keys = {TopicIdPartition(row["topic_id"], row["partition"]) for row in found}
         if not keys:
