@@ -440,9 +440,7 @@ class Settings(_Keys):
         60000
         """
         key = "replica_high_watermark_checkpoint_interval_ms"
-        if is_local or key in self.model_fields_set:
-            return self.replica_high_watermark_checkpoint_interval_ms
-        return 60_000
+        return self._of_store(key, 60_000, is_local=is_local)
 
     def vacuum_interval_ms(self, *, is_local: bool) -> int:
         """Return the ms between two searches for files of a root that no table names any more.
@@ -465,9 +463,12 @@ class Settings(_Keys):
         >>> Settings().vacuum_interval_ms(is_local=True)
         600000
         """
-        if is_local or "log_vacuum_interval_ms" in self.model_fields_set:
-            return self.log_vacuum_interval_ms
-        return 3_600_000
+        return self._of_store("log_vacuum_interval_ms", 3_600_000, is_local=is_local)
+
+    def _of_store(self, name: str, on_store: int, *, is_local: bool) -> int:
+        """Return a key's value, or `on_store` for an object store if the key is not set."""
+        is_set = is_local or name in self.model_fields_set
+        return int(getattr(self, name)) if is_set else on_store
 
     def scrub_bytes_per_second(self, *, is_local: bool) -> int:
         """Return the bytes of batch files that a broker verifies per second in a root.
@@ -489,9 +490,7 @@ class Settings(_Keys):
         >>> Settings().scrub_bytes_per_second(is_local=False)
         0
         """
-        if is_local or "log_scrub_bytes_per_second" in self.model_fields_set:
-            return self.log_scrub_bytes_per_second
-        return 0
+        return self._of_store("log_scrub_bytes_per_second", 0, is_local=is_local)
 
 
 class TopicConfig(_Keys):

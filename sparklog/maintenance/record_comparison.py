@@ -47,10 +47,11 @@ def first_difference(
     Compares offsets, leader epochs, timestamps, keys, values and headers, regardless of the batches
     that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
     independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
-    is a tombstone there, or if that replica has a later record with its key. Raises `StorageError`
+    is a tombstone, or if one of them has a later record with its key. That one may be a tombstone,
+    which the other replica has removed as well; another is itself compared. Raises `StorageError`
     if a file cannot be read or is damaged.
     """
-    of_keys, of_other_keys = _LastOffsets(one), _LastOffsets(other)
+    of_keys, of_other_keys = _LastOffsets(one, below_offset), _LastOffsets(other, below_offset)
     for own, others in stretches(one.batches, other.batches):
         if has_equal_batches(own, others):
             continue
@@ -77,20 +78,33 @@ def _first_unequal(records: pa.Table, other_records: pa.Table) -> int | None:
 class _LastOffsets:
     """The last offset of each key in a replica from the beginning of a slice, read when needed."""
 
-    def __init__(self, of: Slice) -> None:
+    def __init__(self, of: Slice, below_offset: int) -> None:
         self._of = of
+        self._below_offset = below_offset
 
     @cached_property
-    def _by_key(self) -> dict[bytes, int]:
+    def _keys(self) -> list[tuple[bytes, int]]:
         batches = [*self._of.batches, *self._of.later]
         records = _records(self._of.log, batches, 0, 1 << 62)
         keys, offsets = records["key"].to_pylist(), records[_OFFSET].to_pylist()
-        return {key: offset for key, offset in zip(keys, offsets, strict=True) if key is not None}
+        return [(key, at) for key, at in zip(keys, offsets, strict=True) if key is not None]
+
+    @cached_property
+    def _last(self) -> dict[bytes, int]:
+        return dict(self._keys)
+
+    @cached_property
+    def _last_compared(self) -> dict[bytes, int]:
+        return {key: at for key, at in self._keys if at < self._below_offset}
 
     def supersedes(self, row: dict[str, Any]) -> bool:
         """Return whether the cleaner may have removed a record from the replica."""
         key = row["key"]
-        return key is None or row["value"] is None or self._by_key.get(key, -1) > row[_OFFSET]
+        return key is None or row["value"] is None or self._last.get(key, -1) > int(row[_OFFSET])
+
+    def repeats(self, row: dict[str, Any]) -> bool:
+        """Return whether a compared record after this one of the replica has its key."""
+        return self._last_compared.get(row["key"], -1) > int(row[_OFFSET])
 
 
 def _first_unexplained(
@@ -103,11 +117,14 @@ def _first_unexplained(
         row, other_row = mine.get(offset), theirs.get(offset)
         if row == other_row:
             continue
-        if row is not None and other_row is None and of_other_keys.supersedes(row):
-            continue
-        if other_row is not None and row is None and of_keys.supersedes(other_row):
-            continue
-        return offset
+        if row is not None and other_row is None:
+            is_cleaned = of_other_keys.supersedes(row) or of_keys.repeats(row)
+        elif other_row is not None and row is None:
+            is_cleaned = of_keys.supersedes(other_row) or of_other_keys.repeats(other_row)
+        else:
+            is_cleaned = False
+        if not is_cleaned:
+            return offset
     return None
 
 
