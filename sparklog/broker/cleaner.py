@@ -236,7 +236,9 @@ class Cleaner(Rewriter[Compaction]):
         ]
         for key in sorted(keys):
             policy, replica = compacted[key.topic_id], self._replicas[key]
-            state = replica.log_start_offset, replica.high_watermark, policy
+            batches = self._log.batches(key, replica.log_start_offset)
+            first_and_last = (batches[0].path, batches[-1].path) if batches else ()
+            state = replica.log_start_offset, replica.high_watermark, policy, first_and_last
             idle = self._idle.get(key)
             is_idle = idle is not None and idle.state == state and now_ms < idle.until_ms
             if is_idle or self._is_left_alone(key, now_ms):
@@ -301,11 +303,21 @@ class Cleaner(Rewriter[Compaction]):
         return left
 
     def _clean_part(self, key: TopicIdPartition) -> Cleaned:
-        """Return what was cleaned of a replica, as far as its log still has it."""
-        end = self._log.log_end_offset(key)
+        """Return what was cleaned of a replica, as far as its log still has it.
+
+        Batches that were appended after the last pass are not clean: the replica was truncated, and
+        filled again from a leader that may have been cleaned less far.
+        """
         cleaned = self._cleaned.get(key, Cleaned())
+        end = min(cleaned.first_dirty_offset, self._log.log_end_offset(key))
+        if cleaned.passes:
+            last_ms = cleaned.passes[-1].cleaned_at_ms
+            batches = takewhile(lambda one: one.base_offset < end, self._log.batches(key))
+            refilled = (one for one in batches if self._log.appended_at_ms(one) > last_ms)
+            first = next(refilled, None)
+            end = end if first is None else first.base_offset
         passes = [one._replace(end_offset=min(one.end_offset, end)) for one in cleaned.passes]
-        return Cleaned(min(cleaned.first_dirty_offset, end), tuple(passes))
+        return Cleaned(end, tuple(passes))
 
     def _dirty_enough(self, windows: Sequence[_Window], now_ms: int) -> list[_Window]:
         """Return the logs that the rule chooses, the dirtiest first."""
@@ -361,7 +373,7 @@ class Cleaner(Rewriter[Compaction]):
             self._failures.error(key, "log not cleaned", topic_id=key.topic_id, fault=str(error))
             self._leave_alone(key, batches, str(error), now_ms)
             return CleanReport()
-        self._note(window, end_offset, now_ms)
+        self._note(window, end_offset, self._clock.now_ms())
         effects.done("cleaner_checkpoint")
         _log.info(
             "log cleaned",

@@ -190,8 +190,7 @@ class Merger(Rewriter[Merge]):
             | {
                 "appended_at_ms": appended_at_ms,
                 # A merge renumbers records, so batches with gaps from compaction are excluded.
-                "is_settled": batch.batch_id not in awaited
-                and batch.record_count == batch.last_offset_delta + 1,
+                "is_settled": batch.batch_id not in awaited and batch.has_all_offsets,
                 "high_watermark": window.high_watermark,
                 "now_ms": now_ms,
                 "min_lag_ms": settings.log_merger_min_lag_ms,
