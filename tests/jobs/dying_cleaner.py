@@ -39,5 +39,5 @@ def clean(broker: Broker, stop_after: str | None = None) -> CleanReport:
 
 if __name__ == "__main__":
     configure_logging("info")
-    Broker.clean = clean  # type: ignore[method-assign]
+    Broker.clean = clean  # type: ignore[assignment, method-assign]
     run_application(load(ClusterConfig, sys.argv[1]), until_idle=False, with_spark=False)
