@@ -277,8 +277,8 @@ class Settings(_Keys):
     log_cleaner_dedupe_buffer_size: int = Field(
         134_217_728,
         ge=1_048_576,
-        description="Bytes of memory for the keys of one pass of the cleaner over a log; 256 for "
-        "each dirty record.",
+        description="Bytes of memory for the keys of one pass of the cleaner over a log in the "
+        "driver; 256 for each key of the dirty part.",
     )
     quota_window_num: int = Field(
         11, gt=0, description="The number of windows over which a rate is measured."
@@ -360,9 +360,9 @@ class Settings(_Keys):
     execution: Literal["auto", "driver", "spark"] = Field(
         "auto",
         description="The place of the work on record bytes: a leader's check of batch files, a "
-        "follower's copies, truncation within a batch, and merging. driver: its threads; spark: "
-        "always in Spark tasks; auto: in tasks where Spark has executors and it is worth a job; "
-        "large merges on any master.",
+        "follower's copies, truncation within a batch, merging, compaction. driver: its threads; "
+        "spark: always in Spark tasks; auto: in tasks where Spark has executors and it is worth a "
+        "job; large merges and compactions on any master.",
     )
     execution_spark_min_bytes: int = Field(
         128 * _MEBIBYTE,
@@ -373,7 +373,7 @@ class Settings(_Keys):
         32 * _MEBIBYTE,
         gt=0,
         description="Bytes for which a Spark job starts a task; with execution=auto also those "
-        "from which on a merge is a job.",
+        "from which on a merge or the compaction of a log is a job.",
     )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",

@@ -40,7 +40,7 @@ from sparklog.storage.compaction import (
     Compaction,
     compact_batches,
     compact_retained,
-    record_keys,
+    key_offsets,
 )
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.new_file import discard_file
@@ -481,8 +481,7 @@ class Cleaner(Rewriter[Compaction]):
                     break
                 few.append(batch)
             number += len(few)
-            read = record_keys(self._log.location, few, [0] * len(few))
-            records = pa.concat_tables([keys, read.select(keys.column_names)])
+            records = pa.concat_tables([keys, key_offsets(self._log.location, few)])
             latest = self._rules_of_keys.run("latest_keys", records=records)
             keys = pa.table(
                 {

@@ -6,9 +6,9 @@ it may lack offsets inside, and it may have no record at all.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ParquetContent
 
 _DIGEST_BYTES = 16
+"""The bytes of a digest, and of the shortest key that is represented by one."""
 
 RECORD_KEYS = pa.schema(
     [
@@ -37,6 +38,7 @@ RECORD_KEYS = pa.schema(
 digest of its key (null without a key), and whether it is a tombstone."""
 
 _KEY_COLUMNS = ["offset_delta", "key", "value"]
+_LATEST_COLUMNS = ["key_digest", "record_offset"]
 
 
 class Compaction(Rewrite):
@@ -62,12 +64,25 @@ def record_keys(log: Location, batches: Sequence[Batch], base_offsets: Sequence[
     is read once, in parallel on an object store. Raises `StorageError` if a file is missing,
     damaged or unreadable.
     """
-    contents = _contents(log, batches)
-    tables = []
-    for batch, content, base_offset in zip(batches, contents, base_offsets, strict=True):
-        records = _parsed(log, batch, content, _KEY_COLUMNS)
-        tables.append(_keys(records, _offsets(batch, records), base_offset))
-    return pa.concat_tables(tables) if tables else RECORD_KEYS.empty_table()
+    tables = [
+        _keys(records, _offsets(batch, records), base_offset)
+        for (batch, records), base_offset in zip(
+            _read(log, batches, _KEY_COLUMNS), base_offsets, strict=True
+        )
+    ]
+    return pa.concat_tables(tables)
+
+
+def key_offsets(log: Location, batches: Sequence[Batch]) -> pa.Table:
+    """Return the key digests and offsets of all records of some batches; see `record_keys`.
+
+    Columns: key_digest, record_offset. Values are not decoded.
+    """
+    tables = [
+        pa.table([_digests(records["key"]), _offsets(batch, records)], _LATEST_COLUMNS)
+        for batch, records in _read(log, batches, _KEY_COLUMNS[:2])
+    ]
+    return pa.concat_tables(tables)
 
 
 def compact_batches(
@@ -81,7 +96,7 @@ def compact_batches(
     """
     log, batches = compaction.log, compaction.batches
     try:
-        records = _records(log, batches)
+        records = [table for _, table in _read(log, batches, RECORD_COLUMNS.names)]
         offsets = [_offsets(*of) for of in zip(batches, records, strict=True)]
         base_offset = compaction.base_offset
         keys = [_keys(*of, base_offset) for of in zip(records, offsets, strict=True)]
@@ -104,8 +119,8 @@ def compact_retained(compaction: Compaction, retained: Any) -> Batch | str | Non
     try:
         if not len(retained):
             return _written(compaction, [], [], retained)
-        records = _records(compaction.log, compaction.batches)
-        offsets = [_offsets(*of) for of in zip(compaction.batches, records, strict=True)]
+        read = list(_read(compaction.log, compaction.batches, RECORD_COLUMNS.names))
+        records, offsets = [table for _, table in read], [_offsets(*of) for of in read]
         return _written(compaction, records, offsets, retained)
     except (OSError, pa.ArrowException, StorageError) as error:
         return one_line(error)
@@ -136,29 +151,28 @@ def _written(
     return compaction.batch(writer.close())
 
 
-def _contents(log: Location, batches: Sequence[Batch]) -> list[bytes]:
+def _read(
+    log: Location, batches: Sequence[Batch], columns: list[str]
+) -> Iterator[tuple[Batch, pa.Table]]:
+    """Yield batches with some columns of their records."""
     size_bytes = sum(batch.size_bytes for batch in batches)
-    return map_in_parallel(partial(verified_bytes, log), batches, size_bytes, is_local=log.is_local)
-
-
-def _records(log: Location, batches: Sequence[Batch]) -> list[pa.Table]:
-    names = RECORD_COLUMNS.names
-    contents = _contents(log, batches)
-    return [_parsed(log, *of, names) for of in zip(batches, contents, strict=True)]
-
-
-def _parsed(log: Location, batch: Batch, content: bytes, columns: list[str]) -> pa.Table:
-    try:
-        return ParquetContent(content).read(columns)
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"{log.uri}/{batch.path} cannot be read: {one_line(error)}") from error
+    contents = map_in_parallel(
+        partial(verified_bytes, log), batches, size_bytes, is_local=log.is_local
+    )
+    for batch, content in zip(batches, contents, strict=True):
+        try:
+            records = ParquetContent(content).read(columns)
+        except (OSError, pa.ArrowException) as error:
+            where = f"{log.uri}/{batch.path}"
+            raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
+        yield batch, records
 
 
 def _keys(records: pa.Table, offsets: pa.Array[Any], base_offset: int) -> pa.Table:
     columns = [
         pa.array(np.full(records.num_rows, base_offset, dtype=np.int64)),
         offsets,
-        pa.array(map(_digest, records["key"].to_pylist()), pa.string()),
+        _digests(records["key"]),
         pc.is_null(records["value"]).combine_chunks(),
     ]
     return pa.Table.from_arrays(columns, schema=RECORD_KEYS)
@@ -169,8 +183,17 @@ def _offsets(batch: Batch, records: pa.Table) -> pa.Array[Any]:
     return offsets.combine_chunks()
 
 
-def _digest(key: bytes | None) -> str | None:
-    """Return a text that stands for a key; Kafka's cleaner compares MD5 digests of keys."""
-    if key is None:
-        return None
-    return hashlib.blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
+def _digests(keys: pa.ChunkedArray) -> pa.Array[Any]:
+    """Return texts that stand for keys; Kafka's cleaner compares MD5 digests of keys.
+
+    A short key is its own digest, which is no text of the length of others.
+    """
+    texts = [
+        None
+        if key is None
+        else key.hex()
+        if len(key) < _DIGEST_BYTES
+        else blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
+        for key in keys.to_pylist()
+    ]
+    return pa.array(texts, pa.string())
