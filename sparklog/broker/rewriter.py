@@ -20,7 +20,7 @@ from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.protocol.replication.mergeable_batches import is_below_high_watermark
 from sparklog.protocol.rules import Rules
-from sparklog.storage.batch_rewriting import Rewrite
+from sparklog.storage.batch_rewriting import BatchRewrite
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.execution import Execution
 from sparklog.storage.new_file import check_present, discard_file
@@ -30,7 +30,7 @@ _log = get_logger(__name__)
 _RETRY_MS = 300_000
 """The time in ms for which a partition with an unreadable batch is skipped."""
 
-OfRewrite = TypeVar("OfRewrite", bound=Rewrite)
+OfRewrite = TypeVar("OfRewrite", bound=BatchRewrite)
 
 
 class Rewriter(Generic[OfRewrite]):

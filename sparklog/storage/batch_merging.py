@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
-from sparklog.storage.batch_rewriting import Rewrite
+from sparklog.storage.batch_rewriting import BatchRewrite
 from sparklog.storage.location import one_line
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.parquet import ForeignParquet
@@ -21,7 +21,7 @@ _ROW_GROUP_BYTES = 16 << 20
 """Bytes of decoded records that are held in memory at once; they become one row group."""
 
 
-class Merge(Rewrite):
+class Merge(BatchRewrite):
     """Adjacent batches of one log that become one batch, with all of their records."""
 
     __slots__ = ()

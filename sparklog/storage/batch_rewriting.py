@@ -9,7 +9,7 @@ from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.location import Location
 
 
-class Rewrite(NamedTuple):
+class BatchRewrite(NamedTuple):
     """Adjacent batches of one log that become one batch in a new file at `path`."""
 
     log: Location

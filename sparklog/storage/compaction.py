@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
-from sparklog.storage.batch_rewriting import Rewrite
+from sparklog.storage.batch_rewriting import BatchRewrite
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ParquetContent
@@ -41,7 +41,7 @@ _KEY_COLUMNS = ["offset_delta", "key", "value"]
 _LATEST_COLUMNS = ["key_digest", "record_offset"]
 
 
-class Compaction(Rewrite):
+class Compaction(BatchRewrite):
     """Adjacent batches of which some records become one batch."""
 
     __slots__ = ()
