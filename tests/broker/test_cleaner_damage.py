@@ -128,6 +128,7 @@ def test_the_leaders_file_is_not_rebuilt_from_other_records(start: Start) -> Non
     cluster.create_topic("c", assignment={0: [0, 1]}, configs=COMPACT)
     cluster.tick_until_idle()
     cluster.produce("c", 0, [None, b"1", b"1"], keys=[b"a", b"b", b"c"])
+    cluster.tick_until_idle()
     pass_the_lag(cluster)
     assert cluster.clean(0).partitions == 1
     pass_the_lag(cluster, DAY_MS)
