@@ -279,8 +279,8 @@ class Settings(_Keys):
     log_cleaner_dedupe_buffer_size: int = Field(
         134_217_728,
         ge=1_048_576,
-        description="Bytes of memory for the keys of one pass of the cleaner over a log; 256 for "
-        "each dirty record.",
+        description="Bytes of memory for the keys of one pass of the cleaner over a log in the "
+        "driver; 256 for each key of the dirty part.",
     )
     quota_window_num: int = Field(
         11, gt=0, description="The number of windows over which a rate is measured."
@@ -362,9 +362,9 @@ class Settings(_Keys):
     execution: Literal["auto", "driver", "spark"] = Field(
         "auto",
         description="The place of the work on record bytes: a leader's check of batch files, a "
-        "follower's copies, truncation within a batch, and merging. driver: its threads; spark: "
-        "always in Spark tasks; auto: in tasks where Spark has executors and it is worth a job; "
-        "large merges on any master.",
+        "follower's copies, truncation within a batch, merging, compaction. driver: its threads; "
+        "spark: always in Spark tasks; auto: in tasks where Spark has executors and it is worth a "
+        "job; large merges and compactions on any master.",
     )
     execution_spark_min_bytes: int = Field(
         128 * _MEBIBYTE,
@@ -375,7 +375,7 @@ class Settings(_Keys):
         32 * _MEBIBYTE,
         gt=0,
         description="Bytes for which a Spark job starts a task; with execution=auto also those "
-        "from which on a merge is a job.",
+        "from which on a merge or the compaction of a log is a job.",
     )
     rules_engine: Literal["duckdb", "spark"] = Field(
         "duckdb",
@@ -442,9 +442,7 @@ class Settings(_Keys):
         60000
         """
         key = "replica_high_watermark_checkpoint_interval_ms"
-        if is_local or key in self.model_fields_set:
-            return self.replica_high_watermark_checkpoint_interval_ms
-        return 60_000
+        return self._of_store(key, 60_000, is_local=is_local)
 
     def vacuum_interval_ms(self, *, is_local: bool) -> int:
         """Return the ms between two searches for files of a root that no table names any more.
@@ -467,9 +465,12 @@ class Settings(_Keys):
         >>> Settings().vacuum_interval_ms(is_local=True)
         600000
         """
-        if is_local or "log_vacuum_interval_ms" in self.model_fields_set:
-            return self.log_vacuum_interval_ms
-        return 3_600_000
+        return self._of_store("log_vacuum_interval_ms", 3_600_000, is_local=is_local)
+
+    def _of_store(self, name: str, on_store: int, *, is_local: bool) -> int:
+        """Return a key's value, or `on_store` for an object store if the key is not set."""
+        is_set = is_local or name in self.model_fields_set
+        return int(getattr(self, name)) if is_set else on_store
 
     def scrub_bytes_per_second(self, *, is_local: bool) -> int:
         """Return the bytes of batch files that a broker verifies per second in a root.
@@ -491,9 +492,7 @@ class Settings(_Keys):
         >>> Settings().scrub_bytes_per_second(is_local=False)
         0
         """
-        if is_local or "log_scrub_bytes_per_second" in self.model_fields_set:
-            return self.log_scrub_bytes_per_second
-        return 0
+        return self._of_store("log_scrub_bytes_per_second", 0, is_local=is_local)
 
 
 class TopicConfig(_Keys):

@@ -118,6 +118,11 @@ class Batch(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
+    def has_all_offsets(self) -> bool:
+        """Whether a record has each offset; compaction removes some (8.3)."""
+        return self.record_count == self.last_offset_delta + 1
+
+    @property
     def last_sequence(self) -> int:
         """The last record's sequence number; numbers of idempotent producers wrap to 0 at 2^31."""
         return (self.base_sequence + self.last_offset_delta) % (1 << 31)

@@ -6,6 +6,7 @@ the description of a job.
 
 from __future__ import annotations
 
+import heapq
 import pickle
 import threading
 import weakref
@@ -156,3 +157,20 @@ def run_in_tasks(
     for number, result in zip(*(output.column(at).to_pylist() for at in range(2)), strict=True):
         results[number] = pickle.loads(result)
     return results
+
+
+def shares(sizes: Sequence[int], count: int, order: Sequence[int] | None = None) -> list[list[int]]:
+    """Distribute item numbers to at most `count` tasks with about equal bytes each.
+
+    Parameters: `order`, the item numbers in the order in which they are dealt; any first part of it
+    has about equal bytes in each task, too. The largest items are first by default.
+    """
+    dealt: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    heap = [(0, number) for number in range(len(dealt))]
+    if order is None:
+        order = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    for item in order:
+        size, least = heapq.heappop(heap)
+        dealt[least].append(item)
+        heapq.heappush(heap, (size + sizes[item], least))
+    return dealt

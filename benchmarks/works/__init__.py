@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.work import Work
 from benchmarks.works import (
     catch_up,
+    cleaning,
     control_state,
     executors,
     idle_tick,
@@ -44,4 +45,5 @@ WORKS: tuple[Work, ...] = (
     store_clients.THROUGHPUT,
     store_clients.CONTENTION,
     log_growth.WORK,
+    cleaning.WORK,
 )

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
+from sparklog.broker.background import BackgroundWork, Work
 from sparklog.broker.broker import Broker
-from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.log_directories import faults_at_start
-from sparklog.broker.merger import MergeReport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.peers import Peer
 from sparklog.broker.registration import LastProcess, await_session
@@ -169,18 +168,16 @@ class Application:
         self._brokers: dict[int, Broker] = {}
         self._brokers_lock = threading.Lock()
         self._round_lock = threading.Lock()
-        self._merge_lock = threading.Lock()
-        self._clean_lock = threading.Lock()
-        self._vacuum_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._steps: dict[int, _Step] = {}
         """The actions under way, by thread."""
         self._ended_brokers: set[int] = set()
         self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._merging = threading.Thread(target=self._merge_beside, name="merger", daemon=True)
-        self._cleaning = threading.Thread(target=self._clean_beside, name="cleaner", daemon=True)
-        self._vacuuming = threading.Thread(target=self._vacuum_beside, name="vacuum", daemon=True)
+        self._background = [
+            BackgroundWork(work, self._running, self._attempt, self._ended)
+            for work in self._background_work()
+        ]
         self._traffic_at = 0.0
         roots = [config.cluster_root, *(uri for one in config.brokers for uri in one.log_dirs)]
         is_sparse = config.tick_interval_ms >= SPARSE_MS
@@ -240,12 +237,8 @@ class Application:
         if self._stopping.is_set():
             return
         self._heartbeats.start()
-        if self.config.log_merger_enable:
-            self._merging.start()
-        if self.config.log_cleaner_enable:
-            self._cleaning.start()
-        if self.config.log_vacuum_enable:
-            self._vacuuming.start()
+        for work in self._background:
+            work.thread.start()
         self._start_brokers()
 
     @cached_property
@@ -399,13 +392,10 @@ class Application:
                     if not self._awaits_signs():
                         break
                     self._stopping.wait(min(self.config.tick_interval_ms, _LONGEST_WAIT_MS) / 1000)
-            # A scheduled run ends before the merger's interval has passed.
-            while self.config.log_merger_enable and self._is_going_on() and self._merge():
-                pass
-            while self.config.log_cleaner_enable and self._is_going_on() and self._clean():
-                pass
-            if self.config.log_vacuum_enable and self._is_going_on():
-                self._vacuum()
+            # A scheduled run ends before the intervals of this work have passed.
+            for work in self._background:
+                while self._is_going_on() and work.round():
+                    pass
         finally:
             self._end(Broker.park)
         if self._fatal or self._fenced:
@@ -752,60 +742,35 @@ class Application:
                 if not self._is_stuck(broker, _REPLICA_TICKS):
                     self._attempt(heartbeat, broker)
 
-    def _merge_beside(self) -> None:
-        interval = self.config.log_merger_backoff_ms / 1000
-        while not self._ended.wait(interval):
-            while not self._ended.is_set() and self._merge():
-                pass
+    def _running(self) -> list[Broker]:
+        return list(self._brokers.values())
 
-    def _merge(self) -> bool:
-        """Merge small batches of every broker once; return whether there were any."""
-        reports: list[MergeReport] = []
+    def _background_work(self) -> Iterator[Work]:
+        """Yield the kinds of work beside the ticks that are switched on, in the order of a run."""
+        config = self.config
 
-        def merge(broker: Broker) -> None:
-            reports.append(broker.merge())
+        def merge(broker: Broker) -> bool:
+            return broker.merge().batches > 0
 
-        with self._merge_lock:
-            for broker in list(self._brokers.values()):
-                self._attempt(merge, broker)
-        return any(report.batches for report in reports)
+        def clean(broker: Broker) -> bool:
+            return broker.clean().partitions > 0
 
-    def _clean_beside(self) -> None:
-        def interval() -> float:
-            """Return log.cleaner.backoff.ms in s, which may be changed while brokers run."""
-            settings = [one.settings for one in list(self._brokers.values())]
-            given = (one.log_cleaner_backoff_ms for one in settings)
-            return min(given, default=self.config.log_cleaner_backoff_ms) / 1000
-
-        while not self._ended.wait(interval()):
-            while not self._ended.is_set() and self._clean():
-                pass
-
-    def _clean(self) -> bool:
-        """Clean compacted logs of every broker once; return whether there were any."""
-        reports: list[CleanReport] = []
-
-        def clean(broker: Broker) -> None:
-            reports.append(broker.clean())
-
-        with self._clean_lock:
-            for broker in list(self._brokers.values()):
-                self._attempt(clean, broker)
-        return any(report.partitions for report in reports)
-
-    def _vacuum_beside(self) -> None:
-        while not self._ended.wait(_VACUUM_CHECK_S):
-            self._vacuum()
-
-    def _vacuum(self) -> None:
-        """Remove files that no table names any more, in the roots for which that is due."""
-
-        def vacuum(broker: Broker) -> None:
+        def vacuum(broker: Broker) -> bool:
             broker.vacuum(self._ended.is_set)
+            return False
 
-        with self._vacuum_lock:
-            for broker in list(self._brokers.values()):
-                self._attempt(vacuum, broker)
+        if config.log_merger_enable:
+            yield Work("merger", lambda: config.log_merger_backoff_ms / 1000, merge)
+        if config.log_cleaner_enable:
+            yield Work("cleaner", self._cleaner_backoff_s, clean)
+        if config.log_vacuum_enable:
+            yield Work("vacuum", lambda: _VACUUM_CHECK_S, vacuum)
+
+    def _cleaner_backoff_s(self) -> float:
+        """Return log.cleaner.backoff.ms in s, which may be changed while brokers run."""
+        settings = [one.settings for one in self._running()]
+        given = (one.log_cleaner_backoff_ms for one in settings)
+        return min(given, default=self.config.log_cleaner_backoff_ms) / 1000
 
     def _is_stuck(self, broker: Broker, ticks: AbstractSet[str]) -> bool:
         """Whether one of these ticks of the broker has failed for longer than a session lasts.
@@ -824,7 +789,7 @@ class Application:
         self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
-        for thread in (self._heartbeats, self._merging, self._cleaning, self._vacuuming):
+        for thread in (self._heartbeats, *(work.thread for work in self._background)):
             if thread.is_alive():
                 with self._step(f"the thread {thread.name!r}"):
                     thread.join()

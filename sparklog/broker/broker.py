@@ -60,7 +60,7 @@ from sparklog.cluster.observations import Observations
 from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.cluster.root_format import check_distinct
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
-from sparklog.config import Settings, TopicConfig
+from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, TopicIdPartition
@@ -74,6 +74,9 @@ from sparklog.storage.parallel import in_parallel
 from sparklog.storage.vacuum import VacuumReport
 
 _log = get_logger(__name__)
+
+_Worker = TypeVar("_Worker")
+_Report = TypeVar("_Report")
 
 
 class Polled(NamedTuple):
@@ -288,10 +291,10 @@ class Broker:
                 self._throttle,
             )
         )
-        beside = rules, settings, execution, clock, self._lock
         streams = partial(getattr, cluster, "stream_writes")
-        self._mergers.append(Merger(replicas, known, streams, *beside))
-        self._cleaners.append(Cleaner(replicas, known, self._topic_configs, streams, *beside))
+        shared = replicas, known, streams, rules, settings, execution, clock, self._lock
+        self._mergers.append(Merger(*shared))
+        self._cleaners.append(Cleaner(lambda: self._reader.metadata.topics, *shared))
 
     def _take_offline(self, number: int) -> None:
         """Drop the roles of the replicas in a root that has failed; the others go on."""
@@ -511,18 +514,9 @@ class Broker:
         merged. `stop_after`: files, producer_state, log_commit, checkpoint. Raises as `leader_tick`
         does.
         """
-        effects = Effects(stop_after)
-        reports = [MergeReport()]
-        failure: Exception | None = None
-        with role(f"broker {self.broker_id}, merger"):
-            for merger in self._mergers:
-                try:
-                    reports.append(merger.merge(effects))
-                except UNREADABLE as error:
-                    failure = error
-        if failure is not None:
-            raise failure
-        return MergeReport(*map(sum, zip(*reports, strict=True)))
+        merge = partial(Merger.merge, effects=Effects(stop_after))
+        reports = self._in_background("merger", merge, self._mergers)
+        return MergeReport(*map(sum, zip(MergeReport(), *reports, strict=True)))
 
     def clean(self, stop_after: str | None = None) -> CleanReport:
         """Clean the logs of compacted topics that are dirty enough, once; may run during a tick.
@@ -531,22 +525,25 @@ class Broker:
         cleaned (rule 8.3). `stop_after`: files, producer_state, log_commit, cleaner_checkpoint.
         Raises as `leader_tick` does.
         """
-        effects = Effects(stop_after)
-        reports = [CleanReport()]
+        clean = partial(Cleaner.clean, effects=Effects(stop_after))
+        reports = self._in_background("cleaner", clean, self._cleaners)
+        return CleanReport(*map(sum, zip(CleanReport(), *reports, strict=True)))
+
+    def _in_background(
+        self, name: str, work: Callable[[_Worker], _Report], workers: Sequence[_Worker]
+    ) -> list[_Report]:
+        """Do work in each root; a root that cannot be read delays its failure to the end."""
+        reports = []
         failure: Exception | None = None
-        with role(f"broker {self.broker_id}, cleaner"):
-            for cleaner in self._cleaners:
+        with role(f"broker {self.broker_id}, {name}"):
+            for worker in workers:
                 try:
-                    reports.append(cleaner.clean(effects))
+                    reports.append(work(worker))
                 except UNREADABLE as error:
                     failure = error
         if failure is not None:
             raise failure
-        return CleanReport(*map(sum, zip(*reports, strict=True)))
-
-    def _topic_configs(self) -> dict[str, TopicConfig]:
-        """Return the configurations of the topics, by id, in the metadata that was loaded last."""
-        return {key: topic.config for key, topic in self._reader.metadata.topics.items()}
+        return reports
 
     def vacuum(
         self,

@@ -134,7 +134,7 @@ class Repairs:
             if self._broker_id not in _counted_on(state):
                 self._out_since.setdefault(key, state.leader_epoch)
         if cut:
-            self._cut(cut, now_ms, effects)
+            self._cut(cut, metadata, now_ms, effects)
         return bool(cut) or self._replicas.commit(now_ms)
 
     # --- finding --------------------------------------------------------------------------------
@@ -306,12 +306,19 @@ class Repairs:
             and _is_alive(metadata, state.leader)
         )
 
-    def _cut(self, keys: _Keys, now_ms: int, effects: Effects) -> None:
-        """Remove the batches from the damaged offset on, then what depends on them (rule 6.5)."""
+    def _cut(self, keys: _Keys, metadata: Metadata, now_ms: int, effects: Effects) -> None:
+        """Remove the batches from the damaged offset on, then what depends on them (rule 6.5).
+
+        A compacted replica is refilled from its start: the leader may have removed a tombstone
+        (8.3) whose key has an earlier record here.
+        """
         points: dict[TopicIdPartition, int] = {}
         removed: list[Batch] = []
         for key in sorted(keys):
             offset = self._replicas.damaged[key].from_offset
+            topic = metadata.topics.get(key.topic_id)
+            if topic is not None and topic.config.is_compacted(self._settings):
+                offset = min(offset, self._replicas[key].log_start_offset)
             batches = self._log.batches(key, offset)
             # A batch that was merged meanwhile begins earlier.
             points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])

@@ -10,33 +10,24 @@ unchanged or merged.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sparklog.broker.micro_batch_files import awaited_batch_ids
-from sparklog.broker.producer_state import ProducerState
-from sparklog.broker.replicas import Replicas
+from sparklog.broker.rewriter import Rewriter
 from sparklog.broker.tick import Effects
-from sparklog.clock import Clock, clocks
-from sparklog.config import Settings
-from sparklog.errors import CommitConflictError
+from sparklog.clock import clocks
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, new_batch_path
 from sparklog.protocol.replication.mergeable_batches import (
     first_open_offset,
-    is_below_high_watermark,
     may_be_merged,
     may_have_run,
 )
-from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_merging import Merge
-from sparklog.storage.control_table import ControlTable
-from sparklog.storage.execution import Execution
-from sparklog.storage.new_file import check_present, discard_file
 
 _log = get_logger(__name__)
 
@@ -48,9 +39,6 @@ wait long for the commit."""
 
 _MOST_BYTES = 256 << 20
 """The maximum number of bytes that are rewritten at once; a single run may exceed it."""
-
-_RETRY_MS = 300_000
-"""The time in ms for which a partition with an unreadable batch is skipped."""
 
 
 class MergeReport(NamedTuple):
@@ -96,37 +84,13 @@ class _Window(NamedTuple):
 _Windows = dict[TopicIdPartition, _Window]
 
 
-class Merger:
-    """Merges batches in one broker root.
+class Merger(Rewriter[Merge]):
+    """Merges batches in one broker root."""
 
-    Parameters: `lock`, which excludes the broker's ticks; `stream_writes`, which opens the
-    cluster's table of micro-batches. The files of a micro-batch may be sent again until it is done
-    (rule 3.7).
-    """
-
-    def __init__(
-        self,
-        replicas: Replicas,
-        producer_state: ProducerState,
-        stream_writes: Callable[[], ControlTable],
-        rules: Rules,
-        settings: Settings,
-        execution: Execution,
-        clock: Clock,
-        lock: AbstractContextManager[Any],
-    ) -> None:
-        self._replicas = replicas
-        self._log = replicas.root.log
-        self._producer_state = producer_state
-        self._stream_writes = stream_writes
-        self._rules = rules
-        self._settings = settings
-        self._execution = execution
-        self._clock = clock
-        self._lock = lock
+    def __init__(self, *shared: Any) -> None:
+        super().__init__(*shared)
         self._looked: dict[TopicIdPartition, _Looked] = {}
         self._begin_after: TopicIdPartition | None = None
-        self._left_alone_until_ms: dict[TopicIdPartition, int] = {}
         # By the path of a merged batch: the newest commit time of the batches it replaces, which
         # counts as its own, and the time of the merge.
         self._merged: dict[str, tuple[int, int]] = {}
@@ -147,15 +111,12 @@ class Merger:
         results = self._execution.merge(merges)
         effects.done("files")
         merged = self._intact(merges, results, now_ms)
-        with self._lock:
-            try:
-                with self._log.discarding([batch for _, batch in merged]):
-                    check_present(self._log.location, (one.path for _, one in merged), began)
-                    return self._commit(merged, self._clock.now_ms(), effects)
-            except CommitConflictError as conflict:
-                # The broker's own maintenance has committed first.
-                _log.info("not merged", reason=str(conflict))
-                return MergeReport()
+        replaced = self._replace(merged, began, effects)
+        if not replaced:
+            return MergeReport()
+        report = MergeReport(sum(len(merge.batches) for merge, _ in replaced), len(replaced))
+        _log.info("batches merged", root=self._replicas.root.location.uri, **report._asdict())
+        return report
 
     # --- selection ------------------------------------------------------------------------------
 
@@ -176,7 +137,7 @@ class Merger:
             unseen = self._log.batch_at(key, unseen_offset)
             if unseen is None or not self._is_old(unseen, now_ms):
                 continue
-            if now_ms < self._left_alone_until_ms.get(key, 0):
+            if self._is_left_alone(key, now_ms):
                 continue
             # A batch that begins before the log start offset is only waiting to be deleted.
             log_start_offset = self._replicas[key].log_start_offset
@@ -229,8 +190,7 @@ class Merger:
             | {
                 "appended_at_ms": appended_at_ms,
                 # A merge renumbers records, so batches with gaps from compaction are excluded.
-                "is_settled": batch.batch_id not in awaited
-                and batch.record_count == batch.last_offset_delta + 1,
+                "is_settled": batch.batch_id not in awaited and batch.has_all_offsets,
                 "high_watermark": window.high_watermark,
                 "now_ms": now_ms,
                 "min_lag_ms": settings.log_merger_min_lag_ms,
@@ -277,42 +237,19 @@ class Merger:
                 merged.append((merge, result))
                 continue
             of = merge.batches[0]
-            self._left_alone_until_ms[of.topic_id_partition] = now_ms + _RETRY_MS
             _log.error("batches not merged", topic=of.topic, partition=of.partition, fault=result)
-            with self._lock:
-                # The next tick repairs the replica (rule 10.8).
-                any(self._replicas.check_batch(batch) for batch in merge.batches)
+            self._leave_alone(of.topic_id_partition, merge.batches, result, now_ms)
         return merged
 
     def _commit(
-        self, merged: list[tuple[Merge, Batch]], now_ms: int, effects: Effects
-    ) -> MergeReport:
-        """Replace batches by the merged ones in one commit, if they are still in the log."""
-        self._replicas.settle()
-        is_written = self._replicas.is_written
-        standing = []
-        for merge, batch in merged:
-            if is_written and self._stands(merge):
-                standing.append((merge, batch))
-            else:
-                discard_file(self._log.location, batch.path)
-        if not standing:
-            return MergeReport()
-        added = [batch for _, batch in standing]
-        removed = [batch for merge, _ in standing for batch in merge.batches]
-        told = [
-            one
-            for merge, batch in standing
-            for one in self._producer_state.said_by(merge.batches, batch.next_offset)
-        ]
-        self._producer_state.add(told, now_ms)
-        effects.done("producer_state")
+        self, standing: Sequence[tuple[Merge, Batch]], now_ms: int, effects: Effects
+    ) -> None:
+        """See `Rewriter._commit`; a merged batch is as old as the youngest of those it replaces."""
         merged_of = {
             batch.path: (max(map(self._appended_at_ms, merge.batches)), now_ms)
             for merge, batch in standing
         }
-        self._replicas.commit(now_ms, added, removed)
-        effects.done("log_commit")
+        super()._commit(standing, now_ms, effects)
         self._merged = {
             path: times
             for path, times in (self._merged | merged_of).items()
@@ -321,18 +258,10 @@ class Merger:
         }
         self._replicas.checkpoints.keep(now_ms)
         effects.done("checkpoint")
-        report = MergeReport(len(removed), len(added))
-        _log.info("batches merged", root=self._replicas.root.location.uri, **report._asdict())
-        return report
 
-    def _stands(self, merge: Merge) -> bool:
-        """Return whether the chosen batches are still in the log and below the high watermark."""
-        first, last = merge.batches[0], merge.batches[-1]
-        key = first.topic_id_partition
-        found = self._log.batches(key, first.base_offset)[: len(merge.batches)]
-        replica = self._replicas[key]
-        return (
-            tuple(found) == merge.batches
-            and first.base_offset >= replica.log_start_offset
-            and is_below_high_watermark(last.next_offset, replica.high_watermark)
+    def _stands(self, one: Merge) -> bool:
+        """See `Rewriter._stands`; a batch before the log start offset is soon deleted."""
+        first = one.batches[0]
+        return super()._stands(one) and (
+            first.base_offset >= self._replicas[first.topic_id_partition].log_start_offset
         )

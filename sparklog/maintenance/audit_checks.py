@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit_reading import AuditedReplica, Reading
-from sparklog.maintenance.record_comparison import Slice, first_difference
+from sparklog.maintenance.record_comparison import LastOffsets, Slice, first_difference
 from sparklog.model import BATCH_INDEX, TopicIdPartition
 from sparklog.protocol.invariants import Invariant, checks
 from sparklog.protocol.rules import Rules
@@ -255,8 +255,9 @@ def _slice(replica: AuditedReplica, from_offset: int, below_offset: int) -> Slic
         for batch in replica.batches
         if batch.next_offset > from_offset and batch.base_offset < below_offset
     ]
-    later = [batch for batch in replica.batches if batch.base_offset >= below_offset]
-    return Slice(replica.log.location, batches, later)
+    after = [batch for batch in replica.batches if batch.next_offset > from_offset]
+    keys = LastOffsets(replica.log.location, after, below_offset)
+    return Slice(replica.log.location, batches, keys)
 
 
 def _batches(replicas: list[AuditedReplica]) -> pa.Table:

@@ -20,15 +20,53 @@ from sparklog.storage.location import Location
 _OFFSET = "offset"
 
 
+class LastOffsets:
+    """The last offset of each key in some batches of one log, read when it is needed.
+
+    Parameters: `committed`, the end of the records that all replicas in sync have.
+    """
+
+    def __init__(self, log: Location, batches: Sequence[Batch], committed: int) -> None:
+        self._log = log
+        self._batches = batches
+        self._committed = committed
+
+    @cached_property
+    def _last(self) -> dict[bytes, int]:
+        return dict(self._keys(self._batches))
+
+    @cached_property
+    def _last_committed(self) -> dict[bytes, int]:
+        return {key: at for key, at in self._keys(self._batches) if at < self._committed}
+
+    def _keys(self, batches: Sequence[Batch]) -> Iterator[tuple[bytes, int]]:
+        for batch in batches:
+            records = read_batch(self._log, batch)
+            deltas = records["offset_delta"].to_pylist()
+            for key, delta in zip(records["key"].to_pylist(), deltas, strict=True):
+                if key is not None:
+                    yield key, batch.base_offset + delta
+
+    def supersedes(self, row: dict[str, Any]) -> bool:
+        """Return whether the cleaner may have removed a record from the batches' replica."""
+        key = row["key"]
+        return key is None or row["value"] is None or self._last.get(key, -1) > int(row[_OFFSET])
+
+    def repeats(self, row: dict[str, Any]) -> bool:
+        """Return whether the batches have a later committed record with the key of one of them."""
+        return self._last_committed.get(row["key"], -1) > int(row[_OFFSET])
+
+
 class Slice(NamedTuple):
     """Some of the batches of one replica, by ascending offset, and their log.
 
-    `later` are the batches after them: those of a compacted log explain records that are missing.
+    `keys` are those of these batches and of the later ones: in a compacted log they explain records
+    that are missing.
     """
 
     log: Location
     batches: Sequence[Batch]
-    later: Sequence[Batch] = ()
+    keys: LastOffsets | None = None
 
 
 class Difference(NamedTuple):
@@ -47,11 +85,13 @@ def first_difference(
     Compares offsets, leader epochs, timestamps, keys, values and headers, regardless of the batches
     that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
     independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
-    is a tombstone, or if either replica has a later record with its key: the replica that lacks it
-    may have removed a later tombstone as well. Raises `StorageError` if a file cannot be read or is
-    damaged.
+    is a tombstone, or if one of them has a later record with its key. That one may be a tombstone,
+    which the other replica has removed as well; another is itself compared. Raises `StorageError`
+    if a file cannot be read or is damaged.
     """
-    of_keys = _LastOffsets(one), _LastOffsets(other)
+    of_keys, of_other_keys = (
+        of.keys or LastOffsets(of.log, of.batches, below_offset) for of in (one, other)
+    )
     for own, others in stretches(one.batches, other.batches):
         if has_equal_batches(own, others):
             continue
@@ -59,8 +99,8 @@ def first_difference(
         other_records = _records(other.log, others, from_offset, below_offset)
         if records.combine_chunks().equals(other_records.combine_chunks()):
             continue
-        if any(map(_has_gaps, (*own, *others))):
-            offset = _first_unexplained(records, other_records, of_keys)
+        if not all(batch.has_all_offsets for batch in (*own, *others)):
+            offset = _first_unexplained(records, other_records, of_keys, of_other_keys)
         else:
             offset = _first_unequal(records, other_records)
         if offset is not None:
@@ -75,26 +115,8 @@ def _first_unequal(records: pa.Table, other_records: pa.Table) -> int | None:
     return None
 
 
-class _LastOffsets:
-    """The last offset of each key in a replica from the beginning of a slice, read when needed."""
-
-    def __init__(self, of: Slice) -> None:
-        self._of = of
-
-    @cached_property
-    def _by_key(self) -> dict[bytes, int]:
-        batches = [*self._of.batches, *self._of.later]
-        records = _records(self._of.log, batches, 0, 1 << 62)
-        keys, offsets = records["key"].to_pylist(), records[_OFFSET].to_pylist()
-        return {key: offset for key, offset in zip(keys, offsets, strict=True) if key is not None}
-
-    def supersedes(self, row: dict[str, Any]) -> bool:
-        """Return whether the replica has a later record with the key of `row`."""
-        return self._by_key.get(row["key"], -1) > int(row[_OFFSET])
-
-
 def _first_unexplained(
-    records: pa.Table, other_records: pa.Table, of_keys: Sequence[_LastOffsets]
+    records: pa.Table, other_records: pa.Table, of_keys: LastOffsets, of_other_keys: LastOffsets
 ) -> int | None:
     """Return the first offset at which two compacted logs differ otherwise than by cleaning."""
     mine = {int(row[_OFFSET]): row for row in records.to_pylist()}
@@ -103,20 +125,15 @@ def _first_unexplained(
         row, other_row = mine.get(offset), theirs.get(offset)
         if row == other_row:
             continue
-        missing = other_row if row is None else row if other_row is None else None
-        if missing is None or not _is_cleanable(missing, of_keys):
+        if row is not None and other_row is None:
+            is_cleaned = of_other_keys.supersedes(row) or of_keys.repeats(row)
+        elif other_row is not None and row is None:
+            is_cleaned = of_keys.supersedes(other_row) or of_other_keys.repeats(other_row)
+        else:
+            is_cleaned = False
+        if not is_cleaned:
             return offset
     return None
-
-
-def _is_cleanable(row: dict[str, Any], of_keys: Sequence[_LastOffsets]) -> bool:
-    if row["key"] is None or row["value"] is None:
-        return True
-    return any(one.supersedes(row) for one in of_keys)
-
-
-def _has_gaps(batch: Batch) -> bool:
-    return batch.record_count != batch.last_offset_delta + 1
 
 
 def has_equal_batches(own: Sequence[Batch], others: Sequence[Batch]) -> bool:

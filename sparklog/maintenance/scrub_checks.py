@@ -12,7 +12,7 @@ from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.repairs import Repair, finding, place_of
 from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
-from sparklog.maintenance.record_comparison import Slice, first_difference
+from sparklog.maintenance.record_comparison import LastOffsets, Slice, first_difference
 from sparklog.maintenance.scrub_reading import FileItem, RecordItem, ScrubReading, TableItem
 from sparklog.model import (
     DELAYED_OPERATIONS,
@@ -21,6 +21,7 @@ from sparklog.model import (
     LOG,
     PRODUCE_REQUESTS,
     Batch,
+    TopicIdPartition,
 )
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import is_in_place, remedy
@@ -64,6 +65,7 @@ class Checks:
     def __init__(self, reading: ScrubReading, execution: Execution) -> None:
         self._reading = reading
         self._execution = execution
+        self._keys: dict[tuple[int, TopicIdPartition], LastOffsets] = {}
 
     # --- tables ---------------------------------------------------------------------------------
 
@@ -330,7 +332,13 @@ class Checks:
     def _slice(self, item: RecordItem, broker_id: int, batches: Sequence[Batch]) -> Slice:
         log = self._reading.log_of(item.state, broker_id)
         assert log is not None, "the log of a compared replica is readable"
-        return Slice(log.location, batches, log.batches(item.state.key, item.below))
+        of = (broker_id, item.state.key)
+        if of not in self._keys:
+            # Of the partitions that are compared now: the items of a partition are adjacent.
+            self._keys = {one: keys for one, keys in self._keys.items() if one[1] == of[1]}
+            committed = self._reading.committed(item.state)
+            self._keys[of] = LastOffsets(log.location, log.batches(item.state.key), committed)
+        return Slice(log.location, batches, self._keys[of])
 
     def _is_known_damage(self, item: RecordItem) -> bool:
         """Return whether a file of the item is damaged, or no longer live.

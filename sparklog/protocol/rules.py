@@ -181,10 +181,14 @@ def _schema(name: str, columns: str) -> pa.Schema:
 def checked_tables(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> Mapping[str, RuleInput]:
     """Return the inputs of a rule; `RuleError` if they are not the tables that it takes."""
     if inputs.keys() != of_rule.takes.keys():
-        raise RuleError(
-            f"rule {of_rule.name} takes {sorted(of_rule.takes)}, but was given {sorted(inputs)}"
-        )
+        raise _wrong_tables(of_rule, inputs)
     return inputs
+
+
+def _wrong_tables(of_rule: Rule, inputs: Mapping[str, object]) -> RuleError:
+    return RuleError(
+        f"rule {of_rule.name} takes {sorted(of_rule.takes)}, but was given {sorted(inputs)}"
+    )
 
 
 def _checked_inputs(of_rule: Rule, inputs: Mapping[str, RuleInput]) -> dict[str, pa.Table]:
@@ -374,19 +378,30 @@ class SparkRules:
         rows = list(zip(*(column.to_pylist() for column in output.columns), strict=True))
         return checked_output(rule(name), output.column_names, rows)
 
+    @property
+    def session(self) -> SparkSession:
+        """The session of the plans, of which inputs that are DataFrames must be."""
+        return self._spark
+
     @contextmanager
-    def planned(self, name: str, **inputs: RuleInput) -> Iterator[DataFrame]:
+    def planned(self, name: str, **inputs: RuleInput | DataFrame) -> Iterator[DataFrame]:
         """Yield the rows that a rule gives, as a part of a larger plan that the block runs.
 
-        Nothing is run here. The caller runs the plan, and checks the rows with `checked_output`.
+        Inputs may be parts of that plan themselves. Nothing is run here. The caller runs the plan,
+        and checks the rows with `checked_output`.
         """
         of_rule = rule(name)
-        checked = _checked_inputs(of_rule, inputs)
+        if inputs.keys() != of_rule.takes.keys():
+            raise _wrong_tables(of_rule, inputs)
         # The session may be the user's (Spark Connect), so names of views are used once.
-        views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in checked}
+        views = {table: f"sparklog_{table}_{uuid.uuid4().hex}" for table in inputs}
         try:
-            for table, rows in checked.items():
-                self._table(rows).createOrReplaceTempView(views[table])
+            for table, schema in of_rule.takes.items():
+                rows = inputs[table]
+                if not hasattr(rows, "createOrReplaceTempView"):
+                    checked = checked_input(f"rule {name}, table {table}", schema, rows)
+                    rows = self._table(checked)
+                rows.createOrReplaceTempView(views[table])
             yield self._spark.sql(_reading(of_rule.text, views))
         finally:
             for view in views.values():

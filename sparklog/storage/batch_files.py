@@ -428,8 +428,9 @@ def rebuild_batch(source: Location, batches: Sequence[Batch], of: Batch) -> tupl
     where = f"{source.uri} has no sound copy of offsets {of.base_offset} to {of.next_offset - 1}"
     if any(batch.leader_epoch != of.leader_epoch for batch in batches):
         raise StorageError(f"{where}: its batches there have another leader epoch")
-    parts = []
-    for batch in batches:
+    parts = [RECORD_COLUMNS.empty_table()]
+    # Compaction may have removed all records of a batch: they need no source.
+    for batch in batches if of.record_count else ():
         records = read_batch(source, batch)
         offsets = pc.add(records["offset_delta"].cast(pa.int64()), batch.base_offset)
         deltas = pc.subtract(offsets, of.base_offset)

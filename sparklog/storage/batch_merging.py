@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +12,8 @@ import pyarrow.compute as pc
 from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
-from sparklog.storage.location import Location, one_line
+from sparklog.storage.batch_rewriting import BatchRewrite
+from sparklog.storage.location import one_line
 from sparklog.storage.new_file import discard_file
 from sparklog.storage.parquet import ForeignParquet
 
@@ -21,24 +21,16 @@ _ROW_GROUP_BYTES = 16 << 20
 """Bytes of decoded records that are held in memory at once; they become one row group."""
 
 
-class Merge(NamedTuple):
-    """Adjacent batches of one log that become one batch in a new file at `path`."""
+class Merge(BatchRewrite):
+    """Adjacent batches of one log that become one batch, with all of their records."""
 
-    log: Location
-    batches: tuple[Batch, ...]
-    path: str
-
-    @property
-    def size_bytes(self) -> int:
-        """The sum of the batches' file sizes, in bytes."""
-        return sum(batch.size_bytes for batch in self.batches)
+    __slots__ = ()
 
 
 def merge_batches(merge: Merge) -> Batch | str:
     """Write the records of adjacent batches as one batch; return it, or the failure as text.
 
-    Checksums are verified before anything is written. The header is the first batch's, without
-    its producer fields: the batches may have several producers (rule 8.4).
+    Checksums are verified before anything is written.
     """
     try:
         contents = [verified_bytes(merge.log, batch) for batch in merge.batches]
@@ -57,18 +49,7 @@ def merge_batches(merge: Merge) -> Batch | str:
     if file.record_count != last.next_offset - first.base_offset:
         discard_file(merge.log, merge.path)
         return f"the batches from {merge.log.uri}/{first.path} on hold {file.record_count} records"
-    return first._replace(
-        path=file.path,
-        size_bytes=file.size_bytes,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        checksum=file.checksum,
-        record_count=file.record_count,
-        last_offset_delta=file.record_count - 1,
-        min_timestamp_ms=file.min_timestamp_ms,
-        max_timestamp_ms=file.max_timestamp_ms,
-    )
+    return merge.batch(file)
 
 
 def _gathered(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

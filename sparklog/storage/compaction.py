@@ -6,9 +6,10 @@ it may lack offsets inside, and it may have no record at all.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,121 +18,182 @@ import pyarrow.compute as pc
 from sparklog.errors import StorageError
 from sparklog.model import RECORD_COLUMNS, Batch
 from sparklog.storage.batch_files import BatchFileWriter, verified_bytes
+from sparklog.storage.batch_rewriting import BatchRewrite
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ParquetContent
 
 _DIGEST_BYTES = 16
+"""The bytes of a digest, and of the shortest key that is represented by one."""
+
+RECORD_KEYS = pa.schema(
+    [
+        ("base_offset", pa.int64()),
+        ("record_offset", pa.int64()),
+        ("key_digest", pa.string()),
+        ("is_tombstone", pa.bool_()),
+    ]
+)
+"""The keys of records: the base offset of the batch into which a record is written, its offset, the
+digest of its key (null without a key), and whether it is a tombstone."""
+
+_KEY_COLUMNS = ["offset_delta", "key", "value"]
+_LATEST_COLUMNS = ["key_digest", "record_offset"]
 
 
-class Compaction(NamedTuple):
-    """Adjacent batches of one log of which some records become one batch in a new file at `path`.
+class Compaction(BatchRewrite):
+    """Adjacent batches of which some records become one batch."""
 
-    `retained` has the offsets of the records that stay, in ascending order, as 64-bit integers.
-    """
-
-    log: Location
-    batches: tuple[Batch, ...]
-    retained: Any
-    path: str
+    __slots__ = ()
 
     @property
-    def size_bytes(self) -> int:
-        """The sum of the batches' file sizes, in bytes."""
-        return sum(batch.size_bytes for batch in self.batches)
+    def base_offset(self) -> int:
+        """The first offset of the batches, which identifies a compaction within its log."""
+        return self.batches[0].base_offset
+
+    @property
+    def record_count(self) -> int:
+        """The number of records in the batches."""
+        return sum(batch.record_count for batch in self.batches)
 
 
-def record_keys(log: Location, batches: Sequence[Batch]) -> pa.Table:
-    """Return the offset, the digest of the key and whether it is a tombstone, for each record.
+def record_keys(log: Location, batches: Sequence[Batch], base_offsets: Sequence[int]) -> pa.Table:
+    """Return the keys of all records of some batches, as `RECORD_KEYS`.
 
-    Columns: record_offset bigint, key_digest string (null without a key), is_tombstone boolean.
-    Raises `StorageError` if a file is missing, damaged or unreadable.
+    Parameters: `base_offsets`, for each batch that of the batch into which it is written. Each file
+    is read once, in parallel on an object store. Raises `StorageError` if a file is missing,
+    damaged or unreadable.
     """
-    tables = []
-    for batch in batches:
-        records = _read(log, batch, ["offset_delta", "key", "value"])
-        tables.append(
-            pa.table(
-                {
-                    "record_offset": _offsets(batch, records),
-                    "key_digest": pa.array(map(_digest, records["key"].to_pylist()), pa.string()),
-                    "is_tombstone": pc.is_null(records["value"]),
-                }
-            )
+    tables = [
+        _keys(records, _offsets(batch, records), base_offset)
+        for (batch, records), base_offset in zip(
+            _read(log, batches, _KEY_COLUMNS), base_offsets, strict=True
         )
+    ]
     return pa.concat_tables(tables)
 
 
-def compact_batches(compaction: Compaction) -> Batch | str:
-    """Write the retained records of adjacent batches as one batch; return it, or the failure.
+def key_offsets(log: Location, batches: Sequence[Batch]) -> pa.Table:
+    """Return the key digests and offsets of all records of some batches; see `record_keys`.
 
-    Checksums are verified before anything is written. The header is the first batch's, without its
-    producer fields: the batches may have several producers.
+    Columns: key_digest, record_offset. Values are not decoded.
     """
-    first, last = compaction.batches[0], compaction.batches[-1]
+    tables = [
+        pa.table([_digests(records["key"]), _offsets(batch, records)], _LATEST_COLUMNS)
+        for batch, records in _read(log, batches, _KEY_COLUMNS[:2])
+    ]
+    return pa.concat_tables(tables)
+
+
+def compact_batches(
+    compaction: Compaction, retain: Callable[[pa.Table], Any]
+) -> Batch | str | None:
+    """Write the records that stay as one batch; return it, or the failure.
+
+    Parameters: `retain`, returns the offsets of the records that stay, in ascending order, of
+    records as `RECORD_KEYS`. Each file is read once. Checksums are verified before anything is
+    written. `None`: one batch that loses no record, so it stays as it is.
+    """
+    log, batches = compaction.log, compaction.batches
     try:
-        kept = [
-            _kept(compaction, batch, _read(compaction.log, batch, RECORD_COLUMNS.names))
-            for batch in compaction.batches
-        ]
-        writer = BatchFileWriter(compaction.log, compaction.path)
+        records = [table for _, table in _read(log, batches, RECORD_COLUMNS.names)]
+        offsets = [_offsets(*of) for of in zip(batches, records, strict=True)]
+        base_offset = compaction.base_offset
+        keys = [_keys(*of, base_offset) for of in zip(records, offsets, strict=True)]
+        retained = retain(pa.concat_tables(keys))
+        if _is_unchanged(compaction, len(retained)):
+            return None
+        return _written(compaction, records, offsets, retained)
+    except (OSError, pa.ArrowException, StorageError) as error:
+        return one_line(error)
+
+
+def compact_retained(compaction: Compaction, retained: Any) -> Batch | str | None:
+    """Write the records with these offsets as one batch; see `compact_batches`.
+
+    Parameters: `retained`, the offsets in ascending order, as 64-bit integers. No file is read if
+    there are none, or if nothing changes.
+    """
+    if _is_unchanged(compaction, len(retained)):
+        return None
+    try:
+        if not len(retained):
+            return _written(compaction, [], [], retained)
+        read = list(_read(compaction.log, compaction.batches, RECORD_COLUMNS.names))
+        records, offsets = [table for _, table in read], [_offsets(*of) for of in read]
+        return _written(compaction, records, offsets, retained)
+    except (OSError, pa.ArrowException, StorageError) as error:
+        return one_line(error)
+
+
+def _is_unchanged(compaction: Compaction, retained_count: int) -> bool:
+    return len(compaction.batches) == 1 and retained_count == compaction.record_count
+
+
+def _written(
+    compaction: Compaction, records: Sequence[pa.Table], offsets: Sequence[Any], retained: Any
+) -> Batch:
+    """Write the records of the batches whose offsets are retained."""
+    tables, deltas = [], []
+    for table, of_table in zip(records, offsets, strict=True):
+        is_kept = np.isin(of_table.to_numpy(), retained, assume_unique=True)
+        tables.append(table if is_kept.all() else table.filter(pa.array(is_kept)))
+        deltas.append(of_table.to_numpy()[is_kept] - compaction.base_offset)
+    writer = BatchFileWriter(compaction.log, compaction.path)
+    if tables:
         try:
-            for records, deltas in kept:
-                writer.write(records, deltas)
+            # As one row group: the batches may be many, and small.
+            numbers = pa.array(np.concatenate(deltas), pa.int32())
+            writer.write(pa.concat_tables(tables).combine_chunks(), numbers)
         except BaseException:
             writer.discard()
             raise
-        file = writer.close()
-    except (OSError, pa.ArrowException, StorageError) as error:
-        return one_line(error)
-    times = file.min_timestamp_ms, file.max_timestamp_ms
-    if not file.record_count:
-        times = (
-            min(batch.min_timestamp_ms for batch in compaction.batches),
-            max(batch.max_timestamp_ms for batch in compaction.batches),
-        )
-    return first._replace(
-        path=file.path,
-        size_bytes=file.size_bytes,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        checksum=file.checksum,
-        record_count=file.record_count,
-        last_offset_delta=last.next_offset - 1 - first.base_offset,
-        min_timestamp_ms=times[0],
-        max_timestamp_ms=times[1],
+    return compaction.batch(writer.close())
+
+
+def _read(
+    log: Location, batches: Sequence[Batch], columns: list[str]
+) -> Iterator[tuple[Batch, pa.Table]]:
+    """Yield batches with some columns of their records."""
+    size_bytes = sum(batch.size_bytes for batch in batches)
+    contents = map_in_parallel(
+        partial(verified_bytes, log), batches, size_bytes, is_local=log.is_local
     )
+    for batch, content in zip(batches, contents, strict=True):
+        try:
+            records = ParquetContent(content).read(columns)
+        except (OSError, pa.ArrowException) as error:
+            where = f"{log.uri}/{batch.path}"
+            raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
+        yield batch, records
 
 
-def _kept(
-    compaction: Compaction, batch: Batch, records: pa.Table
-) -> tuple[pa.Table, pa.Array[Any]]:
-    """Return a batch's records that stay, and their offset deltas in the new batch."""
-    offsets = _offsets(batch, records).to_numpy()
-    retained = compaction.retained
-    places = np.searchsorted(retained, offsets)
-    inside = places < len(retained)
-    is_kept = np.zeros(len(offsets), dtype=bool)
-    is_kept[inside] = retained[places[inside]] == offsets[inside]
-    deltas = offsets[is_kept] - compaction.batches[0].base_offset
-    return records.filter(pa.array(is_kept)), pa.array(deltas, pa.int32())
+def _keys(records: pa.Table, offsets: pa.Array[Any], base_offset: int) -> pa.Table:
+    columns = [
+        pa.array(np.full(records.num_rows, base_offset, dtype=np.int64)),
+        offsets,
+        _digests(records["key"]),
+        pc.is_null(records["value"]).combine_chunks(),
+    ]
+    return pa.Table.from_arrays(columns, schema=RECORD_KEYS)
 
 
-def _read(log: Location, batch: Batch, columns: list[str]) -> pa.Table:
-    content = verified_bytes(log, batch)
-    try:
-        return ParquetContent(content).read(columns)
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"{log.uri}/{batch.path} cannot be read: {one_line(error)}") from error
-
-
-def _offsets(batch: Batch, records: pa.Table) -> Any:
+def _offsets(batch: Batch, records: pa.Table) -> pa.Array[Any]:
     offsets = pc.add(records["offset_delta"].cast(pa.int64()), batch.base_offset)
     return offsets.combine_chunks()
 
 
-def _digest(key: bytes | None) -> str | None:
-    """Return a text that stands for a key; Kafka's cleaner compares MD5 digests of keys."""
-    if key is None:
-        return None
-    return hashlib.blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
+def _digests(keys: pa.ChunkedArray) -> pa.Array[Any]:
+    """Return texts that stand for keys; Kafka's cleaner compares MD5 digests of keys.
+
+    A short key is its own digest, which is no text of the length of others.
+    """
+    texts = [
+        None
+        if key is None
+        else key.hex()
+        if len(key) < _DIGEST_BYTES
+        else blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
+        for key in keys.to_pylist()
+    ]
+    return pa.array(texts, pa.string())

@@ -1,13 +1,12 @@
 """Work on record bytes, in this process or in the tasks of a Spark job (key `execution`).
 
 Five kinds of work have the size of the records: a leader's check of batch files, a follower's
-copies, the cut of a batch that straddles an offset, merging, and compaction. Everything else
-is metadata.
+copies, the cut of a batch that straddles an offset, merging, and compaction, which is a plan of its
+own (`compaction_tasks`). Everything else is metadata.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 import time
@@ -20,10 +19,9 @@ from sparklog.errors import ConfigError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, batch_id, new_batch_path
 from sparklog.session import spark_errors
-from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, spark_job
+from sparklog.spark_jobs import has_executors, parallelism, run_in_tasks, shares, spark_job
 from sparklog.storage.batch_files import BatchFile, file_fault, files_faults, rewrite_slice
 from sparklog.storage.batch_merging import Merge, merge_batches
-from sparklog.storage.compaction import Compaction, compact_batches
 from sparklog.storage.copying import Copied, Copy, copy_file, copy_files
 from sparklog.storage.file_states import FileState, NamedFile, read_files
 from sparklog.storage.location import Location, one_line
@@ -106,10 +104,6 @@ class Execution(Protocol):
         """Write adjacent batches as one; return the merged batches (8.4)."""
         ...
 
-    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
-        """Write some records of adjacent batches as one batch; return the new batches (8.3)."""
-        ...
-
     def read(self, files: Sequence[NamedFile]) -> list[FileState]:
         """Read files to their ends; return the state of each, to be compared with its header."""
         ...
@@ -147,10 +141,6 @@ class DriverExecution:
         """See `Execution.merge`."""
         return [merge_batches(merge) for merge in merges]
 
-    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
-        """See `Execution.compact`."""
-        return [compact_batches(one) for one in compactions]
-
     def read(self, files: Sequence[NamedFile]) -> list[FileState]:
         """See `Execution.read`."""
         return read_files(files)
@@ -187,6 +177,11 @@ class SparkExecution:
         self._paused_until_s = -math.inf
 
     @property
+    def spark(self) -> SparkSession:
+        """The session that runs the jobs."""
+        return self._spark
+
+    @property
     def is_paused(self) -> bool:
         """Whether no job is started, since the last one has failed a short time ago."""
         return self._monotonic_s() < self._paused_until_s
@@ -221,13 +216,13 @@ class SparkExecution:
         sizes = [file.size_bytes for file in files]
         # The files that the query gives are the first ones of each partition.
         order = sorted(range(len(files)), key=lambda number: files[number].rank)
-        shares = _shares(sizes, self._task_count(min(max_bytes, sum(sizes))), order)
+        dealt = shares(sizes, self.task_count(min(max_bytes, sum(sizes))), order)
         names = {
             number: " ".join(map(str, (task, *files[number][1:])))
-            for task, share in enumerate(shares)
+            for task, share in enumerate(dealt)
             for number in share
         }
-        return WorkList([names[number] for number in range(len(files))], len(shares))
+        return WorkList([names[number] for number in range(len(files))], len(dealt))
 
     def copy_found(
         self, found: DataFrame, task_count: int, sources: Sequence[Location], target: Location
@@ -250,13 +245,24 @@ class SparkExecution:
                 # Before Spark 4.1 some tasks get the files of two.
                 by_number = getattr(dealt, "repartitionById", dealt.repartition)
                 found = by_number(task_count, _TASK).drop(_TASK)
-            with spark_job(found.sparkSession, "fetch"):
-                copied = found.mapInArrow(_copying(sources, target), schema).toArrow()
+            return self.collect("fetch", found.mapInArrow(_copying(sources, target), schema))
         except spark_errors() as error:
-            self._note_failure("fetch", error)
+            self.note_failure("fetch", error)
             return None
-        self._note_success("fetch")
-        return copied
+
+    def collect(self, action: str, plan: DataFrame) -> pa.Table | None:
+        """Run a plan as one job, and return its rows; `None`, with a warning, if the job fails.
+
+        Parameters: `action`, the name of the job.
+        """
+        try:
+            with spark_job(plan.sparkSession, action):
+                rows = plan.toArrow()
+        except spark_errors() as error:
+            self.note_failure(action, error)
+            return None
+        self._note_success(action)
+        return rows
 
     def cut(self, slices: Sequence[BatchSlice]) -> list[Batch | str]:
         """See `Execution.cut`."""
@@ -266,18 +272,15 @@ class SparkExecution:
     def merge(self, merges: Sequence[Merge]) -> list[Batch | str]:
         """See `Execution.merge`."""
         sizes = [merge.size_bytes for merge in merges]
-        # Merging holds the interpreter's lock, so it delays ticks in this process: a job pays
-        # from the bytes of one task on.
-        least = min(self._min_bytes, self._bytes_per_task)
-        return self._run("merge", _merged_each, merges, sizes, self._driver.merge, least)
+        if not self.rewrites_in_tasks(sum(sizes)):
+            return self._driver.merge(merges)
+        return self._run("merge", _merged_each, merges, sizes, self._driver.merge, min_bytes=0)
 
-    def compact(self, compactions: Sequence[Compaction]) -> list[Batch | str]:
-        """See `Execution.compact`."""
-        sizes = [one.size_bytes for one in compactions]
-        least = min(self._min_bytes, self._bytes_per_task)
-        return self._run(
-            "compact", _compacted_each, compactions, sizes, self._driver.compact, least
-        )
+    def rewrites_in_tasks(self, size_bytes: int) -> bool:
+        """Return whether rewriting batches of this size in bytes is worth a job now."""
+        # It holds the interpreter's lock, so it delays ticks in this process: a job pays from the
+        # bytes of one task on.
+        return size_bytes >= min(self._min_bytes, self._bytes_per_task) and not self.is_paused
 
     def read(self, files: Sequence[NamedFile]) -> list[FileState]:
         """See `Execution.read`."""
@@ -297,22 +300,23 @@ class SparkExecution:
         is_small = total < (self._min_bytes if min_bytes is None else min_bytes)
         if not items or is_small or self.is_paused:
             return in_driver(items)
-        shares = _shares(sizes, self._task_count(total))
+        dealt = shares(sizes, self.task_count(total))
         try:
-            given = [[items[number] for number in share] for share in shares]
+            given = [[items[number] for number in share] for share in dealt]
             results = run_in_tasks(self._spark, action, function, given)
         except spark_errors() as error:
-            self._note_failure(action, error)
+            self.note_failure(action, error)
             return in_driver(items)
         self._note_success(action)
         by_number = {
             number: result
-            for share, of in zip(shares, results, strict=True)
+            for share, of in zip(dealt, results, strict=True)
             for number, result in zip(share, of, strict=True)
         }
         return [by_number[number] for number in range(len(items))]
 
-    def _note_failure(self, action: str, error: Exception) -> None:
+    def note_failure(self, action: str, error: Exception) -> None:
+        """Log that a job has failed, and start none for a while: its work is done here."""
         pause_s = min(_FIRST_PAUSE_S << min(self._failed_jobs, 10), _LONGEST_PAUSE_S)
         self._failed_jobs += 1
         self._paused_until_s = self._monotonic_s() + pause_s
@@ -328,7 +332,7 @@ class SparkExecution:
         self._failed_jobs = 0
         self._failures.over(action)
 
-    def _task_count(self, size_bytes: int) -> int:
+    def task_count(self, size_bytes: int) -> int:
         """Return the number of tasks for work of this size in bytes."""
         most = _TASKS_PER_SLOT * parallelism(self._spark)
         return min(most, max(1, -(-size_bytes // self._bytes_per_task)))
@@ -476,14 +480,6 @@ def _merged_each(merges: Sequence[Merge]) -> list[Batch | str]:
     ]
 
 
-def _compacted_each(compactions: Sequence[Compaction]) -> list[Batch | str]:
-    """Compact the batches of a task, into paths that no other attempt uses."""
-    return [
-        compact_batches(one._replace(path=new_batch_path(batch_id(one.path))))
-        for one in compactions
-    ]
-
-
 def _cut_each(slices: Sequence[BatchSlice]) -> list[Batch | str]:
     """Cut the batches of a task; what it has written is removed if a part cannot be written."""
     return DriverExecution().cut(slices)
@@ -494,22 +490,3 @@ def _cut(one: BatchSlice) -> Batch | str:
         return rewrite_slice(one.source, one.batch, one.from_offset, one.below_offset, one.target)
     except StorageError as error:
         return str(error)
-
-
-def _shares(
-    sizes: Sequence[int], count: int, order: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Distribute item numbers to at most `count` tasks with about equal bytes each.
-
-    Parameters: `order`, the item numbers in the order in which they are dealt; any first part of it
-    has about equal bytes in each task, too. The largest items are first by default.
-    """
-    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
-    dealt = [(0, number) for number in range(len(shares))]
-    if order is None:
-        order = sorted(range(len(sizes)), key=lambda item: -sizes[item])
-    for item in order:
-        size, least = heapq.heappop(dealt)
-        shares[least].append(item)
-        heapq.heappush(dealt, (size + sizes[item], least))
-    return shares

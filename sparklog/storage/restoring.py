@@ -71,7 +71,9 @@ def find_content(batch: Batch, candidates: Iterable[Candidate]) -> Restored | No
     """Return the content of a batch from the best candidate, or `None` if none has it.
 
     Equal bytes come first, then records of an in-sync replica with other batches. A candidate that
-    cannot be read is left out.
+    cannot be read is left out. Brokers clean compacted logs independently (8.3), so the records of
+    a batch that lacks offsets are known by its checksum alone: as many records may be others, of
+    keys that were deleted since.
     """
     rebuilt: Restored | None = None
     for one in candidates:
@@ -82,7 +84,8 @@ def find_content(batch: Batch, candidates: Iterable[Candidate]) -> Restored | No
             if rebuilt is None and one.is_in_sync and covers(one.batches, batch):
                 new, content = rebuild_batch(one.log, one.batches, batch)
                 is_equal = new.checksum == batch.checksum
-                rebuilt = Restored(batch if is_equal else new, content, one.broker_id)
+                if is_equal or batch.has_all_offsets or not batch.record_count:
+                    rebuilt = Restored(batch if is_equal else new, content, one.broker_id)
         except StorageError:
             continue
     return rebuilt

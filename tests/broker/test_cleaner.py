@@ -352,14 +352,14 @@ class TestFailures:
         """A merge takes the place of the chosen batches: nothing is committed over it."""
         write(cluster, *((f"k{n % 3}", str(n)) for n in range(40)))
         pass_the_lag(cluster)
-        compact = cleaner.Cleaner._write
+        replace = cleaner.Cleaner._replace
 
         def and_merge(self: cleaner.Cleaner, *arguments: object) -> object:
             assert cluster.merge(0).batches == 40
-            return compact(self, *arguments)  # type: ignore[arg-type]
+            return replace(self, *arguments)  # type: ignore[arg-type]
 
         with monkeypatch.context() as context:
-            context.setattr(cleaner.Cleaner, "_write", and_merge)
+            context.setattr(cleaner.Cleaner, "_replace", and_merge)
             assert cluster.clean(0).retained == 0
         assert len(kept(cluster, 0)) == 40
         pass_the_lag(cluster)

@@ -58,6 +58,7 @@ class Story:
         self.round_of_a_record()
         self.merge_and_truncation()
         self.deletion()
+        self.compaction()
         self.cluster.close()
         return self.jobs
 
@@ -111,6 +112,19 @@ class Story:
         self.tick("deletes what its leader has deleted", 0, "follower")
         starts = [cluster.replica(broker, "t", 0).log_start_offset for broker in (0, 1)]
         assert starts == [2, 2]
+
+    def compaction(self) -> None:
+        """Broker 0 cleans its replica of a compacted topic."""
+        cluster = self.cluster
+        configs = {"cleanup.policy": "compact"}
+        cluster.create_topic("c", assignment={0: [0, 1]}, configs=configs)
+        for value in (b"a", b"b"):
+            cluster.produce("c", 0, [value], keys=[b"k"])
+            cluster.tick_until_idle()
+        cluster.clock.advance(LAG_MS)
+        cluster.tick_until_idle()
+        with self.recorded("cleaner: cleans a log of 32 MiB or more", "broker 0, cleaner"):
+            assert cluster.clean(0).retained == 1
 
 
 def table(driver: Jobs, auto: Jobs, spark: Jobs, both: Jobs) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import StorageError
 from sparklog.maintenance.record_comparison import Slice, first_difference
+from sparklog.model import new_batch_path
+from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.location import Location
 from tests.storage.batches import batch_of_file, write_file
 
@@ -94,3 +98,35 @@ def test_equal_batches_are_not_read_and_a_file_that_cannot_be_is_named(tmp_path:
     other = replica(log, [b"x"] * COUNT, {4, 6})
     with pytest.raises(StorageError, match="cannot be read"):
         first_difference(one, other, 0, COUNT)
+
+
+def compacted(log: Location, records: Mapping[int, tuple[bytes, bytes | None]], end: int) -> Slice:
+    """Write records of a compacted log as one batch that ends at `end`."""
+    writer = BatchFileWriter(log, new_batch_path())
+    keys, values = zip(*records.values(), strict=True)
+    writer.write(records_table(values, keys, 0), pa.array(records, pa.int32()))
+    batch = batch_of_file(writer.close(), 0)
+    return Slice(log, [batch._replace(last_offset_delta=end - 1)])
+
+
+def test_a_key_whose_tombstone_has_gone_in_one_of_them_is_no_difference(tmp_path: Path) -> None:
+    """The replica that was cleaned twice has neither the record nor the tombstone after it."""
+    log = Location.of(str(tmp_path / "log"))
+    before = {0: (b"k", b"1"), 1: (b"k", None), 2: (b"l", b"1")}
+    whole, twice = compacted(log, before, 3), compacted(log, {2: before[2]}, 3)
+    for one, other in ((whole, twice), (twice, whole)):
+        assert first_difference(one, other, 0, 3) is None
+
+
+def test_a_record_without_its_successor_is_a_difference(tmp_path: Path) -> None:
+    """Neither replica has a later record of the key that is compared: the record was lost."""
+    log = Location.of(str(tmp_path / "log"))
+    before = {0: (b"k", b"1"), 1: (b"l", b"1"), 2: (b"k", b"2")}
+    whole, lost = compacted(log, before, 3), compacted(log, {1: before[1]}, 3)
+    for one, other in ((whole, lost), (lost, whole)):
+        found = first_difference(one, other, 0, 3)
+        assert found is not None
+        assert found.offset == 2
+        found = first_difference(one, other, 0, 2)
+        assert found is not None
+        assert found.offset == 0

@@ -33,6 +33,8 @@ ACTOR_OF = {
     "repair_requests": "repairs",
 }
 """The actors whose modules have another name."""
+ACTORS_OF = {"rewriter": ("merger", "cleaner")}
+"""The actors that share a module."""
 HEADER = ["actor", "action", "guard", "rule", "effect", "crash point"]
 
 CrashPoint = tuple[str, str]
@@ -52,8 +54,9 @@ class Code(NamedTuple):
 def crash_points(folder: Path) -> set[CrashPoint]:
     """Return the effects that the modules below a folder mark as done."""
     return {
-        (ACTOR_OF.get(file.stem, file.stem), str(node.args[0].value))
+        (actor, str(node.args[0].value))
         for file in folder.rglob("*.py")
+        for actor in ACTORS_OF.get(file.stem, (ACTOR_OF.get(file.stem, file.stem),))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "effects.done"

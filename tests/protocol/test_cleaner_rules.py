@@ -27,6 +27,7 @@ def cleaned(
     latest = rules.run("latest_keys", records=dirty)
     rows = [
         {
+            "base_offset": 0,
             "record_offset": offset,
             "key_digest": key,
             "is_tombstone": is_tombstone,
