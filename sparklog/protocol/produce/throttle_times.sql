@@ -1,6 +1,7 @@
 -- The time in ms for which a client id that has exceeded its quota is throttled, as Kafka computes
 -- it: its bytes of the last `window_ms`, spread over the window and that time, are at its quota of
--- `byte_rate` bytes per second again. Rounded up; no row for a client id within its quota (rule 3.9).
+-- `byte_rate` bytes per second again. Rounded up; no row for a client id within its quota (rule
+-- 3.9).
 -- takes clients: client_id string, recent_bytes bigint, window_ms bigint, byte_rate bigint
 -- gives: client_id string, throttle_time_ms bigint
 select
