@@ -397,6 +397,8 @@ class CheckedCluster:
         if role == "merge":
             self._cluster.clock.advance(MERGE_LAG_MS)
         self._files.fail(self._place(broker_id, folder), failure, skip)
+        if failure == "unread":
+            self._invariants.fail_reads(broker_id)
         self._act(self._cluster.brokers[broker_id], role)
         self._files.calm()
 
@@ -667,6 +669,8 @@ class CheckedCluster:
         self._invariants.check_at_rest()
         self._cluster.clock.advance(TIMEOUT_MS + 1)
         self._rest()
+        # By now what could not be read has been copied again.
+        self._invariants.expect_sound_replicas()
         self._invariants.check_at_rest()
         for number in sorted(self._unanswered):
             request = self.requests[number]

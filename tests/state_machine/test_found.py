@@ -141,3 +141,25 @@ def test_a_commit_into_a_removed_version_does_not_come_back_with_a_power_loss(
     cluster.leader_tick(0)
     cluster.suspend("follower_tick", 1, "log/_delta_log", takes_over=True, cleans_up=True)
     cluster.lose_power(1, "none", "all")
+
+
+def test_a_file_that_could_not_be_read_is_copied_again(start: Start) -> None:
+    """The scrub in a leader's tick found it; the replica reports the damage until then (10.8)."""
+    cluster = start(3, 2, 2)
+    for partition in (0, 1):
+        cluster.produce(partition, 2)
+    cluster.tick_until_idle()
+    for broker in (0, 1, 2):
+        cluster.leader_tick(broker)
+    cluster.follower_tick(0)
+    for broker in (0, 1, 2):
+        cluster.leader_tick(broker)
+    for partition in (0, 1):
+        cluster.produce(partition, 2, producer=0)
+        cluster.produce(partition, 1, producer=1)
+    cluster.tick_until_idle()
+    cluster.merge_during(2, "follower_tick", 2)
+    for partition in (0, 1):
+        cluster.produce(partition, 1)
+    cluster.faulty_tick("leader_tick", 0, "log", "unread")
+    cluster.come_to_rest()
