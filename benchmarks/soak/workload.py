@@ -185,13 +185,13 @@ def retained(root: Path, partition: TopicPartition) -> tuple[int, list[ConsumerR
     """Return the log start, and all records that a new consumer reads from there on."""
     with Consumer(root, auto_offset_reset="earliest") as consumer:
         consumer.assign([partition])
-        begin = consumer.beginning_offsets([partition])[partition]
         end = consumer.end_offsets([partition])[partition]
         found: list[ConsumerRecord] = []
         while consumer.position(partition) < end:
             for records in consumer.poll(1_000).values():
                 found += records
-    return begin, found
+        # Read last: retention may go on meanwhile.
+        return consumer.beginning_offsets([partition])[partition], found
 
 
 def check_retained(root: Path, partition: TopicPartition, written: Written) -> int:
