@@ -17,6 +17,7 @@ from sparklog.errors import StorageError
 from sparklog.logger import get_logger
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, fetch_log, write_log
 from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import background_thread
 
@@ -28,6 +29,12 @@ CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 DEFAULT_CHECKPOINT_INTERVAL = 100
 
 _LARGEST_CHECKPOINT_INTERVAL = 1_000_000
+
+_ACTIONS_PER_COMMIT = 20
+"""The actions of a checkpoint for which one more commit may follow it before the next one."""
+
+_MOST_COMMITS = 1_000
+"""The largest number of commits between two checkpoints that is due to the size of a checkpoint."""
 
 
 def checkpoint_interval(text: str | None) -> int | None:
@@ -49,6 +56,7 @@ class DueCheckpoints:
         self._thread = background_thread("delta-checkpoints")
         self._lock = threading.Lock()
         self._pending: set[str] = set()
+        self._sizes: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Return the number of pending tables."""
@@ -67,6 +75,18 @@ class DueCheckpoints:
         with self._lock:
             self._pending.discard(table.uri)
         _write_checkpoint(table)
+        if table.is_local:
+            self._sizes[table.uri] = checkpoint_size(table)
+
+    def least_commits(self, table: Location) -> int:
+        """Return the least number of commits between the last checkpoint of a table and the next.
+
+        It grows with the last checkpoint that this process wrote. A checkpoint names all live files
+        and those that were removed lately, so a large one would cost many times as much as the
+        commits that it spares a reader. On an object store, where each of these commits is a
+        request to readers, it is 0.
+        """
+        return min(self._sizes.get(table.uri, 0) // _ACTIONS_PER_COMMIT, _MOST_COMMITS)
 
     def wait(self) -> None:
         """Wait until the checkpoints that are pending now are written."""
@@ -95,6 +115,15 @@ def _write_checkpoint(table: Location) -> None:
     except (StorageError, DeltaError, OSError) as error:
         # The commits are valid without a checkpoint, and the next one covers them, too.
         _log.warning("no checkpoint", table=table.uri, error=one_line(error))
+
+
+def checkpoint_size(table: Location) -> int:
+    """Return the number of actions in the newest checkpoint of a table, 0 if it is not known."""
+    try:
+        hint = json_value(table.read_bytes(f"{LOG_FOLDER}/{CHECKPOINT_HINT}"))
+        return int(hint["size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def write_checkpoint(table: Location) -> None:

@@ -42,6 +42,7 @@ from sparklog.storage.commits_ahead import CommitsAhead
 from sparklog.storage.delta_checkpoints import (
     CHECKPOINT_INTERVAL,
     DEFAULT_CHECKPOINT_INTERVAL,
+    DUE_CHECKPOINTS,
     checkpoint_interval,
     start_checkpoint,
 )
@@ -348,10 +349,12 @@ class DeltaLog:
     def is_checkpoint_due(self) -> bool:
         """Whether Delta's checkpoint is due: `checkpoint_interval` commits after the last one.
 
-        `EMPTY_PER_COMMIT` empty commits count as one.
+        More if that one was large; `EMPTY_PER_COMMIT` empty commits count as one.
         """
         interval = self.checkpoint_interval
-        return self.progress // interval > self._checkpointed // interval
+        if self.progress // interval <= self._checkpointed // interval:
+            return False
+        return self.progress - self._checkpointed >= DUE_CHECKPOINTS.least_commits(self.location)
 
     def write_due_checkpoint(self) -> None:
         """Start writing Delta's checkpoint in another thread, if it is due.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -11,7 +12,7 @@ from deltalake import DeltaTable
 from sparklog.model import LOG
 from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import create_table
-from sparklog.storage.delta_checkpoints import write_store_checkpoint
+from sparklog.storage.delta_checkpoints import await_checkpoints, write_store_checkpoint
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
@@ -113,3 +114,21 @@ def test_one_that_is_not_written_to_the_end_changes_nothing(
     write_store_checkpoint(log.location)
     remove_commits(log, log.version)
     assert list(RecordLog(at("broker")).batches(P0)) == list(log.batches(P0))
+
+
+@pytest.mark.parametrize(("batches", "expected"), [(1, [100, 200, 300]), (4_000, [100, 305])])
+def test_large_checkpoints_are_rarer_in_local_folders(
+    tmp_path: Path, batches: int, expected: list[int]
+) -> None:
+    """One with 4,100 actions is followed by as many commits as it has twenties of actions."""
+    root = Location.of(str(tmp_path), {str(tmp_path): {"sync": "false"}})
+    create_table(root, LOG)
+    log = RecordLog(root, FENCE)
+    log.commit(chain(0, *[1] * batches))
+    written = []
+    while log.version < 310:
+        log.commit(chain(log.log_end_offset(P0), 1))
+        await_checkpoints()
+        names = tmp_path.glob(f"log/_delta_log/{log.version:020}.checkpoint.parquet")
+        written += [log.version for _ in names]
+    assert written == expected
