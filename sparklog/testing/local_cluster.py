@@ -859,7 +859,7 @@ class LocalCluster:
         Location
             The folder, or the prefix of an object store.
         """
-        name = "cluster" if broker_id is None else self.log_dirs[broker_id][0]
+        name = "cluster" if broker_id is None else self._log_dirs_of(broker_id)[0]
         return Location.of(str(self.root / name), self._storage_options)
 
     def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
@@ -1033,12 +1033,16 @@ class LocalCluster:
 
     # --- internals --------------------------------------------------------------------------------
 
+    def _log_dirs_of(self, broker_id: int) -> Sequence[str]:
+        # A broker that the cluster began without may be started later.
+        return self.log_dirs.setdefault(broker_id, (f"broker-{broker_id}",))
+
     def _start(self, broker_id: int) -> None:
         options = self._storage_options
         self.brokers[broker_id] = Broker(
             broker_id,
             self.location(),
-            [Location.of(str(self.root / one), options) for one in self.log_dirs[broker_id]],
+            [Location.of(str(self.root / one), options) for one in self._log_dirs_of(broker_id)],
             rules=self._rules,
             execution=self._execution,
             clock=self.clock,
