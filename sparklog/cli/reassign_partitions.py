@@ -11,13 +11,15 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
-from sparklog.model import TopicPartition
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from sparklog.cluster.admin import Admin
     from sparklog.cluster.reassignment_admin import AddingReplica
+    from sparklog.model import TopicPartition
 
-_Assignment = dict[TopicPartition, list[int]]
+    _Assignment: TypeAlias = dict[TopicPartition, list[int]]
 
 _EXISTING = (
     "Cannot execute because there is an existing partition assignment.  Use --additional to "
@@ -335,6 +337,8 @@ def _topics(file: Path) -> list[str]:
 
 def _assignment(file: Path) -> _Assignment:
     """Return the assignment in a file of Kafka's format."""
+    from sparklog.model import TopicPartition
+
     found: _Assignment = {}
     for entry in _entries(file, "partitions"):
         given = entry if isinstance(entry, dict) else {}

@@ -76,6 +76,9 @@ class Leader:
     def pop(self, _request_id: str, _key: TopicIdPartition) -> ProduceResponse | None:
         return ProduceResponse("NONE", 0, 0) if self.polls else None
 
+    def throttle_time_ms(self, _request_id: str) -> int:
+        return 0
+
     def forget(self, _request_id: str) -> None:
         pass
 

@@ -35,6 +35,9 @@ class Leader:
     def pop(self, _request_id: str, key: TopicIdPartition) -> ProduceResponse | None:
         return self.answers.get(key)
 
+    def throttle_time_ms(self, _request_id: str) -> int:
+        return 0
+
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
 
