@@ -454,7 +454,8 @@ class Invariants:
     @checks(Invariant.HIGH_WATERMARK_NEVER_GOES_BACK)
     def _check_visible(self, partition: int, past: _Past) -> None:
         state = self._state(past)
-        if state.leader not in self._brokers:
+        if state.leader not in self._brokers or state.leader_epoch < past.unclean_epoch:
+            # Before the election after a power loss of the last replica, which may have kept all.
             return
         [visible] = self._connection.fetchable([state]).values()
         if isinstance(visible, SparklogError):

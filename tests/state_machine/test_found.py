@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.faulty_files import Kept
 from tests.state_machine.checked_cluster import CheckedCluster
 
 Start = Callable[..., CheckedCluster]
@@ -162,4 +163,18 @@ def test_a_file_that_could_not_be_read_is_copied_again(start: Start) -> None:
     for partition in (0, 1):
         cluster.produce(partition, 1)
     cluster.faulty_tick("leader_tick", 0, "log", "unread")
+    cluster.come_to_rest()
+
+
+@pytest.mark.parametrize("names", ["all", "none"])
+@pytest.mark.parametrize("content", ["all", "none"])
+def test_the_only_replica_goes_on_with_what_a_power_loss_left(
+    start: Start, names: Kept, content: Kept
+) -> None:
+    """It is shown before it is elected again, also if nothing was lost (9.3)."""
+    cluster = start(1, 1, 1, syncs=False)
+    cluster.produce(0, 2)
+    cluster.tick_until_idle()
+    cluster.lose_power(0, names, content)
+    cluster.restart(0)
     cluster.come_to_rest()
