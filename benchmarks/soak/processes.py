@@ -236,7 +236,7 @@ class RealTime:
         while (now := time.monotonic()) < end:
             for place, (every, action) in enumerate(plan):
                 if due[place] <= now:
-                    # What a long action has missed is left out.
+                    # Times that a long action has missed are left out.
                     due[place] = max(due[place] + every, now)
                     action()
             if self._returns is not None and self._returns[1] <= now:

@@ -20,42 +20,38 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The size of a cluster after `at` rounds, or seconds.
+class Disk:
+    """Files and bytes of a cluster's folder, by what they are.
 
     Attributes: `live_files`, which the newest versions of the tables name; `dead_files`, which they
     do not name any more, kept for readers of older versions; `log_files`, commits and checkpoints
     of all tables, and the temporary files beside them; `journal_commits`, of the `log` table that
-    has the most; `tick_ms`, processor time of a tick; `start_ms`, processor time of a broker's
-    start, `None` if none was started; `memory_mib`, resident memory of the process, or of the
-    largest one.
+    has the most.
+    """
+
+    live_files: int
+    dead_files: int
+    log_files: int
+    live_bytes: int
+    dead_bytes: int
+    log_bytes: int
+    journal_commits: int
+
+
+@dataclass(frozen=True)
+class Sample(Disk):
+    """The size of a cluster after `at` ticks, or seconds.
+
+    Attributes: `tick_ms`, processor time of a tick, or of a broker's process in a second;
+    `start_ms`, processor time of a broker's start, `None` if none was started; `memory_mib`,
+    resident memory of the process, or of the largest one.
     """
 
     at: float
     records: int
-    live_files: int
-    dead_files: int
-    log_files: int
-    live_bytes: int
-    dead_bytes: int
-    log_bytes: int
-    journal_commits: int
     tick_ms: float
     start_ms: float | None
     memory_mib: float
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Files and bytes of a cluster's folder, by what they are."""
-
-    live_files: int
-    dead_files: int
-    log_files: int
-    live_bytes: int
-    dead_bytes: int
-    log_bytes: int
-    journal_commits: int
 
 
 def disk(folder: Path) -> Disk:
