@@ -9,6 +9,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,40 @@ def states(cluster: Cluster) -> dict[int, str]:
     return {row["broker_id"]: row["state"] for row in cluster.rows(BROKERS)}
 
 
-def hang_reads_of(cluster: Cluster, table: str) -> None:
-    """Let the next read of a control table of the cluster root hang: its next commit is a pipe."""
+def hang_reads_of(cluster: Cluster, table: str) -> str:
+    """Let the next read of a control table of the cluster root hang: its next commit is a pipe.
+
+    Returns
+    -------
+    str
+        The path of the pipe.
+    """
     location = Location.of(str(cluster.folder / "cluster" / table))
-    os.mkfifo(f"{location.uri}/{commit_path(newest_version(location) + 1)}")
+    pipe = f"{location.uri}/{commit_path(newest_version(location) + 1)}"
+    os.mkfifo(pipe)
+    return pipe
+
+
+@contextmanager
+def hanging_tick(cluster: Cluster, process: Process) -> Iterator[None]:
+    """Let a tick of `process` hang: it reads a pipe that has a writer and no content.
+
+    A signal sent before a tick reads the pipe would end an idle process, which hangs nowhere.
+    """
+    pipe = hang_reads_of(cluster, TOPICS.name)
+
+    def opened() -> list[int]:
+        # Without a reader, this is refused with ENXIO.
+        with suppress(OSError):
+            return [os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)]
+        return []
+
+    [writer] = wait_for(opened, "reader of the pipe", process)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        Path(pipe).unlink()
 
 
 def store_options(port: int) -> dict[str, str]:
@@ -70,17 +102,14 @@ class TestTheBound:
     def test_ends_a_stop_whose_tick_hangs_and_names_the_tick(self, cluster: Cluster) -> None:
         """The signal is handled though a read of a file hangs; the next start succeeds."""
         process = running(cluster, controlled_shutdown_timeout_ms=1_500)
-        hang_reads_of(cluster, TOPICS.name)
-        since = time.monotonic()
-        assert process.end() == ExitCode.NOT_STOPPED, process.stderr
-        assert time.monotonic() - since >= 1.5
+        with hanging_tick(cluster, process):
+            since = time.monotonic()
+            assert process.end() == ExitCode.NOT_STOPPED, process.stderr
+            assert time.monotonic() - since >= 1.5
         line = line_of(process)
         assert re.search(r"controlled\.shutdown\.timeout\.ms=1500: \w+_tick of broker 0 has", line)
         assert "not stopped: broker 0; acknowledged records are safe" in line
 
-        for pipe in (cluster.folder / "cluster").rglob("*.json"):
-            if pipe.is_fifo():
-                pipe.unlink()
         again = cluster.run(broker_id=0)
         again.wait_for_event("broker started")
         assert again.end() == ExitCode.DONE, again.stderr
@@ -92,11 +121,11 @@ class TestTheBound:
     ) -> None:
         """A second signal, also another one, ends a process whose tick hangs at once."""
         process = running(cluster, controlled_shutdown_timeout_ms=LONG_MS)
-        hang_reads_of(cluster, TOPICS.name)
-        process.send(signal.SIGTERM)
-        # The handler of the first signal replaces itself before the second one is sent.
-        wait_for(lambda: not handles(process, signal.SIGTERM), "end of the handler", process)
-        assert process.end(second) == -second
+        with hanging_tick(cluster, process):
+            process.send(signal.SIGTERM)
+            # The handler of the first signal replaces itself before the second one is sent.
+            wait_for(lambda: not handles(process, signal.SIGTERM), "end of the handler", process)
+            assert process.end(second) == -second
 
     @needs_store
     @pytest.mark.parametrize("is_awaited", [True, False], ids=["bound", "second signal"])
