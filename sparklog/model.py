@@ -459,6 +459,23 @@ REQUEST_INDEX = pa.schema(
     ]
 )
 """The columns of a pending batch: one batch of a request, for one partition."""
+TRUNCATIONS = _busy_table(
+    "truncations",
+    ("topic_id", "partition", "version"),
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    version=_LONG,
+    at_ms=_LONG,
+    cause=_STRING,
+    leader=_INT,
+    leader_epoch=_INT,
+    from_offset=_LONG,
+    to_offset=_LONG,
+    high_watermark=_LONG,
+    records_removed=_LONG,
+    records_lost=_LONG,
+)
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     ("operation_id",),
@@ -574,6 +591,41 @@ LEADERSHIP_HISTORY = _busy_table(
     controller_epoch=_INT,
     version=_LONG,
     since_ms=_LONG,
+)
+PARTITION_HISTORY = _busy_table(
+    "partition_history",
+    ("topic_id", "partition", "partition_epoch"),
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    partition_epoch=_INT,
+    at_ms=_LONG,
+    version=_LONG,
+    operation=_STRING,
+    cause=_STRING,
+    detail=_STRING,
+    leader=_INT,
+    leader_before=_INT,
+    leader_epoch=_INT,
+    leader_broker_epoch=_LONG,
+    controller_epoch=_INT,
+    is_elected=_BOOL,
+    is_unclean=_BOOL,
+    replicas=_STRING,
+    isr=_STRING,
+    elr=_STRING,
+    joined_isr=_STRING,
+    left_isr=_STRING,
+)
+CONTROLLER_HISTORY = _busy_table(
+    "controller_history",
+    ("controller_epoch", "broker_id"),
+    controller_epoch=_INT,
+    broker_id=_INT,
+    at_ms=_LONG,
+    version=_LONG,
+    operation=_STRING,
+    cause=_STRING,
 )
 PRODUCER_IDS = _busy_table(
     "producer_ids",
@@ -698,6 +750,7 @@ BROKER_TABLES = (
     PRODUCE_REQUESTS,
     CLEANER_OFFSET_CHECKPOINT,
     DELAYED_OPERATIONS,
+    TRUNCATIONS,
 )
 """The tables of a broker root, in addition to `format`."""
 
@@ -707,6 +760,8 @@ CLUSTER_TABLES = (
     TOPICS,
     PARTITION_STATE,
     LEADERSHIP_HISTORY,
+    PARTITION_HISTORY,
+    CONTROLLER_HISTORY,
     PRODUCER_IDS,
     STREAM_WRITES,
     CONSUMER_GROUPS,

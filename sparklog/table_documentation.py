@@ -238,6 +238,37 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             ),
         },
     ),
+    "truncations": TableDocumentation(
+        rows=(
+            "A truncation of a replica of the root. The newest 100,000 are kept. The views and "
+            "`sparklog query` add those that are only in the journal yet."
+        ),
+        writers=(
+            "The broker that owns the root, with its checkpoints, if the journal has truncations "
+            "since the last ones."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": _TOPIC,
+            "partition": _PARTITION,
+            "version": "Version of `log` that has truncated the replica.",
+            "at_ms": "Time of the truncation, in ms since 1970 on the broker's clock.",
+            "cause": (
+                "Cause: `divergence` from the leader's log, `log_restart` at the leader's log "
+                "start offset."
+            ),
+            "leader": "Id of the leader with whose log the replica agrees afterwards.",
+            "leader_epoch": "Epoch of that leader.",
+            "from_offset": "Log end offset before.",
+            "to_offset": "Log end offset after.",
+            "high_watermark": "High watermark of the replica before.",
+            "records_removed": "Number of offsets that were removed from this replica.",
+            "records_lost": (
+                "Number of those below the high watermark: committed records that an unclean "
+                "election has lost."
+            ),
+        },
+    ),
     "delayed_operations": TableDocumentation(
         rows=(
             "One partition of a delayed produce request or of a delayed fetch, as of the version "
@@ -461,6 +492,70 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "controller_epoch": "Epoch of the controller that had changed the partition last.",
             "version": "Version of `partition_state` that began the epoch.",
             "since_ms": "Time of that commit, in ms since 1970 on its writer's clock.",
+        },
+    ),
+    "partition_history": TableDocumentation(
+        rows=(
+            "A change of a partition: of its leader, its replicas, its ISR or its ELR, with the "
+            "cause. The newest 1,000,000 changes are kept. The views and `sparklog query` add "
+            "those that the table does not have yet."
+        ),
+        writers=(
+            "The controller, at each vacuum: the changes in the commits of partition_state since "
+            "the last one, before their history is cleaned up."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": _TOPIC,
+            "partition": _PARTITION,
+            "partition_epoch": "Partition epoch that the change began.",
+            "at_ms": "Time of the commit, in ms since 1970 on its writer's clock.",
+            "version": "Version of `partition_state` with the change.",
+            "operation": "Operation in Delta's history of that version, such as `ELECT LEADERS`.",
+            "cause": (
+                "Cause, such as `leader_fenced` or `follower_lagging`; null where the commit "
+                "names none."
+            ),
+            "detail": "What the leader knew of followers that joined or left the ISR; or null.",
+            "leader": "Id of the broker that leads; null where the partition is offline.",
+            "leader_before": "The leader before the change; null where there was none.",
+            "leader_epoch": "Leader epoch after the change.",
+            "leader_broker_epoch": "Broker epoch of the leader; -1 where none may lead.",
+            "controller_epoch": "Epoch of the controller that has changed the partition last.",
+            "is_elected": "Whether the change began a leader epoch.",
+            "is_unclean": (
+                "Whether the elected leader was neither in sync nor eligible; null where the "
+                "change before is not known."
+            ),
+            "replicas": "Ids of the brokers with a replica, by replica index, as JSON.",
+            "isr": "Ids of the brokers in the ISR, as JSON.",
+            "elr": "Ids of the brokers in the ELR, as JSON.",
+            "joined_isr": (
+                "Ids of the brokers that have joined the ISR, as JSON; null where the change "
+                "before is not known."
+            ),
+            "left_isr": "Ids of the brokers that have left the ISR, as JSON; null as `joined_isr`.",
+        },
+    ),
+    "controller_history": TableDocumentation(
+        rows=(
+            "A broker's time as the controller, or the release of the lease. The views and "
+            "`sparklog query` add those that the table does not have yet."
+        ),
+        writers=(
+            "The controller, at each vacuum: the commits of `controller` since the last one, "
+            "before they are cleaned up."
+        ),
+        columns={
+            "controller_epoch": "Controller epoch.",
+            "broker_id": "Id of the broker that became the controller; -1 where it resigned.",
+            "at_ms": "Time of the commit, in ms since 1970 on its writer's clock.",
+            "version": "Version of `controller` with the change.",
+            "operation": "Operation in Delta's history: `ELECT CONTROLLER`, `RESIGN CONTROLLER`.",
+            "cause": (
+                "Cause: `first_controller`, `lease_released`, `lease_lapsed`, `broker_restarted`; "
+                "null for a release, and in commits of an earlier release of sparklog."
+            ),
         },
     ),
     "producer_ids": TableDocumentation(

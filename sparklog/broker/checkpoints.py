@@ -8,8 +8,9 @@ as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from deltalake.exceptions import DeltaError
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.logger import get_logger
+from sparklog.model import TRUNCATIONS, Row
 from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.fence import Fence
@@ -33,6 +35,9 @@ MOST_COMMITS = 100
 Five empty commits count as one.
 """
 
+MOST_TRUNCATIONS = 100_000
+"""The number of truncations that a root keeps, the newest ones."""
+
 VERIFY_INTERVAL_MS = 10_000
 """Time in ms between two checks for damage of the tables that other processes depend on."""
 
@@ -46,6 +51,7 @@ class _State(NamedTuple):
     epochs: pa.Table
     rows: pa.Table
     inbox_positions: Mapping[str, int]
+    truncations: Sequence[Row]
 
 
 class CheckpointWriter:
@@ -170,6 +176,7 @@ class CheckpointWriter:
                 inbox_transaction(table_id): one.version
                 for table_id, one in journal.inbox_positions.items()
             },
+            tuple(journal.truncations),
         )
 
     def _write(self, state: _State, *, is_last: bool = False) -> None:
@@ -183,6 +190,9 @@ class CheckpointWriter:
         behind = state.progress - self._described_progress[name] if name in self._written else None
         if self._beside is None or is_named or behind is None or behind >= MOST_COMMITS:
             self._write_table(operations, state.operations, state, is_named)
+        if state.truncations:
+            # Written before the rows: the commits with the truncations are cleaned up after that.
+            self._keep_truncations(state.truncations)
         # Written before the rows, which name the version of the histories.
         epochs = root.leader_epoch_checkpoint
         self._write_table(epochs, state.epochs, state, is_named)
@@ -192,9 +202,23 @@ class CheckpointWriter:
         described = {LOG_VERSION: state.version, **state.inbox_positions}
         overwrite(root.high_watermark_checkpoint, rows, root.fence, described)
         self._described_version = state.version
+        for row in state.truncations:
+            # Missing if the journal was opened again meanwhile.
+            with suppress(ValueError):
+                self._journal.truncations.remove(row)
         self._described_progress[root.high_watermark_checkpoint.schema.name] = state.progress
         if is_clean_up_due:
             self._journal.write_due_checkpoint()
+
+    def _keep_truncations(self, truncations: Sequence[Row]) -> None:
+        """Add rows to `truncations`, each once: an earlier attempt may have added them."""
+        table = self._root.truncations
+        rows = table.rows().to_pylist()
+        known = {tuple(row[name] for name in TRUNCATIONS.key) for row in rows}
+        new = [dict(row) for row in truncations]
+        new = [row for row in new if tuple(row[name] for name in TRUNCATIONS.key) not in known]
+        if new:
+            overwrite(table, TRUNCATIONS.rows([*rows, *new][-MOST_TRUNCATIONS:]), self._root.fence)
 
     def _write_table(
         self, table: ControlTable, rows: pa.Table, state: _State, is_named: bool

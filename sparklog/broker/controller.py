@@ -19,6 +19,7 @@ from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.topic_deletions import TopicDeletions
 from sparklog.cluster.abandoned_topics import AbandonedTopics, with_known_topics
+from sparklog.cluster.causes import PartitionCauses
 from sparklog.cluster.election import Elections
 from sparklog.cluster.metadata import Metadata, MetadataReader, Versions
 from sparklog.cluster.observations import Observations, is_silent
@@ -31,7 +32,7 @@ from sparklog.model import BROKERS, CONTROLLER, Row
 from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
 from sparklog.states import RUNNING_STATES, broker_state_after
-from sparklog.storage.commits import CONTROLLER_EPOCH
+from sparklog.storage.commits import CONTROLLER_EPOCH, Cause
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
 from sparklog.storage.shard_rewrites import RowChanges
@@ -202,7 +203,10 @@ class Controller:
                 return
             given_back = {"broker_id": NOBODY, "lease_sequence": lease["lease_sequence"] + 1}
             try:
-                self._cluster.controller.compare_and_set(CONTROLLER.rows([{**lease, **given_back}]))
+                self._cluster.controller.compare_and_set(
+                    CONTROLLER.rows([{**lease, **given_back}]),
+                    cause=self._cause("RESIGN CONTROLLER", lease["controller_epoch"]),
+                )
             except CommitConflictError:
                 # Another broker took over; the next tick reads which one.
                 _log.warning("lease lost", broker=self._broker_id)
@@ -273,6 +277,13 @@ class Controller:
             if lease["broker_id"] not in (self._broker_id, NOBODY) and not has_lapsed:
                 return False
         epoch = lease["controller_epoch"] + 1 if lease else 1
+        if lease is None:
+            cause = "first_controller"
+        elif lease["broker_id"] == NOBODY:
+            cause = "lease_released"
+        else:
+            is_own = lease["broker_id"] == self._broker_id
+            cause = "broker_restarted" if is_own else "lease_lapsed"
         row = {
             "broker_id": self._broker_id,
             "controller_epoch": epoch,
@@ -280,7 +291,9 @@ class Controller:
             "elected_ms": wall_clock_ms,
         }
         try:
-            table.compare_and_set(CONTROLLER.rows([row]))
+            table.compare_and_set(
+                CONTROLLER.rows([row]), cause=self._cause("ELECT CONTROLLER", epoch, cause)
+            )
         except CommitConflictError:
             return False
         fence = Fence(CONTROLLER_EPOCH, epoch)
@@ -296,9 +309,14 @@ class Controller:
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
 
+    def _cause(self, operation: str, epoch: int, cause: str | None = None) -> Cause:
+        of = {"brokerId": str(self._broker_id), "controllerEpoch": str(epoch)}
+        return Cause(operation, of | ({"cause": cause} if cause else {}))
+
     def _keep_brokers(self, now_ms: int, wall_clock_ms: int, fence: Fence) -> None:
         """Fence the silent brokers; note the versions of the logs if that is due (rule 7.2)."""
         is_due = now_ms >= self._versions_at_ms
+        fenced: set[int] = set()
 
         def change(rows: pa.Table) -> tuple[pa.Table | None, None]:
             result = rows.to_pylist()
@@ -318,6 +336,8 @@ class Controller:
             ]
             found = self._rules.run("silent_brokers", brokers=observed) if observed else []
             silent = {row["broker_id"] for row in found}
+            fenced.clear()
+            fenced.update(silent)
             is_changed = bool(silent)
             for row in result:
                 if row["broker_id"] in silent:
@@ -329,7 +349,13 @@ class Controller:
                     row["log_version"] = versions
             return (BROKERS.rows(result) if is_changed else None), None
 
-        self._cluster.brokers.update(change, fence)
+        def cause() -> Cause:
+            if not fenced:
+                return Cause("NOTE LOG VERSIONS")
+            brokers = {"cause": "session_timeout", "brokerIds": json.dumps(sorted(fenced))}
+            return Cause("FENCE BROKERS", brokers)
+
+        self._cluster.brokers.update(change, fence, cause)
         if is_due:
             self._versions_at_ms = now_ms + _VERSIONS_MS
 
@@ -358,11 +384,13 @@ class Controller:
             # If brokers and topics are the same, an unchanged partition needs no election.
             units = changed_units(seen.rows, rows)
 
+        causes = PartitionCauses("ELECT LEADERS", {"controllerEpoch": str(fence.epoch)})
+
         def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
-            return self._elections.elect(rows, metadata, fence.epoch)
+            return self._elections.elect(rows, metadata, fence.epoch, (), causes)
 
         self._cluster.partition_state.change_rows(
-            lambda rows: with_known_topics(rows, metadata, elect), units, fence
+            lambda rows: with_known_topics(rows, metadata, elect), units, fence, cause=causes
         )
         # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
@@ -395,7 +423,11 @@ class Controller:
             return self._elections.elect_preferred(rows, metadata, fence.epoch)
 
         self._cluster.partition_state.change_rows(
-            lambda rows: with_known_topics(rows, metadata, elect), None, fence, is_unit_wise=False
+            lambda rows: with_known_topics(rows, metadata, elect),
+            None,
+            fence,
+            is_unit_wise=False,
+            cause=Cause("BALANCE LEADERS", {"cause": "preferred_leader"}),
         )
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
 

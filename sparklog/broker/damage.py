@@ -285,8 +285,8 @@ class Repairs:
         )
         in_log = {key for key in keys if self._has_wrong_end(key)}
         table = self._cluster.partition_state
-        left = leave_isr(table, self._broker_id, in_log)
-        left |= leave_isr(table, self._broker_id, keys - in_log, keep_last=True)
+        left = leave_isr(table, self._broker_id, in_log, cause="damage")
+        left |= leave_isr(table, self._broker_id, keys - in_log, keep_last=True, cause="damage")
         for key in sorted(left):
             self._out_since[key] = states[key].leader_epoch
             _log.warning(

@@ -24,6 +24,7 @@ from sparklog.cluster.observations import is_silent
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import get_logger
 from sparklog.model import BROKERS
+from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.directory_probe import ProbeError, probe
 
@@ -144,4 +145,4 @@ def _announce(
         mine |= {"heartbeat": mine["heartbeat"] + 1, "offline_log_dirs": offline}
         return BROKERS.rows(result), None
 
-    registration.update(change)
+    registration.update(change, cause=Cause("FAIL LOG DIRECTORIES", {"brokerId": str(broker_id)}))

@@ -3,6 +3,7 @@
 The versions of `partition_state` can be read for metadata.history.retention.ms. Before that has
 passed, the controller copies each leader epoch of each partition to `leadership_history`, once. The
 table names the version of `partition_state` up to which it is complete as an app transaction.
+`partition_history` and `controller_history` are extended in the same way, from all changes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.cluster.partition_changes import OF_CONTROLLER, OF_PARTITIONS, further_rows
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import LEADERSHIP_HISTORY, PARTITION_STATE, Row, TopicIdPartition
-from sparklog.storage.commits import Commit, read_commits
+from sparklog.storage.commits import Cause, Commit, read_commits
 from sparklog.storage.fence import Fence
 
 _log = get_logger(__name__)
@@ -61,6 +63,30 @@ class LeadershipHistory:
             {PARTITION_STATE.name: newest},
         )
         return len(found)
+
+    def extend_past(self, fence: Fence, now_ms: int) -> int:
+        """Add the changes of partitions and of the controller since the last call.
+
+        Parameters and errors as for `extend`. Returns the number of tables that were extended.
+        """
+        cluster = self._cluster
+        pairs = (
+            (OF_PARTITIONS, cluster.partition_history, cluster.partition_state),
+            (OF_CONTROLLER, cluster.controller_history, cluster.controller),
+        )
+        extended = 0
+        for history, table, source in pairs:
+            table.refresh()
+            version, covered = source.version, table.transaction(history.source.name)
+            rows = further_rows(history, table.rows(), covered, source, now_ms)
+            if rows is None:
+                continue
+            table.take_fence(fence)
+            table.compare_and_set(
+                rows, fence, {history.source.name: version}, Cause("EXTEND HISTORY")
+            )
+            extended += 1
+        return extended
 
     def _of_commits(self, known: _Known, first: int, last: int) -> list[dict[str, Any]]:
         """Return the rows of the leader epochs that these commits began."""

@@ -14,6 +14,7 @@ from sparklog.cluster.reassignment import Reassigner
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.logger import get_logger
 from sparklog.model import TOPICS, TopicIdPartition
+from sparklog.storage.commits import Cause
 from sparklog.storage.fence import Fence
 from sparklog.storage.shards import ShardedRows, changed_units
 
@@ -53,6 +54,7 @@ class ReassignmentCompletion:
             lambda rows: self._reassigner.complete(rows, metadata, fence.epoch),
             self._pending,
             fence,
+            cause=Cause("COMPLETE REASSIGNMENTS", {"cause": "target_in_sync"}),
         )
         self._tried = state
 
@@ -72,7 +74,11 @@ class ReassignmentCompletion:
             table = self._cluster.topics
             # As for other rare changes of topics, the fence is taken here.
             table.take_fence(fence)
-            table.update(lambda rows: (_with_factors(rows, wrong), None), fence)
+            table.update(
+                lambda rows: (_with_factors(rows, wrong), None),
+                fence,
+                Cause("CORRECT REPLICATION FACTORS"),
+            )
         self._factors.clear()
         return bool(wrong)
 

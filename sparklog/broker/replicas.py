@@ -20,7 +20,7 @@ from sparklog.cluster.changed_partitions import ChangedPartitions
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
-from sparklog.model import Batch, EpochEntry, TopicIdPartition
+from sparklog.model import Batch, EpochEntry, Row, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.journal import Histories, InboxPosition, ProduceAnswer, Step
@@ -207,6 +207,25 @@ class Replicas:
             self._staged.pop(key, None)
             self._staged_epochs.pop(key, None)
 
+    def truncation(
+        self, key: TopicIdPartition, offset: int, now_ms: int, cause: str, leader: int | None
+    ) -> Row:
+        """Return the row of `truncations` for a replica that is about to be cut at `offset`."""
+        replica, end = self[key], self.log_end_offset(key)
+        start = min(offset, end) if cause == "divergence" else replica.log_start_offset
+        return {
+            **key._asdict(),
+            "topic": replica.topic,
+            "at_ms": now_ms,
+            "cause": cause,
+            "leader": leader,
+            "from_offset": end,
+            "to_offset": offset,
+            "high_watermark": replica.high_watermark,
+            "records_removed": max(0, end - start),
+            "records_lost": max(0, replica.high_watermark - offset),
+        }
+
     # --- committing -----------------------------------------------------------------------------
 
     def commit(
@@ -218,12 +237,14 @@ class Replicas:
         answers: Sequence[ProduceAnswer] = (),
         inbox_positions: Sequence[InboxPosition] = (),
         transactions: Mapping[str, int] | None = None,
+        truncations: Sequence[Row] = (),
     ) -> bool:
         """Commit the staged changes, and batches added and removed; return if there were any.
 
         `answers`: to requests; `inbox_positions`: those up to which requests are taken with this
-        commit; `transactions`: the versions of app transactions to set in it. Raises as
-        `RecordLog.commit` does; the staged changes are then void (`settle`).
+        commit; `transactions`: the versions of app transactions to set in it; `truncations`: rows
+        of that table for the commit. Raises as `RecordLog.commit` does; the staged changes are then
+        void (`settle`).
         """
         if self.journal_damage is not None:
             if added or removed or self._appended or answers or inbox_positions:
@@ -250,7 +271,9 @@ class Replicas:
         }
         operations = self._purgatory.staged()
         gone = [key for key in sorted(self._removing) if key in self._journal]
-        step = Step(list(rows.values()), histories, operations, answers, inbox_positions, gone)
+        step = Step(
+            list(rows.values()), histories, operations, answers, inbox_positions, gone, truncations
+        )
         # A commit that was given up may still land after later decisions: an empty commit takes its
         # version (rule 10.6).
         if not (added or removed or any(step) or self._journal.may_land_late):

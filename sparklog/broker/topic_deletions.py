@@ -7,6 +7,8 @@ broker removes its replicas, also one that was away. After a crash another contr
 
 from __future__ import annotations
 
+import json
+
 import pyarrow.compute as pc
 
 from sparklog.cluster.abandoned_topics import without_topics
@@ -15,6 +17,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.cluster.topic_changes import cleaned_up
 from sparklog.groups.committed_offsets import CommittedOffsets
 from sparklog.logger import get_logger
+from sparklog.storage.commits import Cause
 from sparklog.storage.fence import Fence
 
 _log = get_logger(__name__)
@@ -45,7 +48,9 @@ class TopicDeletions:
     def remove_partitions(self, topic_ids: frozenset[str], fence: Fence) -> None:
         """Remove the rows of `partition_state`."""
         self._cluster.partition_state.change_rows(
-            lambda rows: without_topics(rows, topic_ids), fence=fence
+            lambda rows: without_topics(rows, topic_ids),
+            fence=fence,
+            cause=Cause("DELETE TOPICS", {"topicIds": json.dumps(sorted(topic_ids))}),
         )
 
     def remove_offsets(self, topic_ids: frozenset[str]) -> None:
@@ -56,5 +61,9 @@ class TopicDeletions:
         """Make the rows of the topics records of their deletion."""
         topics = self._cluster.topics
         topics.take_fence(fence)
-        topics.update(lambda rows: (cleaned_up(rows, topic_ids), None), fence)
+        topics.update(
+            lambda rows: (cleaned_up(rows, topic_ids), None),
+            fence,
+            Cause("FINISH DELETIONS", {"topicIds": json.dumps(sorted(topic_ids))}),
+        )
         _log.info("topics deleted", topic_ids=sorted(topic_ids))

@@ -211,9 +211,9 @@ def leave_in_sync_sets(
             roots=sorted(doubts.lost),
             partitions=len(lost),
         )
-        leave_isr(partition_state, broker_id, lost)
+        leave_isr(partition_state, broker_id, lost, cause="log_lost")
     if unclean:
-        left = leave_isr(partition_state, broker_id, unclean, keep_last=True)
+        left = leave_isr(partition_state, broker_id, unclean, keep_last=True, cause="unclean_start")
         _log.warning(
             "unclean start: replicas leave the ISR if others stay",
             broker=broker_id,

@@ -133,6 +133,8 @@ class Vacuuming:
         try:
             added = self._history.extend(fence, now_ms)
             effects.done("history")
+            self._history.extend_past(fence, now_ms)
+            effects.done("past")
             if added:
                 _log.info("history of leaders extended", leader_epochs=added)
             names = [one.name for one in CLUSTER_TABLES if one.name in self._cluster.format.tables]

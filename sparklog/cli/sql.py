@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.cluster import Cluster, reaching
-from sparklog.cluster.views import BROKER_VIEWS, LEADER_IMBALANCE
+from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
+from sparklog.cluster.views import BROKER_VIEWS, SQL_VIEWS
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
     BROKER_TABLES,
@@ -52,7 +53,8 @@ def query(statement: str, cluster: Cluster) -> QueryResult:
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
-        connection.execute(f"create view leader_imbalance as {LEADER_IMBALANCE}")
+        for name, text in SQL_VIEWS.items():
+            connection.execute(f"create view {name} as {text}")
         try:
             statements = connection.extract_statements(statement)
             if len(statements) != 1 or statements[0].type not in _READING:
@@ -62,7 +64,7 @@ def query(statement: str, cluster: Cluster) -> QueryResult:
             for table in tables.by_name.values():
                 if table.failure is not None:
                     raise table.failure from None
-            raise _refusal(error, [*tables.by_name, "leader_imbalance"]) from None
+            raise _refusal(error, [*tables.by_name, *SQL_VIEWS]) from None
     return QueryResult(rows, list(tables.left_out.values()))
 
 
@@ -116,9 +118,12 @@ class _Tables:
             schema.name: _LazyTable(schema.columns, partial(self._cluster_table, schema))
             for schema in CLUSTER_TABLES
         }
+        for name, past in CLUSTER_PAST.items():
+            self.by_name[name] = _LazyTable(past.columns, partial(self._cluster_past, past.read))
         readers: dict[str, Callable[[Location], pa.Table]] = {
             schema.name: partial(_read_table, schema) for schema in BROKER_TABLES
         }
+        readers |= {name: past.read for name, past in BROKER_PAST.items()}
         readers[HIGH_WATERMARK_CHECKPOINT.name] = lambda root: Journal(root).row_table()
         readers[LEADER_EPOCH_CHECKPOINT.name] = lambda root: Journal(root).epoch_table()
         readers[DELAYED_OPERATIONS.name] = _read_operations
@@ -132,6 +137,11 @@ class _Tables:
         location = self._connection.root.location
         with reaching(location.uri):
             return _read_table(schema, location)
+
+    def _cluster_past(self, read: Callable[[Location], pa.Table]) -> pa.Table:
+        location = self._connection.root.location
+        with reaching(location.uri):
+            return read(location)
 
     def _broker_table(self, columns: pa.Schema, read: Callable[[Location], pa.Table]) -> pa.Table:
         """Read one table of all broker roots in parallel, and prepend the column `broker_id`."""

@@ -18,6 +18,7 @@ from sparklog.cluster.observations import Observations, is_silent
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.logger import get_logger
 from sparklog.model import PARTITION_STATE
+from sparklog.storage.commits import Cause
 from sparklog.storage.fence import Fence
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.shards import keys_of
@@ -86,7 +87,11 @@ class AbandonedTopics:
         # The fence is taken here and not with the lease: removals are rare, and a failover is one
         # commit shorter.
         topics.take_fence(fence)
-        topics.update(lambda rows: (without_claims(rows, due), None), fence)
+        topics.update(
+            lambda rows: (without_claims(rows, due), None),
+            fence,
+            Cause("REMOVE ABANDONED TOPICS", {"cause": "abandoned"}),
+        )
         claimed = set(topics.rows()["topic_id"].to_pylist())
         left = [one for one in due if one not in claimed]
 
@@ -98,7 +103,9 @@ class AbandonedTopics:
                 removed |= without_partitions_from(rows, topic_id, first).removed
             return RowChanges(PARTITION_STATE.columns.empty_table(), frozenset(removed))
 
-        self._cluster.partition_state.change_rows(remove, fence=fence)
+        self._cluster.partition_state.change_rows(
+            remove, fence=fence, cause=Cause("REMOVE ABANDONED TOPICS", {"cause": "abandoned"})
+        )
         _log.warning("abandoned topics removed", topic_ids=due)
 
     def _find(self) -> set[str]:

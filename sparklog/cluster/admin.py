@@ -33,6 +33,7 @@ from sparklog.config import Settings, TopicConfig, parse
 from sparklog.errors import ConfigError, ProtocolError
 from sparklog.model import TopicIdPartition, TopicPartition, check_topic_name, new_id
 from sparklog.protocol.placement import place_replicas
+from sparklog.storage.commits import Cause
 from sparklog.storage.location import StorageOptions
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -532,6 +533,9 @@ class Admin:
             before.partition(*name).key: name for name in partition_names(partitions)
         }
 
+        # The causes are noted where leaders are elected; this is the administrator's own.
+        cause = Cause("ELECT LEADERS", {"cause": "requested", "electionType": election_type})
+
         def decide(rows: pa.Table) -> RowChanges | None:
             metadata = self._connection.metadata()
             if election_type == "preferred":
@@ -540,7 +544,7 @@ class Admin:
                 elect = partial(self._elections.elect, unclean=asked)
             return with_known_topics(rows, metadata, elect)
 
-        self._connection.root.partition_state.change_rows(decide, asked)
+        self._connection.root.partition_state.change_rows(decide, asked, cause=cause)
         after = self._connection.metadata()
         return {
             partition: _election_error(election_type, before.partitions[key], after.partitions[key])

@@ -17,6 +17,7 @@ from sparklog.config import Settings
 from sparklog.errors import ProtocolError
 from sparklog.model import BROKERS, PARTITION_STATE, TopicPartition
 from sparklog.states import BROKER_TRANSITIONS, RUNNING_STATES, BrokerEvent, broker_state_after
+from sparklog.storage.commits import Cause
 from sparklog.storage.location import Location
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -243,7 +244,9 @@ class BrokerAdmin:
                 return elected or left
             return RowChanges(elected.applied_to(left.rows, PARTITION_STATE))
 
-        self._connection.root.partition_state.change_rows(decide)
+        self._connection.root.partition_state.change_rows(
+            decide, cause=Cause("ELECT LEADERS", {"cause": event, "brokerId": str(broker_id)})
+        )
 
 
 def _last_in_sync(rows: _Rows, broker_id: int) -> list[TopicPartition]:

@@ -6,10 +6,11 @@ Used by the controller in its ticks, and by an administrator who creates a topic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from sparklog.cluster.causes import PartitionCauses
 from sparklog.cluster.isr import NO_REGISTRATION, configured_min_isr, set_eligible_replicas
 from sparklog.cluster.metadata import Metadata, TopicInfo, with_removed
 from sparklog.config import Settings
@@ -38,6 +39,7 @@ class Elections:
         metadata: Metadata,
         controller_epoch: int | None = None,
         unclean: Collection[TopicIdPartition] = (),
+        causes: PartitionCauses | None = None,
     ) -> RowChanges | None:
         """Remove fenced brokers from ISRs and elect a leader for every partition.
 
@@ -48,7 +50,8 @@ class Elections:
 
         Parameters: `table`, rows of `partition_state`; `controller_epoch`, that of the acting
         controller; `unclean`, partitions that any live replica may lead, in addition to those that
-        are configured so. Returns the rows of the partitions that change, or `None`.
+        are configured so; `causes`, where the causes of the changes are noted. Returns the rows of
+        the partitions that change, or `None`.
         """
         rows = self._annotated(table, metadata, controller_epoch, unclean)
         republished = {
@@ -65,8 +68,14 @@ class Elections:
             row["was_in_isr"] = row["in_isr"]
             if (row["topic_id"], row["partition"], row["broker_id"]) in fenced:
                 row["in_isr"] = False
-        changed |= self._set_leaders(rows)
-        changed |= set_eligible_replicas(self._rules, rows)
+        led_by = {
+            TopicIdPartition(row["topic_id"], row["partition"]): row["leader"] for row in rows
+        }
+        elected = self._set_leaders(rows)
+        changed |= elected | set_eligible_replicas(self._rules, rows)
+        if causes is not None:
+            outcome = _Outcome(led_by, elected, fenced, republished, changed, unclean)
+            _note_causes(causes, rows, metadata, outcome)
         return _written(rows, changed, metadata, controller_epoch)
 
     def elect_first(self, rows: Sequence[Mapping[str, Any]], metadata: Metadata) -> pa.Table:
@@ -229,6 +238,61 @@ def _in_offline_directories(rows: Rows, metadata: Metadata) -> set[tuple[str, in
         if (broker := metadata.brokers.get(row["broker_id"])) is not None
         and not broker.has_online(row["root"])
     }
+
+
+class _Outcome(NamedTuple):
+    """The decision of an election on some partitions.
+
+    `led_by` are the leaders before, `fenced` the replicas that have left an ISR; the others are
+    partitions.
+    """
+
+    led_by: Mapping[TopicIdPartition, int | None]
+    elected: Collection[TopicIdPartition]
+    fenced: Collection[tuple[str, int, int]]
+    republished: Collection[TopicIdPartition]
+    changed: Collection[TopicIdPartition]
+    requested: Collection[TopicIdPartition]
+
+
+def _note_causes(
+    causes: PartitionCauses, rows: Rows, metadata: Metadata, outcome: _Outcome
+) -> None:
+    """Note the cause of each change: an election, or else a fenced follower, or else settings."""
+    lost = _in_offline_directories(rows, metadata)
+    for row in rows:
+        key = TopicIdPartition(row["topic_id"], row["partition"])
+        if key not in outcome.changed:
+            continue
+        name = row["topic"], row["partition"]
+        led_by = outcome.led_by[key]
+        if key in outcome.elected:
+            if key in outcome.requested:
+                causes.note(*name, "requested")
+            elif led_by is None:
+                causes.note(*name, "replica_returned")
+            elif row["broker_id"] == led_by:
+                causes.note(*name, f"leader_{_absence(row, metadata, lost)}")
+        elif (*key, row["broker_id"]) in outcome.fenced:
+            causes.note(*name, f"follower_{_absence(row, metadata, lost)}")
+        elif not causes.has(*name):
+            is_published = key in outcome.republished
+            causes.note(*name, "min_isr_changed" if is_published else "eligible_replicas_changed")
+
+
+def _absence(
+    row: Mapping[str, Any], metadata: Metadata, lost: Collection[tuple[str, int, int]]
+) -> str:
+    """Return why a replica's broker does not lead or is not in sync any more."""
+    broker = metadata.brokers.get(row["broker_id"])
+    if broker is None:
+        return "unregistered"
+    if (row["topic_id"], row["partition"], row["broker_id"]) in lost:
+        return "log_directory_offline"
+    if broker.state != "alive":
+        return broker.state
+    # Of the leader alone: its process is a newer one, or it has left the ISR.
+    return "left_isr" if row["leader_broker_epoch"] == NO_REGISTRATION else "restarted"
 
 
 def _broker_epoch(leader: int | None, metadata: Metadata) -> int:

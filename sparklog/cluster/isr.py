@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.cluster.causes import PartitionCauses
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.config import Settings
 from sparklog.model import PARTITION_STATE, TopicIdPartition
 from sparklog.protocol.controller.eligible_replicas import may_be_eligible
 from sparklog.protocol.rules import Rules
+from sparklog.storage.commits import Cause
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import keys_of
@@ -45,12 +47,15 @@ def change_isr(
     held: Mapping[TopicIdPartition, PartitionState],
     proposed: Mapping[TopicIdPartition, frozenset[int]],
     min_isr_of: Mapping[TopicIdPartition, int],
+    details: Mapping[TopicIdPartition, str] | None = None,
 ) -> set[TopicIdPartition]:
     """Set new ISRs, proposed by the leader that holds the state `held` of each partition.
 
     A partition whose partition epoch differs from that in `held` stays as it is: another change
-    came first, and the leader must reload the state. Returns the partitions that were changed.
+    came first, and the leader must reload the state. `details` says why followers join or leave.
+    Returns the partitions that were changed.
     """
+    causes = PartitionCauses("CHANGE ISR")
 
     def decide(rows: pa.Table) -> RowChanges:
         moved: list[dict[str, Any]] = []
@@ -58,6 +63,13 @@ def change_isr(
             key = TopicIdPartition(row["topic_id"], row["partition"])
             if row["partition_epoch"] != held[key].partition_epoch:
                 continue
+            gone = frozenset(held[key].isr) - proposed[key]
+            causes.note(
+                row["topic"],
+                key.partition,
+                "follower_lagging" if gone else "follower_caught_up",
+                (details or {}).get(key),
+            )
             row["was_in_isr"] = row["in_isr"]
             row["in_isr"] = row["broker_id"] in proposed[key]
             row["is_unclean"] = False
@@ -71,7 +83,7 @@ def change_isr(
             row["min_isr"] = row["published_min_isr"]
         return RowChanges(PARTITION_STATE.rows(moved))
 
-    return _partitions_of(partition_state.change_rows(decide, proposed))
+    return _partitions_of(partition_state.change_rows(decide, proposed, cause=causes))
 
 
 def leave_isr(
@@ -80,6 +92,7 @@ def leave_isr(
     keys: Collection[TopicIdPartition],
     *,
     keep_last: bool = False,
+    cause: str = "truncation",
 ) -> set[TopicIdPartition]:
     """Remove a broker from the ISR and ELR of partitions, and from leading them.
 
@@ -91,7 +104,8 @@ def leave_isr(
     (`Replicas.withdraw`), or the leader adds it again by that report.
 
     Parameters: `keep_last`, whether the broker stays in an ISR if no other broker is in the ISR or
-    ELR. Otherwise the partition is offline afterwards if no broker is eligible.
+    ELR. Otherwise the partition is offline afterwards if no broker is eligible. `cause`, a word for
+    the table's history.
 
     Returns the existing partitions whose ISR and ELR no longer contain the broker.
     """
@@ -120,7 +134,8 @@ def leave_isr(
             moved += replicas
         return RowChanges(PARTITION_STATE.rows(moved))
 
-    return _partitions_of(partition_state.change_rows(decide, keys))
+    why = Cause("LEAVE ISR", {"cause": cause, "brokerId": str(broker_id)})
+    return _partitions_of(partition_state.change_rows(decide, keys, cause=why))
 
 
 def _partitions_of(changes: RowChanges) -> set[TopicIdPartition]:

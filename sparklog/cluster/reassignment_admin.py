@@ -24,6 +24,7 @@ from sparklog.cluster.reassignment import (
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import PARTITION_STATE, TopicIdPartition, TopicPartition
 from sparklog.protocol.placement import place_replicas
+from sparklog.storage.commits import Cause
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -155,7 +156,9 @@ class ReassignmentAdmin:
             return self._reassigner.alter(rows, targets, self._connection.metadata(), failed)
 
         if targets:
-            root.partition_state.change_rows(decide, targets)
+            root.partition_state.change_rows(
+                decide, targets, cause=Cause("REASSIGN PARTITIONS", {"cause": "requested"})
+            )
         gone = ProtocolError("UNKNOWN_TOPIC_OR_PARTITION")
         failed |= dict.fromkeys(targets.keys() - found, gone)
         for key, name in names.items():
@@ -211,7 +214,9 @@ class ReassignmentAdmin:
             if state.replication_throttled_rate is not None or state.is_reassigning
         }
         if throttled:
-            self._connection.root.partition_state.change_rows(decide, throttled)
+            self._connection.root.partition_state.change_rows(
+                decide, throttled, cause=Cause("SET REPLICATION THROTTLE", {"rate": str(rate)})
+            )
         return len(changed)
 
     def propose(

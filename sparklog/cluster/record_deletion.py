@@ -20,6 +20,7 @@ from sparklog.cluster.connection import Connection, Visible
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.model import PARTITION_STATE, TopicIdPartition, TopicPartition
+from sparklog.storage.commits import Cause
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.shard_rewrites import RowChanges
 
@@ -125,7 +126,9 @@ class RecordDeletion:
         if of_key:
             over = dict(filter(None, map(self._request_that_is_over, map(seen.get, of_key))))
             self._connection.root.partition_state.change_rows(
-                lambda rows: _with_requests(rows, of_key, over), of_key
+                lambda rows: _with_requests(rows, of_key, over),
+                of_key,
+                cause=Cause("DELETE RECORDS"),
             )
         self._targets |= targets
 

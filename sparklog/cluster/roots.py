@@ -76,6 +76,8 @@ class ClusterRoot:
 
     controller = _opened_when_asked_for(model.CONTROLLER)
     leadership_history = _opened_when_asked_for(model.LEADERSHIP_HISTORY)
+    partition_history = _opened_when_asked_for(model.PARTITION_HISTORY)
+    controller_history = _opened_when_asked_for(model.CONTROLLER_HISTORY)
     producer_ids = _opened_when_asked_for(model.PRODUCER_IDS)
     stream_writes = _opened_when_asked_for(model.STREAM_WRITES)
     scrubs = _opened_when_asked_for(model.SCRUBS)
@@ -307,12 +309,23 @@ class BrokerRoot:
         return self._tables[model.PRODUCER_STATE.name]
 
     @cached_property
+    def truncations(self) -> ControlTable:
+        """The table of this name, fenced; it is opened when a replica is first truncated.
+
+        A damaged table is recreated without rows: it is for people alone.
+        """
+        return self._opened_later(model.TRUNCATIONS)
+
+    @cached_property
     def cleaner_offset_checkpoint(self) -> ControlTable:
         """The table of this name, fenced; it is opened when a log is first to be cleaned.
 
         A damaged table is recreated without rows: logs are then cleaned from their start.
         """
-        schema = model.CLEANER_OFFSET_CHECKPOINT
+        return self._opened_later(model.CLEANER_OFFSET_CHECKPOINT)
+
+    def _opened_later(self, schema: model.TableSchema) -> ControlTable:
+        """Open and fence a table that few roots use; a damaged one is recreated without rows."""
         try:
             table = ControlTable(self.location, schema)
             table.rows()

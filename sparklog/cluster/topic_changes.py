@@ -27,6 +27,7 @@ from sparklog.config import TopicConfig
 from sparklog.errors import CommitConflictError, ProtocolError
 from sparklog.model import TOPICS, TopicIdPartition, new_id
 from sparklog.states import topic_state_after
+from sparklog.storage.commits import Cause
 from sparklog.storage.shard_rewrites import RowChanges
 
 KEPT_DELETIONS = 10_000
@@ -52,7 +53,11 @@ def grow_topic(
         "state": topic_state_after("grow", "(no row)"),
         "created_at_ms": now_ms,
     }
-    root.topics.update(lambda old: (_with_claim(old, topic, claim), None))
+    cause = Cause(
+        "CREATE PARTITIONS",
+        {"cause": "created", "topic": topic.topic, "partitions": str(partitions)},
+    )
+    root.topics.update(lambda old: (_with_claim(old, topic, claim), None), cause=cause)
     new = {TopicIdPartition(topic.topic_id, one) for one in range(topic.partitions, partitions)}
 
     def store(old: pa.Table) -> RowChanges:
@@ -64,10 +69,11 @@ def grow_topic(
         return RowChanges(rows, left_over.removed)
 
     try:
-        root.partition_state.change_rows(store, new)
-        root.topics.update(lambda old: (_grown(old, topic, claim), None))
+        root.partition_state.change_rows(store, new, cause=cause)
+        root.topics.update(lambda old: (_grown(old, topic, claim), None), cause=cause)
     except (ProtocolError, CommitConflictError):
-        root.topics.update(lambda old: (without_claims(old, [claim_id]), None))
+        undone = cause._replace(operation="UNDO CREATE PARTITIONS")
+        root.topics.update(lambda old: (without_claims(old, [claim_id]), None), cause=undone)
         raise
 
 
@@ -80,7 +86,7 @@ def delete_topic(root: ClusterRoot, name: str) -> str:
         # The records of deletions are in the order of the deletions.
         return TOPICS.rows([*others, deleted]), topic["topic_id"]
 
-    topic_id: str = root.topics.update(change)
+    topic_id: str = root.topics.update(change, cause=Cause("DELETE TOPIC", {"topic": name}))
     return topic_id
 
 
@@ -121,7 +127,7 @@ def change_configs(
                 row["configs"] = configs
         return TOPICS.rows(result), None
 
-    root.topics.update(change)
+    root.topics.update(change, cause=Cause("ALTER CONFIGS", {"topic": name}))
 
 
 def topics_being_deleted(root: ClusterRoot) -> list[TopicInfo]:

@@ -13,6 +13,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import CommitConflictError, ProtocolError
 from sparklog.model import TOPICS
 from sparklog.states import topic_state_after
+from sparklog.storage.commits import Cause
 from sparklog.storage.shard_rewrites import RowChanges
 
 
@@ -29,17 +30,21 @@ def store_topic(
     """
     check_min_isr(entry["topic"], min_isr, entry["replication_factor"])
     topic_id = entry["topic_id"]
+    cause = Cause(
+        "CREATE TOPIC", {"cause": "created", "topic": entry["topic"], "topicId": topic_id}
+    )
     # The claim on the name comes first, so that only its holder writes partitions. The state "live"
     # comes last, because it makes them visible. The controller removes claims of admins that died,
     # and partitions without a topic.
-    root.topics.update(lambda old: (_with_claim(old, entry), None))
+    root.topics.update(lambda old: (_with_claim(old, entry), None), cause=cause)
     try:
         created = {(topic_id, number) for number in partitions["partition"].unique().to_pylist()}
-        root.partition_state.change_rows(lambda _: RowChanges(partitions), created)
-        root.topics.update(lambda old: (_with_live(old, entry), None))
+        root.partition_state.change_rows(lambda _: RowChanges(partitions), created, cause=cause)
+        root.topics.update(lambda old: (_with_live(old, entry), None), cause=cause)
     except (ProtocolError, CommitConflictError):
-        root.topics.update(lambda old: (without_claims(old, [topic_id]), None))
-        root.partition_state.change_rows(lambda old: without_topics(old, [topic_id]))
+        undone = cause._replace(operation="UNDO CREATE TOPIC")
+        root.topics.update(lambda old: (without_claims(old, [topic_id]), None), cause=undone)
+        root.partition_state.change_rows(lambda old: without_topics(old, [topic_id]), cause=undone)
         raise
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparklog.cluster.arguments import check_session
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.naming import ClusterName
+from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST, PAST_VIEWS
 from sparklog.errors import StorageError
 from sparklog.model import (
     BATCH_INDEX,
@@ -45,10 +46,15 @@ Spark redacts the latter because of the option's name.
 
 _BROKER_ID = pa.field("broker_id", pa.int32())
 
-READ_BY_SPARKLOG = (*CHECKPOINTS, PRODUCE_REQUESTS)
-"""The tables of broker roots whose rows sparklog reads in place of Spark.
+READ_BY_SPARKLOG: dict[str, pa.Schema] = {
+    **{schema.name: schema.columns for schema in CHECKPOINTS},
+    PRODUCE_REQUESTS.name: REQUEST_INDEX,
+    **{name: one.columns for name, one in (CLUSTER_PAST | BROKER_PAST).items()},
+}
+"""The columns of the tables whose rows sparklog reads in place of Spark.
 
-The checkpoints lag behind the journal. The rows of `produce_requests` are the actions of its log.
+The checkpoints lag behind the journal, and the tables with the past behind their sources. The rows
+of `produce_requests` are the actions of its log.
 """
 
 BROKER_VIEWS: dict[str, pa.Schema] = {
@@ -58,9 +64,10 @@ BROKER_VIEWS: dict[str, pa.Schema] = {
         if schema is not LOG
     },
     PRODUCE_REQUESTS.name: pa.schema([_BROKER_ID, *REQUEST_INDEX]),
+    **{name: pa.schema([_BROKER_ID, *one.columns]) for name, one in BROKER_PAST.items()},
     "batches": pa.schema([_BROKER_ID, *BATCH_INDEX, ("next_offset", pa.int64())]),
 }
-"""The columns of each broker's views: its tables, and the batches of its log."""
+"""The columns of each broker's views: its tables, its past, and the batches of its log."""
 
 RECORDS = pa.schema(
     [
@@ -147,6 +154,10 @@ that it does not lead, and their percentage (leader.imbalance.per.broker.percent
 """
 
 
+SQL_VIEWS = {"leader_imbalance": LEADER_IMBALANCE, **PAST_VIEWS}
+"""The SQL texts of the views over other views, in their order, for Spark and DuckDB."""
+
+
 def create_views(
     spark: SparkSession,
     connection: Connection | ClusterName,
@@ -158,7 +169,9 @@ def create_views(
     The views are every table of the cluster root; every table of the broker roots, as the union
     over all brokers with `broker_id` as the first column; `batches`, the record batches of each
     broker's log, one row per file; `records`, every record of every replica; `leader_imbalance`,
-    the share of each broker's preferred partitions that it does not lead.
+    the share of each broker's preferred partitions that it does not lead; and the past:
+    `isr_history`, `elections`, `replica_progress`, `lag`, `refusals`, `high_watermark_history`
+    (docs/questions.md).
 
     The views read the newest tables each time they are queried. A broker that registers later is
     included after the next call. `high_watermark_checkpoint`, `leader_epoch_checkpoint` and
@@ -214,13 +227,17 @@ def create_views(
     ]
     cluster = connection.root.location
     options = connection.storage_options
+    of_cluster = {cluster.uri: cluster.options}
     for location in (cluster, *(Location.of(uri, options) for _, uri in roots)):
         check_secrets(spark, location)
     views: dict[str, DataFrame] = {}
     found: dict[tuple[int, str], dict[str, DataFrame] | StorageError] = {}
 
     def open_table(schema: TableSchema) -> None:
-        views[schema.name] = _load(spark, cluster, schema)
+        if schema.name in CLUSTER_PAST:
+            views[schema.name] = _load_state(spark, cluster, schema.name, of_cluster)
+        else:
+            views[schema.name] = _load(spark, cluster, schema)
 
     def open_root(root: tuple[int, str]) -> None:
         try:
@@ -248,8 +265,9 @@ def create_views(
         views[name] = reduce(lambda one, other: one.unionAll(other), parts or [empty])
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
-    spark.sql(LEADER_IMBALANCE).createOrReplaceTempView("leader_imbalance")
-    return sorted([*views, "leader_imbalance"])
+    for name, text in SQL_VIEWS.items():
+        spark.sql(text).createOrReplaceTempView(name)
+    return sorted([*views, *SQL_VIEWS])
 
 
 def _load(spark: SparkSession, root: Location, schema: TableSchema) -> DataFrame:
@@ -262,10 +280,10 @@ def _load(spark: SparkSession, root: Location, schema: TableSchema) -> DataFrame
 
 
 def _load_state(
-    spark: SparkSession, root: Location, schema: TableSchema, options: StorageOptions
+    spark: SparkSession, root: Location, name: str, options: StorageOptions
 ) -> DataFrame:
-    """Return a table whose newest rows are in the root's journal; every query reads it again."""
-    reader = spark.read.format("sparklog").option(STATE_TABLE, schema.name)
+    """Return a table of `READ_BY_SPARKLOG`; every query reads it again."""
+    reader = spark.read.format("sparklog").option(STATE_TABLE, name)
     return reader.option(STATE_OF_ROOT, root.uri).option(STATE_STORE, json.dumps(options)).load()
 
 
@@ -280,10 +298,15 @@ def _broker_views(
     Journal(root)
     try:
         frames = {
-            schema.name: _load_state(spark, root, schema, of_root)
-            if schema in READ_BY_SPARKLOG
+            schema.name: _load_state(spark, root, schema.name, of_root)
+            if schema.name in READ_BY_SPARKLOG
             else _load(spark, root, schema)
             for schema in BROKER_TABLES
+        }
+        frames |= {
+            name: _load_state(spark, root, name, of_root)
+            for name in BROKER_PAST
+            if name not in frames
         }
     except spark_errors() as error:
         # The following lines are the JVM's stack trace.

@@ -1,4 +1,4 @@
-"""The state of a broker root's replicas, exact as of the moment of Spark's read."""
+"""The state and the past of a root, exact as of the moment of Spark's read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from sparklog.cluster.views import STATE_OF_ROOT, STATE_STORE, STATE_TABLE
+from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
+from sparklog.cluster.views import READ_BY_SPARKLOG, STATE_OF_ROOT, STATE_STORE, STATE_TABLE
 from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     PRODUCE_REQUESTS,
-    REQUEST_INDEX,
 )
-from sparklog.storage.journal import CHECKPOINTS, Journal
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.request_files import read_requests
 
-_TYPES = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
+_TYPES = {
+    pa.string(): "string",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.bool_(): "boolean",
+}
 
 
 def asks_for_state(options: Mapping[str, str]) -> bool:
@@ -28,13 +33,16 @@ def asks_for_state(options: Mapping[str, str]) -> bool:
 
 
 def read_state(options: Mapping[str, str]) -> pa.Table:
-    """Return the rows of the table that the options name, from the root's journal.
+    """Return the rows of the table that the options name, from the root.
 
     Raises `StorageError` if the root cannot be read.
     """
     root = Location.of(options[STATE_OF_ROOT], json.loads(options[STATE_STORE]))
     if options[STATE_TABLE] == PRODUCE_REQUESTS.name:
         return read_requests(root)
+    past = (CLUSTER_PAST | BROKER_PAST).get(options[STATE_TABLE])
+    if past is not None:
+        return past.read(root)
     journal = Journal(root, with_operations=True)
     tables = {
         HIGH_WATERMARK_CHECKPOINT.name: journal.row_table,
@@ -46,6 +54,5 @@ def read_state(options: Mapping[str, str]) -> pa.Table:
 
 def state_ddl(options: Mapping[str, str]) -> str:
     """Return the columns of the table that the options name, in Spark's DDL."""
-    found = {schema.name: schema.columns for schema in CHECKPOINTS}
-    columns = (found | {PRODUCE_REQUESTS.name: REQUEST_INDEX})[options[STATE_TABLE]]
+    columns = READ_BY_SPARKLOG[options[STATE_TABLE]]
     return ", ".join(f"{column.name} {_TYPES[column.type]}" for column in columns)

@@ -64,12 +64,29 @@ COMMIT_ID = "txnId"
 """The field of `commitInfo` with the id of the attempt that made the commit."""
 
 
+_CAUSE = "cause"
+"""The field of `commitInfo` with the cause of a commit that delta-rs has made."""
+
 _sound_commits: ContentCache[Commit] = ContentCache(4 << 20)
 """Parsed commits, shared by the readers of a journal: each broker reads it as leader and follower.
 At most 4 MiB of content: the commits of three brokers in a round that appends to 1,000 partitions.
 """
 
 _Derived = TypeVar("_Derived")
+
+
+class Cause(NamedTuple):
+    """The operation of a commit and its parameters, which Delta shows in the table's history.
+
+    All parameters are text, as Delta's own are.
+    """
+
+    operation: str = "WRITE"
+    parameters: Mapping[str, str] = {}
+
+
+WRITE = Cause()
+"""The cause of commits for which the rows say everything."""
 
 
 class Protocol(NamedTuple):
@@ -106,8 +123,9 @@ class Commit:
     """The actions of one commit, and the id of the attempt that wrote it, if it has one.
 
     `user_metadata` is the text that the writer stores with it; Delta shows it in the table's
-    history. `made_at_ms` is the time on its writer's clock, in ms since 1970. Invariant: a commit
-    is not changed after it was read, since its readers in this process share it.
+    history. `made_at_ms` is the time on its writer's clock, in ms since 1970. `cause` is covered by
+    no checksum, so no decision may depend on it. Invariant: a commit is not changed after it was
+    read, since its readers in this process share it.
     """
 
     version: int
@@ -118,6 +136,7 @@ class Commit:
     commit_id: str | None = None
     user_metadata: str | None = None
     made_at_ms: int | None = field(default=None, compare=False)
+    cause: Cause = field(default=WRITE, compare=False)
     _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def derived(self, function: Callable[[Commit], _Derived]) -> _Derived:
@@ -274,20 +293,37 @@ def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
         commit.commit_id = info.get(COMMIT_ID)
         commit.user_metadata = info.get(USER_METADATA)
         commit.made_at_ms = info.get("timestamp")
+        commit.cause = _cause_in(info)
         check_metadata(info)
 
 
 def _statistics(text: str | None) -> dict[str, Any]:
     """Return a file's statistics, `{}` if malformed: any client may append any text to a table."""
+    return _json_object(text or "{}")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in `text`, `{}` if it is none."""
     try:
-        statistics = json_value(text or "{}")
+        found = json_value(text)
     except (ValueError, RecursionError):
         return {}
-    return statistics if isinstance(statistics, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _cause_in(info: Mapping[str, Any]) -> Cause:
+    """Return the cause in a `commitInfo`; other writers' values are kept if they are text."""
+    handed_over = info.get(_CAUSE)
+    found = _json_object(handed_over) if isinstance(handed_over, str) else info
+    operation, parameters = found.get("operation"), found.get("operationParameters")
+    if not isinstance(operation, str):
+        return WRITE
+    texts = parameters.items() if isinstance(parameters, dict) else ()
+    return Cause(operation, {name: one for name, one in texts if isinstance(one, str)})
 
 
 def commit_text(
-    operation: str,
+    cause: Cause,
     added: Sequence[AddedFile],
     removed: Sequence[RemovedFile],
     transactions: Mapping[str, int],
@@ -295,7 +331,7 @@ def commit_text(
     user_metadata: str | None,
     now_ms: int,
 ) -> bytes:
-    """Return the text of a commit; `operation` is Delta's name of the operation.
+    """Return the text of a commit, which shows its `cause` in the table's history.
 
     `transactions` are the new versions of app transactions by name, `commit_id` is the id of this
     attempt, `user_metadata` the writer's own text, and `now_ms` the commit's time in ms since 1970.
@@ -311,8 +347,8 @@ def commit_text(
     lines = b"\n".join(map(json_bytes, actions))
     info = {
         "timestamp": now_ms,
-        "operation": operation,
-        "operationParameters": {},
+        "operation": cause.operation,
+        "operationParameters": cause.parameters,
         "engineInfo": f"sparklog {sparklog.__version__}",
         COMMIT_ID: commit_id,
         CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
@@ -322,13 +358,21 @@ def commit_text(
 
 
 def commit_properties(
-    transactions: Mapping[str, int], commit_id: str, user_metadata: str | None
+    cause: Cause, transactions: Mapping[str, int], commit_id: str, user_metadata: str | None
 ) -> CommitProperties:
-    """Return delta-rs's form of these parts of `commit_text`, for a single attempt to commit."""
+    """Return delta-rs's form of these parts of `commit_text`, for a single attempt to commit.
+
+    delta-rs names the operation itself, so the cause is a field of its own.
+    """
+    given = {"operation": cause.operation, "operationParameters": cause.parameters}
     epochs = [Transaction(name, epoch) for name, epoch in transactions.items()]
     return CommitProperties(
         max_commit_retries=0,
-        custom_metadata={COMMIT_ID: commit_id, **_own_text(user_metadata)},
+        custom_metadata={
+            COMMIT_ID: commit_id,
+            _CAUSE: json_bytes(given).decode(),
+            **_own_text(user_metadata),
+        },
         app_transactions=epochs or None,
     )
 

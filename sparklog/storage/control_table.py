@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -26,7 +26,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from sparklog.errors import CommitConflictError, DamagedError, StorageError, TableReplacedError
 from sparklog.model import TableSchema
 from sparklog.storage.commit_retries import moved, retrying
-from sparklog.storage.commits import AddedFile, Commit, RemovedFile, check_commits, read_commit
+from sparklog.storage.commits import (
+    WRITE,
+    AddedFile,
+    Cause,
+    Commit,
+    RemovedFile,
+    check_commits,
+    read_commit,
+)
 from sparklog.storage.control_table_damage import (
     content_fault,
     damaged_file,
@@ -48,6 +56,14 @@ AHEAD_AFTER_LOSS = 4
 """The number of commits requested in parallel from an object store after a lost race."""
 
 _Result = TypeVar("_Result")
+
+Causes: TypeAlias = "Cause | Callable[[], Cause]"
+"""The cause of a commit, or a function that returns it once the change was decided."""
+
+
+def given(cause: Causes) -> Cause:
+    """Return the cause, for which a function is called."""
+    return cause if isinstance(cause, Cause) else cause()
 
 
 def create_table(root: Location, schema: TableSchema) -> None:
@@ -323,14 +339,16 @@ class ControlTable:
         rows: pa.Table,
         fence: Fence | None = None,
         transactions: Mapping[str, int] | None = None,
+        cause: Cause = WRITE,
     ) -> None:
         """Replace all rows by `rows`, as the version after the loaded one.
 
-        `transactions` are the versions of app transactions to be set in the same commit. Raises
+        `transactions` are the versions of app transactions to be set in the same commit; `cause` is
+        shown in the table's history. Raises
         `CommitConflictError` if another writer has committed, and `FencedError` if the table no
         longer carries the epoch of `fence`.
         """
-        self._replace(rows, self.version, fence, transactions)
+        self._replace(rows, self.version, fence, transactions, cause)
 
     def set_transactions(self, transactions: Mapping[str, int], fence: Fence) -> None:
         """Set the versions of app transactions only; raises as `compare_and_set` does."""
@@ -348,6 +366,7 @@ class ControlTable:
         loaded: int,
         fence: Fence | None,
         transactions: Mapping[str, int] | None = None,
+        cause: Cause = WRITE,
     ) -> None:
         rows = self._as_stored(rows)
         with self._lock:
@@ -355,7 +374,7 @@ class ControlTable:
             if self.version != loaded:
                 raise moved(self._log, loaded)
             self._add_columns()
-            self._overwrite(self._with_unknown_columns(rows), transactions)
+            self._overwrite(self._with_unknown_columns(rows), transactions, cause)
             self._rows = self.version, rows
 
     def _with_unknown_columns(self, rows: pa.Table) -> pa.Table:
@@ -369,12 +388,17 @@ class ControlTable:
         files = [ParquetContent(self.location.read_bytes(path)).read() for path in paths]
         return with_unknown_columns(rows, files, declared, self.schema)
 
-    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None = None) -> None:
+    def _overwrite(
+        self,
+        rows: pa.Table,
+        transactions: Mapping[str, int] | None = None,
+        cause: Cause = WRITE,
+    ) -> None:
         """Commit `rows` in the place of all rows, as the next version."""
         file = self._write(rows)
         removed = [RemovedFile(path, file.modified_at_ms) for path in self._files]
         with self._discarding(file):
-            if not self._log.commit("WRITE", [file], removed, transactions):
+            if not self._log.commit(cause, [file], removed, transactions):
                 raise moved(self._log)
         self._files = dict.fromkeys([file.path])
         self.commits += 1
@@ -455,12 +479,14 @@ class ControlTable:
         self,
         change: Callable[[pa.Table], tuple[pa.Table | None, _Result]],
         fence: Fence | None = None,
+        cause: Causes = WRITE,
     ) -> _Result:
         """Load, change and compare-and-set until the commit succeeds.
 
         `change` takes the newest rows and returns the new rows (`None`: leave the table unchanged)
         and a result, which is returned. After a conflict it is called again with the then newest
-        rows, after a jittered wait, and must decide on them alone.
+        rows, after a jittered wait, and must decide on them alone. `cause` may be a function that
+        returns it after `change` was called.
         """
         attempts = 0
 
@@ -476,7 +502,7 @@ class ControlTable:
             if new is not None:
                 # The version from before `change`: if `change` loads a newer one, this commit must
                 # fail.
-                self._replace(new, loaded, fence)
+                self._replace(new, loaded, fence, cause=given(cause))
             return result
 
         return retrying(CommitConflictError)(attempt)

@@ -28,6 +28,7 @@ from sparklog.storage.commits import (
     PARTITIONS_VERSION,
     TOPICS_VERSION,
     AddedFile,
+    Cause,
     Commit,
     Protocol,
     RemovedFile,
@@ -256,7 +257,7 @@ class DeltaLog:
 
     def commit(
         self,
-        operation: str,
+        cause: Cause | str,
         added: Sequence[AddedFile] = (),
         removed: Sequence[RemovedFile] = (),
         transactions: Mapping[str, int] | None = None,
@@ -267,7 +268,7 @@ class DeltaLog:
     ) -> bool:
         """Commit as the next version and advance to it; return False if the version was taken.
 
-        Parameters: `operation`, Delta's name of the operation, which the table's history shows
+        Parameters: `cause`, or only the name of the operation, which the table's history shows
         along with `user_metadata`; `commit_id`, the id of the attempt, a new one by default;
         `syncs_files`, whether the added files are synced first in local folders, which is
         unnecessary if another commit that depends on them does so. In local folders the commit
@@ -288,7 +289,8 @@ class DeltaLog:
         try:
             if syncs_files:
                 self.location.sync(file.path for file in added)
-            put = self._put(operation, added, removed, transactions, commit_id, user_metadata)
+            given = Cause(cause) if isinstance(cause, str) else cause
+            put = self._put(given, added, removed, transactions, commit_id, user_metadata)
             is_mine = put or self._is_by(commit_id)
         except STORE_ERRORS:
             if not self._is_by(commit_id):
@@ -381,7 +383,7 @@ class DeltaLog:
 
     def _put(
         self,
-        operation: str,
+        cause: Cause,
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
@@ -389,9 +391,7 @@ class DeltaLog:
         user_metadata: str | None,
     ) -> bool:
         now_ms = time.time_ns() // 1_000_000
-        text = commit_text(
-            operation, added, removed, transactions, commit_id, user_metadata, now_ms
-        )
+        text = commit_text(cause, added, removed, transactions, commit_id, user_metadata, now_ms)
         try:
             self.location.put_new(commit_path(self.version + 1), text)
         except FileExistsError:
@@ -400,11 +400,12 @@ class DeltaLog:
             if error.errno not in _WITHOUT_HARD_LINKS:
                 raise
             # delta-rs has other ways to create a file exclusively.
-            return self._hand_over(added, removed, transactions, commit_id, user_metadata)
+            return self._hand_over(cause, added, removed, transactions, commit_id, user_metadata)
         return True
 
     def _hand_over(
         self,
+        cause: Cause,
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         transactions: Mapping[str, int],
@@ -438,7 +439,7 @@ class DeltaLog:
                 "append",
                 self.snapshot.schema(),
                 self.snapshot.metadata().partition_columns,
-                commit_properties=commit_properties(transactions, commit_id, user_metadata),
+                commit_properties=commit_properties(cause, transactions, commit_id, user_metadata),
             )
         except CommitFailedError:
             return False

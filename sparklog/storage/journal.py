@@ -42,6 +42,7 @@ from sparklog.storage.seen_versions import SeenVersions
 
 _FORMAT, _ROWS, _EPOCHS, _OPERATIONS = "sparklog", "replicas", "epochs", "operations"
 _REQUESTS, _ANSWERS, _REMOVED = "requests", "answers", "removed"
+_TRUNCATIONS = "truncations"
 _CONTROLLER = "controller"
 """The member of a commit that names the controller epoch whose lease the commit renews."""
 
@@ -156,7 +157,8 @@ class Step(NamedTuple):
     delayed operations by id, and `None` for those that are no longer delayed; `answers`, to
     requests;
     `inbox_positions`, the new positions of the request tables; `removed`, replicas of deleted
-    topics, of which neither a row nor a history is left.
+    topics, of which neither a row nor a history is left; `truncations`, rows of the table
+    `truncations` without the version, for people.
     """
 
     rows: Sequence[Row] = ()
@@ -165,6 +167,7 @@ class Step(NamedTuple):
     answers: Sequence[ProduceAnswer] = ()
     inbox_positions: Sequence[InboxPosition] = ()
     removed: Sequence[TopicIdPartition] = ()
+    truncations: Sequence[Row] = ()
 
 
 class Histories(NamedTuple):
@@ -210,6 +213,8 @@ class Journal(RecordLog):
 
         Contains only tables that are named by commits after the checkpoints.
         """
+        self.truncations: list[Row] = []
+        """The rows of `truncations` in the commits after the checkpoints, oldest first."""
         self.renewal: Renewal | None = None
         """The newest renewal of the controller's lease in the commits that were read."""
         self.seen: Callable[[], SeenVersions | None] = lambda: None
@@ -362,6 +367,7 @@ class Journal(RecordLog):
     def _load_state(self, described: list[_Described], version: int) -> None:
         self.rows, self.epochs, self._topics, self.operations = {}, {}, {}, {}
         self.inbox_positions = {}
+        self.truncations = []
         rows, epochs, *operations = described
         self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
         for row in rows.table.to_pylist():
@@ -401,6 +407,7 @@ class Journal(RecordLog):
             for key in changes.removed:
                 self.rows.pop(key, None)
             named |= changes.rows.keys() | changes.removed
+            self.truncations += [{**row, "version": version} for row in changes.truncations]
         if version > described[1]:
             self.epochs |= {key: one.entries for key, one in changes.histories.items()}
             self._topics |= {key: one.topic for key, one in changes.histories.items()}
@@ -429,6 +436,7 @@ class _Changes(NamedTuple):
     inbox_positions: Mapping[str, InboxPosition]
     controller_epoch: int | None
     removed: AbstractSet[TopicIdPartition]
+    truncations: Sequence[Row]
 
 
 def _changes_in(commit: Commit) -> _Changes:
@@ -452,6 +460,7 @@ def _changes_of(entry: Mapping[str, Any]) -> _Changes:
         },
         entry.get(_CONTROLLER),
         frozenset(TopicIdPartition(*one) for one in entry.get(_REMOVED, ())),
+        entry.get(_TRUNCATIONS, ()),
     )
 
 
@@ -483,6 +492,8 @@ def _entry_of(step: Step) -> dict[str, Any]:
         entry[_REQUESTS] = list(step.inbox_positions)
     if step.removed:
         entry[_REMOVED] = list(step.removed)
+    if step.truncations:
+        entry[_TRUNCATIONS] = list(step.truncations)
     return entry
 
 
@@ -510,6 +521,12 @@ def answers_in(
                 raise DamagedError(path, str(error), remedy) from error
             on_invalid(error)
     return answers
+
+
+def rows_in(commit: Commit) -> Sequence[Row]:
+    """Return the changed rows of replicas in a commit of a journal."""
+    rows: Sequence[Row] = _entry(commit).get(_ROWS, ())
+    return rows
 
 
 def renewal_in(commit: Commit) -> Renewal | None:

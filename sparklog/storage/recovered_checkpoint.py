@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from sparklog.errors import StorageError
-from sparklog.storage.commits import AddedFile, RemovedFile, commit_content, commit_text
+from sparklog.storage.commits import AddedFile, Cause, RemovedFile, commit_content, commit_text
 from sparklog.storage.control_table_damage import commit_fault
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
@@ -52,7 +52,7 @@ def write_recovered_checkpoint(
             content = commit_content(table, number)
             if number > base and (content is None or commit_fault(content) is not None):
                 damaged.append(number)
-                content = commit_text("REPAIR", [], [], {}, "", None, now_ms)
+                content = commit_text(Cause("REPAIR"), [], [], {}, "", None, now_ms)
             if content is not None:
                 Path(folder, commit_path(number)).write_bytes(content)
         if not damaged or damaged[0] == 0:
@@ -62,7 +62,7 @@ def write_recovered_checkpoint(
         others = set(actions.column("path").to_pylist())
         added = [file for path, file in live.items() if path not in others]
         removed = [RemovedFile(path, now_ms) for path in sorted(others - live.keys())]
-        text = commit_text("REPAIR", added, removed, transactions, "", None, now_ms)
+        text = commit_text(Cause("REPAIR"), added, removed, transactions, "", None, now_ms)
         Path(folder, commit_path(damaged[-1])).write_bytes(text)
         before = {path.name for path in log.iterdir()}
         DeltaTable(folder).create_checkpoint()

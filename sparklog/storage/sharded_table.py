@@ -21,8 +21,8 @@ import pyarrow as pa
 from sparklog.errors import CommitConflictError, DamagedError
 from sparklog.model import TableSchema
 from sparklog.storage.commit_retries import moved, retrying
-from sparklog.storage.commits import AddedFile, RemovedFile
-from sparklog.storage.control_table import AHEAD_AFTER_LOSS, ControlTable
+from sparklog.storage.commits import WRITE, AddedFile, Cause, RemovedFile
+from sparklog.storage.control_table import AHEAD_AFTER_LOSS, Causes, ControlTable, given
 from sparklog.storage.fence import Fence, check_fence
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
@@ -86,6 +86,7 @@ class ShardedTable(ControlTable):
         fence: Fence | None = None,
         *,
         is_unit_wise: bool = True,
+        cause: Causes = WRITE,
     ) -> RowChanges:
         """Change rows, and commit the files that contain them; return the changes.
 
@@ -94,7 +95,8 @@ class ShardedTable(ControlTable):
         jittered wait. It then receives only the rows of the changed units, since it decides on each
         unit by that unit's rows; if `is_unit_wise` is false, it receives the rows of all `units`.
         It may change the units that it received, and add rows to those of `units` that have no
-        rows. `fence` is checked at each attempt.
+        rows. `fence` is checked at each attempt. `cause` is shown in the table's history; a
+        function is called after `decide`.
 
         Raises `FencedError` as `compare_and_set` does, and `CommitConflictError` if 50 attempts
         have failed.
@@ -120,7 +122,7 @@ class ShardedTable(ControlTable):
                 if self.sharded_rows() is not live:
                     raise moved(self._log)
                 if pending.changes:
-                    self._commit_changes(live, pending, fence)
+                    self._commit_changes(live, pending, fence, cause)
 
         try:
             retrying(CommitConflictError)(attempt)
@@ -133,7 +135,7 @@ class ShardedTable(ControlTable):
         return pending.changes.as_changes()
 
     def _commit_changes(
-        self, live: ShardedRows, pending: _PendingChange, fence: Fence | None
+        self, live: ShardedRows, pending: _PendingChange, fence: Fence | None, cause: Causes
     ) -> None:
         check_fence(self._log, fence)
         planned = rewrites(live, pending.changes)
@@ -147,6 +149,8 @@ class ShardedTable(ControlTable):
             self._commit_shards(
                 [one for rewrite in planned for one in committing[rewrite]],
                 [path for rewrite in planned for path in rewrite.sources],
+                None,
+                given(cause),
             )
         except CommitConflictError:
             pending.files = committing
@@ -193,12 +197,13 @@ class ShardedTable(ControlTable):
         written: Sequence[_Written],
         removed: Sequence[str],
         transactions: Mapping[str, int] | None = None,
+        cause: Cause = WRITE,
     ) -> None:
         files = [file for file, _ in written]
         now_ms = time.time_ns() // 1_000_000
         with self._discarding(*files):
             gone = [RemovedFile(path, now_ms) for path in removed]
-            is_mine = self._log.commit("WRITE", files, gone, transactions)
+            is_mine = self._log.commit(cause, files, gone, transactions)
         if not is_mine:
             raise moved(self._log)
         for path in removed:
@@ -208,14 +213,19 @@ class ShardedTable(ControlTable):
             self._shards[file.path] = shard
         self.commits += 1
 
-    def _overwrite(self, rows: pa.Table, transactions: Mapping[str, int] | None = None) -> None:
+    def _overwrite(
+        self,
+        rows: pa.Table,
+        transactions: Mapping[str, int] | None = None,
+        cause: Cause = WRITE,
+    ) -> None:
         tables = split(rows, self.schema, rows.num_rows)
         written = [
             (self._write(one, f"part-{number:05}"), Shard(self._as_stored(one), self.schema))
             for number, one in enumerate(tables)
         ]
         try:
-            self._commit_shards(written, list(self._files), transactions)
+            self._commit_shards(written, list(self._files), transactions, cause)
         except CommitConflictError:
             self._discard(file for file, _ in written)
             raise

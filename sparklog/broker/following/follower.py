@@ -30,7 +30,7 @@ from sparklog.cluster.isr import leave_isr
 from sparklog.cluster.metadata import Metadata, MetadataReader
 from sparklog.config import Settings
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import Batch, EpochEntry, TopicIdPartition
+from sparklog.model import Batch, EpochEntry, Row, TopicIdPartition
 from sparklog.protocol.produce.expired_operations import may_have_expired
 from sparklog.protocol.replication.fetch import may_return_batches
 from sparklog.protocol.replication.truncation_point import may_disagree
@@ -314,7 +314,7 @@ class Follower:
             elif row["truncate_to"] is not None:
                 points[key] = row["truncate_to"]
         if points:
-            waiting |= self._truncate(points, now_ms)
+            waiting |= self._truncate(points, followed, now_ms)
         if restarts:
             waiting |= self._restart(restarts, followed, now_ms)
         for one in unsettled:
@@ -348,7 +348,9 @@ class Follower:
             for entry in one.root.log.epochs.get(one.key, ())
         ]
 
-    def _truncate(self, points: dict[TopicIdPartition, int], now_ms: int) -> set[TopicIdPartition]:
+    def _truncate(
+        self, points: dict[TopicIdPartition, int], followed: list[Followed], now_ms: int
+    ) -> set[TopicIdPartition]:
         """Drop the records from each point on, and the producer state after that commit (6.5).
 
         A broker leaves the ISR and ELR before it cuts below its own high watermark, since members
@@ -356,7 +358,7 @@ class Follower:
         own batch cannot be read, or partition_state was changed at the same time.
         """
         below = {key for key, at in points.items() if at < self._replicas[key].high_watermark}
-        staying = below - self._leave_isr(below, now_ms)
+        staying = below - self._leave_isr(below, now_ms, "truncation")
         points = {key: offset for key, offset in points.items() if key not in staying}
         log = self._root.log
         dropped = {key: log.batches(key, offset) for key, offset in points.items()}
@@ -383,6 +385,7 @@ class Follower:
                     removed += dropped[key]
                     self._announce_truncation(key, offset)
             cut = {key: offset for key, offset in points.items() if key not in unreadable}
+            truncations = self._truncations(cut, followed, now_ms, "divergence")
             for key, offset in cut.items():
                 replica = self._replicas[key]
                 self._replicas.put(
@@ -392,17 +395,19 @@ class Follower:
                     high_watermark=min(replica.high_watermark, offset),
                 )
             self._replicas.truncate_epochs(cut)
-            self._replicas.commit(now_ms, kept, removed)
+            self._replicas.commit(now_ms, kept, removed, truncations=truncations)
         self._producer_state.truncate(cut)
         return unreadable | staying
 
-    def _leave_isr(self, keys: set[TopicIdPartition], now_ms: int) -> set[TopicIdPartition]:
+    def _leave_isr(
+        self, keys: set[TopicIdPartition], now_ms: int, cause: str
+    ) -> set[TopicIdPartition]:
         """Leave the ISR and ELR of these partitions; return those in which that succeeded."""
         if not keys:
             return set()
         # Even if it is no member now: the leader may be about to add it because of its last report.
         self._replicas.withdraw(keys, now_ms)
-        return leave_isr(self._partition_state, self._broker_id, keys)
+        return leave_isr(self._partition_state, self._broker_id, keys, cause=cause)
 
     def _restart(
         self, starts: dict[TopicIdPartition, int], followed: list[Followed], now_ms: int
@@ -415,12 +420,13 @@ class Follower:
         read, or partition_state was changed at the same time.
         """
         below = {key for key, at in starts.items() if at < self._replicas[key].high_watermark}
-        staying = below - self._leave_isr(below, now_ms)
+        staying = below - self._leave_isr(below, now_ms, "log_restart")
         starts = {key: offset for key, offset in starts.items() if key not in staying}
         kept = self._producers.copy_before(starts, followed, now_ms)
         unknown = staying | (starts.keys() - kept.keys())
         starts = {key: offset for key, offset in starts.items() if key in kept}
         removed = [batch for key in starts for batch in self._root.log.batches(key)]
+        truncations = self._truncations(starts, followed, now_ms, "log_restart")
         for key, offset in starts.items():
             _log.warning(
                 "log restarted at the leader's log start offset",
@@ -439,9 +445,27 @@ class Follower:
         self._replicas.restart_epochs({key: histories[key] for key in starts})
         self._replicas.cut_epochs(starts)
         self._replicas.truncate_epochs(starts)
-        self._replicas.commit(now_ms, removed=removed)
+        self._replicas.commit(now_ms, removed=removed, truncations=truncations)
         self._producer_state.restart(kept)
         return set(unknown)
+
+    def _truncations(
+        self,
+        points: Mapping[TopicIdPartition, int],
+        followed: list[Followed],
+        now_ms: int,
+        cause: str,
+    ) -> list[Row]:
+        """Return the rows of `truncations` for logs with records; an empty log loses nothing."""
+        states = {one.key: one.state for one in followed}
+        rows = [
+            {
+                **self._replicas.truncation(key, offset, now_ms, cause, states[key].leader),
+                "leader_epoch": states[key].leader_epoch,
+            }
+            for key, offset in points.items()
+        ]
+        return [row for row in rows if row["records_removed"]]
 
     def _announce_truncation(self, key: TopicIdPartition, offset: int) -> None:
         replica = self._replicas[key]

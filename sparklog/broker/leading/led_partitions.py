@@ -363,7 +363,13 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             # Until the outcome is known, old and new ISR both bind the high watermark (2.4).
             self[key].proposed_isr |= isr
         min_isr_of = {key: self.min_isr(metadata, state) for key, state in held.items()}
-        changed = change_isr(self._cluster.partition_state, self._rules, held, proposed, min_isr_of)
+        details = {
+            key: self._reasons(key, frozenset(held[key].isr) ^ isr, now_ms)
+            for key, isr in proposed.items()
+        }
+        changed = change_isr(
+            self._cluster.partition_state, self._rules, held, proposed, min_isr_of, details
+        )
         for key in changed:
             # The other partitions have a newer partition epoch: an earlier proposal may have been
             # committed.
@@ -377,6 +383,18 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                 isr=self[key].state.isr,
             )
         return changed
+
+    def _reasons(self, key: TopicIdPartition, followers: frozenset[int], now_ms: int) -> str:
+        """Return the positions of followers that join or leave the ISR, for people."""
+        end = self._replicas.log_end_offset(key)
+        texts = []
+        for broker_id in sorted(followers):
+            progress = self[key].progress.get(broker_id, _NO_PROGRESS)
+            at_ms = progress.last_caught_up_ms
+            since = "never caught up" if at_ms is None else f"caught up {now_ms - at_ms} ms ago"
+            at = progress.log_end_offset
+            texts.append(f"broker {broker_id} at offset {at} of {end}, {since}")
+        return "; ".join(texts)
 
     def _take_isr(self, isr_of: Mapping[TopicIdPartition, frozenset[int]], now_ms: int) -> None:
         """Apply the committed in-sync sets to the state in memory."""

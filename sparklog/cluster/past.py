@@ -1,0 +1,338 @@
+"""The past of a cluster as tables: what its views show that no table has as it is.
+
+Each function reads a root when it is called, and needs no broker that runs. The tables with the
+past of a cluster root are completed by the commits since they were written last; those of a broker
+root by its journal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.cluster.partition_changes import (
+    OF_CONTROLLER,
+    OF_PARTITIONS,
+    History,
+    further_rows,
+)
+from sparklog.cluster.root_format import read_format
+from sparklog.errors import DamagedError
+from sparklog.model import (
+    CONTROLLER_HISTORY,
+    HIGH_WATERMARK_CHECKPOINT,
+    LEADERSHIP_HISTORY,
+    LOG,
+    PARTITION_HISTORY,
+    PARTITION_STATE,
+    TRUNCATIONS,
+    TopicIdPartition,
+)
+from sparklog.storage.commits import Commit, read_commit
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.journal import Journal, answers_in, rows_in
+from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.sharded_table import ShardedTable
+
+GRAIN_MS = 60_000
+"""The grain of `high_watermark_history` in ms: it has a replica's last row of each minute."""
+
+_STRING, _INT, _LONG = pa.string(), pa.int32(), pa.int64()
+
+
+class PastView(NamedTuple):
+    """A table that is read by sparklog: its columns, and the function that reads it from a root."""
+
+    columns: pa.Schema
+    read: Callable[[Location], pa.Table]
+
+
+# --- cluster root -------------------------------------------------------------------------------
+
+
+def _completed(history: History, root: Location) -> pa.Table:
+    """Return the rows of a table with the past, with those that it does not have yet."""
+    found = read_format(root)
+    source_type = ShardedTable if history.source == PARTITION_STATE else ControlTable
+    source = source_type(root, history.source)
+    now_ms = time.time_ns() // 1_000_000
+    rows, covered = history.schema.columns.empty_table(), None
+    # A root that is older than the table does not have it.
+    if found is not None and history.schema.name in found.tables:
+        table = ControlTable(root, history.schema)
+        rows, covered = table.rows(), table.transaction(history.source.name)
+    newer = further_rows(history, rows, covered, source, now_ms)
+    return rows if newer is None else newer
+
+
+def _leaders(root: Location) -> pa.Table:
+    """Return `leadership_history` with the leader epochs that it does not have yet."""
+    stored = ControlTable(root, LEADERSHIP_HISTORY).rows()
+    known: dict[TopicIdPartition, int] = {}
+    for row in stored.select(["topic_id", "partition", "leader_epoch"]).to_pylist():
+        key = TopicIdPartition(row["topic_id"], row["partition"])
+        known[key] = max(row["leader_epoch"], known.get(key, -1))
+    newer = [
+        row | {"since_ms": row["at_ms"]}
+        for row in _completed(OF_PARTITIONS, root).to_pylist()
+        if row["is_elected"]
+        and row["leader_epoch"] > known.get(TopicIdPartition(row["topic_id"], row["partition"]), -1)
+    ]
+    columns = LEADERSHIP_HISTORY.columns.names
+    rows = [{name: row[name] for name in columns} for row in newer]
+    return pa.concat_tables([stored, LEADERSHIP_HISTORY.rows(rows)])
+
+
+CLUSTER_PAST: dict[str, PastView] = {
+    PARTITION_HISTORY.name: PastView(
+        PARTITION_HISTORY.columns, lambda root: _completed(OF_PARTITIONS, root)
+    ),
+    CONTROLLER_HISTORY.name: PastView(
+        CONTROLLER_HISTORY.columns, lambda root: _completed(OF_CONTROLLER, root)
+    ),
+    LEADERSHIP_HISTORY.name: PastView(LEADERSHIP_HISTORY.columns, _leaders),
+}
+"""The tables of the cluster root that sparklog reads, since they lag behind."""
+
+# --- broker roots -------------------------------------------------------------------------------
+
+REFUSALS = pa.schema(
+    [
+        ("at_ms", _LONG),
+        ("error", _STRING),
+        ("topic_id", _STRING),
+        ("topic", _STRING),
+        ("partition", _INT),
+        ("request_id", _STRING),
+        ("version", _LONG),
+    ]
+)
+"""The columns of `refusals`: answers to produce requests with an error."""
+
+HIGH_WATERMARKS = pa.schema(
+    [
+        ("at_ms", _LONG),
+        ("topic_id", _STRING),
+        ("topic", _STRING),
+        ("partition", _INT),
+        ("role", _STRING),
+        ("leader_epoch", _INT),
+        ("log_start_offset", _LONG),
+        ("log_end_offset", _LONG),
+        ("high_watermark", _LONG),
+        ("version", _LONG),
+    ]
+)
+"""The columns of `high_watermark_history`."""
+
+
+def _truncations(root: Location) -> pa.Table:
+    """Return the truncations in the table and in the journal, each once."""
+    found = read_format(root)
+    rows: list[dict[str, Any]] = []
+    journal = Journal(root)
+    if found is not None and TRUNCATIONS.name in found.tables:
+        rows = ControlTable(root, TRUNCATIONS).rows().to_pylist()
+    known = {tuple(row[name] for name in TRUNCATIONS.key) for row in rows}
+    rows += [
+        dict(row)
+        for row in journal.truncations
+        if tuple(row[name] for name in TRUNCATIONS.key) not in known
+    ]
+    return TRUNCATIONS.rows(rows)
+
+
+def _commits(root: Location) -> Iterator[Commit]:
+    """Yield the commits of a journal that exist and can be read, oldest first."""
+    log = root.child(LOG.name)
+    names = (name for name in log.names("_delta_log") if name[20:] == ".json")
+    versions = sorted(int(name[:20]) for name in names if name[:20].isdigit())
+
+    def read(version: int) -> Commit | None:
+        try:
+            return read_commit(log, version, lambda _: True)
+        except DamagedError:
+            return None
+
+    found = map_in_parallel(read, versions, 0, is_local=log.is_local)
+    yield from (commit for commit in found if commit is not None)
+
+
+def _refusals(root: Location) -> pa.Table:
+    topics = {
+        (row["topic_id"], row["partition"]): row["topic"]
+        for row in ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
+    }
+    rows: list[dict[str, Any]] = []
+    for commit in _commits(root):
+        for changed in rows_in(commit):
+            topics[changed["topic_id"], changed["partition"]] = changed["topic"]
+        rows += [
+            {
+                "at_ms": commit.made_at_ms,
+                "error": answer.error,
+                "topic_id": answer.topic_id,
+                "topic": topics.get((answer.topic_id, answer.partition)),
+                "partition": answer.partition,
+                "request_id": answer.request_id,
+                "version": commit.version,
+            }
+            for answer in answers_in(commit, lambda _: None)
+            if answer.error != "NONE"
+        ]
+    return pa.Table.from_pylist(rows, schema=REFUSALS)
+
+
+def _high_watermarks(root: Location) -> pa.Table:
+    """Return the last row of each replica in each minute in which it has changed."""
+    last: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for commit in _commits(root):
+        at_ms = commit.made_at_ms or 0
+        for row in rows_in(commit):
+            of = row["topic_id"], row["partition"], at_ms // GRAIN_MS
+            last[of] = {**row, "at_ms": at_ms, "version": commit.version}
+    names = HIGH_WATERMARKS.names
+    return pa.Table.from_pylist(
+        [{name: row[name] for name in names} for row in last.values()], schema=HIGH_WATERMARKS
+    )
+
+
+BROKER_PAST: dict[str, PastView] = {
+    TRUNCATIONS.name: PastView(TRUNCATIONS.columns, _truncations),
+    "refusals": PastView(REFUSALS, _refusals),
+    "high_watermark_history": PastView(HIGH_WATERMARKS, _high_watermarks),
+}
+"""The tables of a broker root that sparklog reads from its journal."""
+
+# --- views over the others ----------------------------------------------------------------------
+
+ISR_HISTORY = """
+select
+    topic_id, topic, partition, at_ms, isr, joined_isr, left_isr, operation, cause, detail,
+    leader, leader_epoch, partition_epoch, version
+from partition_history
+where joined_isr is null or joined_isr <> '[]' or left_isr <> '[]'
+"""
+"""The SQL text of the view `isr_history`: the changes of the ISR of each partition."""
+
+ELECTIONS = """
+select
+    topic_id, topic, partition, at_ms, leader_before, leader, leader_epoch, is_unclean, operation,
+    cause, isr, controller_epoch, version
+from partition_history
+where is_elected
+"""
+"""The SQL text of the view `elections`: the beginnings of leader epochs."""
+
+REPLICA_PROGRESS = """
+with reports as (
+    select
+        s.topic_id, s.topic, s.partition, s.broker_id, s.leader, s.leader_epoch, s.in_isr,
+        f.leader_epoch as reported_epoch,
+        f.log_end_offset, f.high_watermark, f.reported_at_ms,
+        l.log_end_offset as leader_log_end_offset
+    from partition_state s
+    join topics t on t.topic_id = s.topic_id and t.state = 'live' and s.partition < t.partitions
+    left join high_watermark_checkpoint f
+        on f.topic_id = s.topic_id and f.partition = s.partition and f.broker_id = s.broker_id
+    left join high_watermark_checkpoint l
+        on l.topic_id = s.topic_id and l.partition = s.partition and l.broker_id = s.leader
+        and l.leader_epoch = s.leader_epoch
+    where s.broker_id <> coalesce(s.leader, -1)
+),
+missing as (
+    select r.topic_id, r.partition, r.broker_id, min(b.min_timestamp_ms) as since_ms
+    from reports r
+    join batches b
+        on b.topic_id = r.topic_id and b.partition = r.partition and b.broker_id = r.leader
+        and b.next_offset > r.log_end_offset
+    group by r.topic_id, r.partition, r.broker_id
+),
+newest as (
+    select topic_id, partition, broker_id, max(max_timestamp_ms) as newest_ms
+    from batches
+    group by topic_id, partition, broker_id
+),
+departures as (
+    select
+        r.topic_id, r.partition, r.broker_id, h.at_ms, h.cause, h.detail,
+        row_number() over (
+            partition by r.topic_id, r.partition, r.broker_id order by h.partition_epoch desc
+        ) as place
+    from reports r
+    join partition_history h
+        on h.topic_id = r.topic_id and h.partition = r.partition
+        and replace(replace(replace(h.left_isr, ' ', ''), '[', ','), ']', ',')
+            like concat('%,', cast(r.broker_id as string), ',%')
+    where not r.in_isr
+)
+select
+    r.topic_id, r.topic, r.partition, r.broker_id, r.leader, r.leader_epoch, r.in_isr,
+    r.log_end_offset, r.leader_log_end_offset,
+    cast(greatest(r.leader_log_end_offset - r.log_end_offset, 0) as bigint) as lag,
+    case
+        when r.log_end_offset >= r.leader_log_end_offset then cast(0 as double)
+        else cast(n.newest_ms - m.since_ms as double) / 1000
+    end as lag_seconds,
+    case
+        when r.log_end_offset >= r.leader_log_end_offset then r.reported_at_ms
+        else m.since_ms
+    end as last_caught_up_ms,
+    r.reported_at_ms,
+    d.at_ms as left_isr_at_ms, d.cause as left_isr_because, d.detail as left_isr_detail
+from reports r
+left join missing m
+    on m.topic_id = r.topic_id and m.partition = r.partition and m.broker_id = r.broker_id
+left join newest n
+    on n.topic_id = r.topic_id and n.partition = r.partition and n.broker_id = r.leader
+left join departures d
+    on d.topic_id = r.topic_id and d.partition = r.partition and d.broker_id = r.broker_id
+    and d.place = 1
+"""
+"""The SQL text of the view `replica_progress`: each follower as its leader sees it.
+
+`last_caught_up_ms` is the time of the newest report of a follower at the leader's log end, or the
+timestamp of the first record that it lacks. `lag_seconds` is the time between this record and the
+newest one. The last three columns say when and why a follower outside the ISR has left it.
+"""
+
+LAG = """
+select
+    'replica' as kind, cast(broker_id as string) as name, topic_id, topic, partition,
+    log_end_offset as position, leader_log_end_offset as end_offset, lag, lag_seconds
+from replica_progress
+union all
+select
+    'group', o.group_id, o.topic_id, o.topic, o.partition,
+    o.committed_offset, c.high_watermark,
+    cast(greatest(c.high_watermark - o.committed_offset, 0) as bigint),
+    case
+        when o.committed_offset >= c.high_watermark then cast(0 as double)
+        else cast(max(b.max_timestamp_ms) - min(b.min_timestamp_ms) as double) / 1000
+    end
+from consumer_offsets o
+join partition_state s
+    on s.topic_id = o.topic_id and s.partition = o.partition and s.broker_id = s.leader
+join high_watermark_checkpoint c
+    on c.topic_id = o.topic_id and c.partition = o.partition and c.broker_id = s.leader
+left join batches b
+    on b.topic_id = o.topic_id and b.partition = o.partition and b.broker_id = s.leader
+    and b.next_offset > o.committed_offset and b.base_offset < c.high_watermark
+group by o.group_id, o.topic_id, o.topic, o.partition, o.committed_offset, c.high_watermark
+"""
+"""The SQL text of the view `lag`: of each follower to its leader's log end (`kind` is replica), and
+of each consumer group to the high watermark (`kind` is group), in offsets and in seconds between
+the timestamps of the first record behind and the newest one.
+"""
+
+PAST_VIEWS: Mapping[str, str] = {
+    "isr_history": ISR_HISTORY,
+    "elections": ELECTIONS,
+    "replica_progress": REPLICA_PROGRESS,
+    "lag": LAG,
+}
+"""The SQL texts of the views over the past, in their order: a view may use those before it."""
