@@ -27,6 +27,7 @@ from sparklog.cli.elect_leaders import elect_leaders
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
+from sparklog.cli.options import JsonOption, RecordsOption, UtcOption
 from sparklog.cli.produce import produce
 from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
@@ -100,23 +101,27 @@ def main() -> None:
 
 
 @app.command("format")
-def format_(cluster: ClusterOption) -> None:
+def format_(cluster: ClusterOption, as_json: JsonOption = False) -> None:
     """Create a cluster: the tables of its root, in a new or empty folder or prefix.
 
     Brokers create their own roots when they start. An existing cluster is not
     changed.
     """
+    from sparklog.cli import output
     from sparklog.cluster.roots import ClusterRoot
 
     location = Cluster.of(cluster).location()
     with reaching(location.uri):
         try:
             root = ClusterRoot(location)
-            outcome = f"{location.uri} holds cluster {root.cluster_id}; nothing was changed."
+            text = f"{location.uri} holds cluster {root.cluster_id}; nothing was changed."
+            is_new = False
         except StorageError:
             root = ClusterRoot.create(location)
-            outcome = f"Created cluster {root.cluster_id} in {location.uri}."
-    typer.echo(outcome)
+            text = f"Created cluster {root.cluster_id} in {location.uri}."
+            is_new = True
+    outcome = {"cluster_id": root.cluster_id, "root": location.uri, "created": is_new}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 @app.command()
@@ -127,6 +132,8 @@ def query(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV; NULL is an empty field.")
     ] = False,
+    as_records: RecordsOption = False,
+    utc: UtcOption = False,
 ) -> None:
     """Run a SELECT statement over the cluster's tables, and print its rows.
 
@@ -140,6 +147,10 @@ def query(
     cleaner_offset_checkpoint, and batches, one row per record batch. DESCRIBE
     shows a table's columns. The view leader_imbalance has the percentage of
     each broker's preferred partitions that it does not lead.
+
+    Rows that are wider than the terminal are printed as records, a line per
+    value. Columns of times are printed as times; they are ms since 1970 in
+    statements, JSON and CSV.
 
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.
@@ -156,4 +167,4 @@ def query(
     elif as_csv:
         output.print_csv(answer.rows)
     else:
-        output.print_table(answer.rows)
+        output.print_table(answer.rows, utc=utc, as_records=as_records)
