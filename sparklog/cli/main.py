@@ -6,6 +6,7 @@ started only if an option requests it.
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -132,6 +133,14 @@ def query(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV; NULL is an empty field.")
     ] = False,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="TIME",
+            help='The tables as they were then: ISO 8601, or as in "10 minutes ago".',
+        ),
+    ] = None,
     as_records: RecordsOption = False,
     utc: UtcOption = False,
 ) -> None:
@@ -152,14 +161,26 @@ def query(
     value. Columns of times are printed as times; they are ms since 1970 in
     statements, JSON and CSV.
 
+    With --as-of each table is read in its newest version that is not younger
+    than TIME: topics and partition_state reach back
+    metadata.history.retention.ms, other tables 10 minutes. It is refused for
+    tables of the brokers' journals, also for batches and produce_requests.
+
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.
     """
     from sparklog.cli import output, sql
+    from sparklog.cli.times import read_past_time_ms
 
     if as_json and as_csv:
         raise SparklogError("--json and --csv are both given: choose one of them")
-    answer = sql.query(statement, Cluster.of(cluster))
+    then = None
+    if as_of is not None:
+        now_ms = time.time_ns() // 1_000_000
+        then = sql.AsOf(read_past_time_ms(as_of, "--as-of", now_ms, utc=utc), utc)
+        if then.time_ms > now_ms:
+            raise SparklogError(f"--as-of {as_of!r} is in the future: give a time that has passed")
+    answer = sql.query(statement, Cluster.of(cluster), then)
     for line in answer.left_out:
         typer.echo(f"sparklog: {line}", err=True)
     if as_json:
