@@ -33,6 +33,7 @@ from sparklog.cli.produce import produce
 from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
+from sparklog.cli.state import state
 from sparklog.cli.upgrade import features, upgrade
 from sparklog.errors import SparklogError, StorageError
 
@@ -76,6 +77,7 @@ app.command("delete-records")(delete_records)
 app.command("log-dirs")(log_dirs)
 app.command("reassign-partitions")(reassign_partitions)
 app.command("elect-leaders")(elect_leaders)
+app.command("state")(state)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)
