@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from sparklog.protocol.rules import Rules
@@ -32,6 +33,7 @@ def audit(
         bool,
         typer.Option("--verify-files", help="Also read every batch file and compare its checksum."),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a cluster's tables for consistency, and print the inconsistencies.
 
@@ -42,6 +44,7 @@ def audit(
     Exits with 0 if no inconsistencies are found, with 1 if there are some, and
     with 2 if the cluster cannot be read.
     """
+    from sparklog.cli import output
     from sparklog.maintenance import audit as auditing
 
     named = Cluster.of(cluster)
@@ -49,11 +52,13 @@ def audit(
         connection = named.connect()
         findings = auditing.audit(connection, _rules(engine), verify_files)
         partitions = len(connection.metadata().partitions)
-    for finding in findings:
-        typer.echo(" ".join(str(finding).split()))
+    text = "\n".join(" ".join(str(finding).split()) for finding in findings) or (
+        f"No inconsistencies found: {partitions} partition{'' if partitions == 1 else 's'}."
+    )
+    outcome = {"partitions": partitions, "findings": [one._asdict() for one in findings]}
+    output.print_outcome(outcome, text, as_json=as_json)
     if findings:
         raise typer.Exit(DISAGREES)
-    typer.echo(f"No inconsistencies found: {partitions} partition{'' if partitions == 1 else 's'}.")
 
 
 def _rules(engine: Engine) -> Rules:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
-from sparklog.cli.reassign_partitions import progress_line
+from sparklog.cli.options import JsonOption, UtcOption
+from sparklog.cli.reassign_partitions import progress_line, reassignment_of
 
 if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin
@@ -23,12 +24,13 @@ _BrokerId = Annotated[int, typer.Argument(metavar="ID", help="The broker's id.")
 def list_(
     cluster: ClusterOption,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of brokers.")] = False,
+    utc: UtcOption = False,
 ) -> None:
     """Print the brokers: state, epoch, rack, partitions, and log directories by number.
 
     leader_imbalance is the percentage of the partitions whose first replica the
     broker has, and that it does not lead. controller_since_ms is the time since
-    which the broker is the controller, in ms since 1970.
+    which the broker is the controller; with --json in ms since 1970.
     """
     from sparklog.cli import output
 
@@ -66,20 +68,23 @@ def list_(
         )
         for one in found
     ]
-    output.print_rows(rows, columns | {"log_dirs": "list<string>"}, as_json=as_json)
+    output.print_rows(rows, columns | {"log_dirs": "list<string>"}, as_json=as_json, utc=utc)
 
 
 @app.command()
-def fence(broker_id: _BrokerId, cluster: ClusterOption) -> None:
+def fence(broker_id: _BrokerId, cluster: ClusterOption, as_json: JsonOption = False) -> None:
     """Fence a broker that is not running, as its session's end does: others lead its partitions.
 
     If its row says that it is alive, this takes broker.session.timeout.ms, to
     be sure that it is not running. A fenced broker that is started again
     rejoins the cluster.
     """
+    from sparklog.cli import output
+
     with _admin(cluster) as admin:
         admin.fence_broker(broker_id)
-    typer.echo(f"Fenced broker {broker_id}.")
+    outcome = {"broker_id": broker_id, "state": "fenced"}
+    output.print_outcome(outcome, f"Fenced broker {broker_id}.", as_json=as_json)
 
 
 @app.command()
@@ -92,12 +97,15 @@ def drain(
             metavar="BYTES", help="Bytes per second that a broker copies into new replicas.", min=1
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Move all replicas away from a broker, by reassignments; print what is left.
 
     Run it again to see the progress. The broker may run or not. When it holds no
     replica any more, stop and unregister it.
     """
+    from sparklog.cli import output
+
     with _admin(cluster) as admin:
         started = admin.drain_broker(broker_id, throttle=throttle)
         moving = {
@@ -106,6 +114,15 @@ def drain(
             if broker_id in one.removing_replicas
         }
         adding = admin.list_adding_replicas()
+    if as_json:
+        output.print_value(
+            {
+                "broker_id": broker_id,
+                "started": [one._asdict() for one in sorted(started)],
+                "moving": [reassignment_of(*item, adding) for item in sorted(moving.items())],
+            }
+        )
+        return
     if not moving and not started:
         typer.echo(f"Broker {broker_id} has no replicas.")
         return
@@ -131,18 +148,23 @@ def unregister(
             help="Unregister it even if it has replicas, also the only in-sync ones.",
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Unregister a broker that is not running and will not return.
 
     New topics are no longer placed on it. Refused while it has replicas: drain
     it first.
     """
+    from sparklog.cli import output
+
     with _admin(cluster) as admin:
         replicas = admin.unregister_broker(broker_id, force=force)
-    typer.echo(f"Unregistered broker {broker_id}.")
+    text = f"Unregistered broker {broker_id}."
     if replicas:
         partitions = "1 partition has" if replicas == 1 else f"{replicas} partitions have"
-        typer.echo(f"Its replicas stay assigned to it: {partitions} one replica less.")
+        text += f"\nIts replicas stay assigned to it: {partitions} one replica less."
+    outcome = {"broker_id": broker_id, "state": "unregistered", "replicas": replicas}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,14 +31,18 @@ def export(
     broker: _Broker,
     folder: Annotated[Path, typer.Option(help="A new or empty folder.")],
     log_dir: _LogDir = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a broker's checkpoints into a folder, in the format of a Kafka log directory."""
+    from sparklog.cli import output
     from sparklog.maintenance.checkpoints import export_checkpoints
 
     named = Cluster.of(cluster)
     with reaching(named.root):
         count = export_checkpoints(named.connect(), broker, folder, log_dir)
-    typer.echo(f"Exported the checkpoints of {_replicas(count)} of broker {broker} to {folder}.")
+    text = f"Exported the checkpoints of {_replicas(count)} of broker {broker} to {folder}."
+    outcome = {"broker_id": broker, "replicas": count, "folder": str(folder)}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 @app.command("import")
@@ -46,18 +51,22 @@ def import_(
     broker: _Broker,
     folder: Annotated[Path, typer.Option(help="A folder in the shape of a Kafka log directory.")],
     log_dir: _LogDir = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Replace a stopped broker's checkpoints by those in a folder, all of them or none.
 
     Replicas that the folder does not name are unchanged. When the broker
     starts, its high watermarks are limited to its log ends.
     """
+    from sparklog.cli import output
     from sparklog.maintenance.checkpoints import import_checkpoints
 
     named = Cluster.of(cluster)
     with reaching(named.root):
         count = import_checkpoints(named.connect(), broker, folder, log_dir)
-    typer.echo(f"Imported the checkpoints of {_replicas(count)} of broker {broker} from {folder}.")
+    text = f"Imported the checkpoints of {_replicas(count)} of broker {broker} from {folder}."
+    outcome = {"broker_id": broker, "replicas": count, "folder": str(folder)}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 def _replicas(count: int) -> str:

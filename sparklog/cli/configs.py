@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -114,8 +115,11 @@ def alter(
         str | None,
         typer.Option(metavar="KEY,...", help="Settings to be removed."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change settings or quotas; running brokers and clients take them without a restart."""
+    from sparklog.cli import output
+
     _check(entity_type, entity_name, is_default=entity_default)
     if entity_name is None and not entity_default:
         raise ConfigError("name what is to be changed: give --entity-name or --entity-default")
@@ -132,9 +136,11 @@ def alter(
             _alter_topic(admin, entity_name, new, removed)
     kind = entity_type.value.removesuffix("s")
     if entity_name is None:
-        typer.echo(f"Completed updating default config for {entity_type.value} in the cluster.")
+        text = f"Completed updating default config for {entity_type.value} in the cluster."
     else:
-        typer.echo(f"Completed updating config for {kind} {entity_name}.")
+        text = f"Completed updating config for {kind} {entity_name}."
+    outcome = {kind: entity_name, "set": new, "removed": removed}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 def _alter_topic(admin: Admin, name: str, new: dict[str, str], removed: list[str]) -> None:

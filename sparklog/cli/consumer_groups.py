@@ -10,6 +10,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.get_offsets import read_time_ms
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,17 +63,18 @@ def describe(group: _Group, cluster: ClusterOption, as_json: _Json = False) -> N
 
 
 @app.command()
-def delete(group: _Group, cluster: ClusterOption) -> None:
+def delete(group: _Group, cluster: ClusterOption, as_json: JsonOption = False) -> None:
     """Delete a group without live members, with its committed offsets.
 
     If dead members are still registered, this takes their session.timeout.ms,
     to be sure that they are dead.
     """
+    from sparklog.cli import output
     from sparklog.groups.admin import GroupAdmin
 
     with _connection(cluster) as connection:
         GroupAdmin(connection).delete(group)
-    typer.echo(f"Deleted group {group}.")
+    output.print_outcome({"group_id": group}, f"Deleted group {group}.", as_json=as_json)
 
 
 @app.command("reset-offsets")

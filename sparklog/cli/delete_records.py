@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sparklog.cluster.record_deletion import DeletedRecords
     from sparklog.model import TopicPartition
 
 
@@ -28,27 +31,38 @@ def delete_records(
     timeout_ms: Annotated[
         int, typer.Option(metavar="MS", help="ms to wait for the live replicas.", min=0)
     ] = 60_000,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete the records before an offset of each partition, as kafka-delete-records.sh does.
 
     Waits until every live replica has deleted them. A request that has timed
     out is stored: brokers serve it when they run.
     """
+    from sparklog.cli import output
     from sparklog.cluster.admin import Admin
 
     offsets = _offsets(offset_json_file)
     named = Cluster.of(cluster)
     with reaching(named.root):
         admin = Admin(named.connect(), settings=named.settings)
-        typer.echo("Executing records delete operation")
+        if not as_json:
+            typer.echo("Executing records delete operation")
         found = admin.delete_records(offsets, timeout_ms=timeout_ms)
+    if as_json:
+        output.print_value([name._asdict() | one._asdict() for name, one in found.items()])
+    else:
+        _print(found)
+    if any(outcome.error != "NONE" for outcome in found.values()):
+        raise typer.Exit(1)
+
+
+def _print(found: Mapping[TopicPartition, DeletedRecords]) -> None:
+    """Print the outcomes in the words of Kafka's tool."""
     typer.echo("Records delete operation completed:")
     for name, outcome in found.items():
         is_done = outcome.error == "NONE"
         text = f"low_watermark: {outcome.low_watermark}" if is_done else f"error: {outcome.detail}"
         typer.echo(f"partition: {name}\t{text}")
-    if any(outcome.error != "NONE" for outcome in found.values()):
-        raise typer.Exit(1)
 
 
 def _offsets(file: Path) -> dict[TopicPartition, int]:

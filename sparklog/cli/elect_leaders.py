@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ def elect_leaders(
         Path | None,
         typer.Option(metavar="FILE", help='{"partitions": [{"topic": "t", "partition": 0}]}'),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Elect the leaders of some or all partitions, as kafka-leader-election.sh does.
 
     No broker has to run. The exit code is 1 if a leader could not be elected.
     """
+    from sparklog.cli import output
     from sparklog.cluster.admin import Admin
     from sparklog.model import TopicPartition
 
@@ -76,7 +79,13 @@ def elect_leaders(
         admin = Admin(connection, settings=named.settings)
         found = admin.elect_leaders(election_type.value, known) if known else {}
     errors = {one: found.get(one, "UNKNOWN_TOPIC_OR_PARTITION") for one in asked}
-    _print(election_type.name, errors)
+    if as_json:
+        output.print_value([one._asdict() | {"error": error} for one, error in errors.items()])
+    failed = _failed(errors)
+    if not as_json:
+        _print(election_type.name, errors, failed)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _known(metadata: Metadata, asked: Sequence[TopicPartition]) -> list[TopicPartition]:
@@ -86,8 +95,16 @@ def _known(metadata: Metadata, asked: Sequence[TopicPartition]) -> list[TopicPar
     return [one for one in asked if one in names]
 
 
-def _print(election_type: str, errors: dict[TopicPartition, str]) -> None:
-    """Print the outcome in the words of Kafka's tool; exit with 1 if an election has failed."""
+def _failed(errors: dict[TopicPartition, str]) -> dict[TopicPartition, str]:
+    return {
+        one: error for one, error in errors.items() if error not in ("NONE", "ELECTION_NOT_NEEDED")
+    }
+
+
+def _print(
+    election_type: str, errors: dict[TopicPartition, str], failed: dict[TopicPartition, str]
+) -> None:
+    """Print the outcome in the words of Kafka's tool."""
     from sparklog.errors import ERROR_CODES
 
     elected = [str(one) for one, error in errors.items() if error == "NONE"]
@@ -99,9 +116,6 @@ def _print(election_type: str, errors: dict[TopicPartition, str]) -> None:
         )
     if valid:
         typer.echo(f"Valid replica already elected for partitions {', '.join(valid)}")
-    failed = {
-        one: error for one, error in errors.items() if error not in ("NONE", "ELECTION_NOT_NEEDED")
-    }
     for one, error in failed.items():
         typer.echo(
             f"Error completing leader election ({election_type}) for partition: {one}: "
@@ -109,7 +123,6 @@ def _print(election_type: str, errors: dict[TopicPartition, str]) -> None:
         )
     if failed:
         typer.echo(f"{len(failed)} replica(s) could not be elected")
-        raise typer.Exit(1)
 
 
 def _partitions(file: Path) -> list[TopicPartition]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ def log_dirs(
         str | None,
         typer.Option(metavar="TOPICS", help="Topics, separated by commas; all by default."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the log directories of brokers as JSON: state, replicas, their sizes and lags.
 
-    The format is that of Kafka's kafka-log-dirs.sh, with the number, the id
+    The format is that of Kafka's kafka-log-dirs.sh, whose first two lines are
+    left out with --json, with the number, the id
     and the state of each directory in addition. A directory that is offline has
     an error and no partitions. Exit code 1 if a directory has an error.
     """
@@ -43,11 +46,12 @@ def log_dirs(
     topics = None if topic_list is None else _split(topic_list)
     with reaching(named.root):
         admin = Admin(named.connect(), settings=named.settings)
-        typer.echo("Querying brokers for log directories information")
+        if not as_json:
+            typer.echo("Querying brokers for log directories information")
         found = admin.describe_log_dirs(broker_ids, topics)
-    typer.echo(
-        f"Received log directory information from brokers {','.join(map(str, sorted(found)))}"
-    )
+    if not as_json:
+        ids = ",".join(map(str, sorted(found)))
+        typer.echo(f"Received log directory information from brokers {ids}")
     brokers = [
         {"broker": broker_id, "logDirs": [_json(one) for one in directories]}
         for broker_id, directories in found.items()

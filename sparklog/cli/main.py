@@ -6,6 +6,7 @@ started only if an option requests it.
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -27,10 +28,12 @@ from sparklog.cli.elect_leaders import elect_leaders
 from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
+from sparklog.cli.options import JsonOption, RecordsOption, UtcOption
 from sparklog.cli.produce import produce
 from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
+from sparklog.cli.state import state
 from sparklog.cli.upgrade import features, upgrade
 from sparklog.errors import SparklogError, StorageError
 
@@ -74,6 +77,7 @@ app.command("delete-records")(delete_records)
 app.command("log-dirs")(log_dirs)
 app.command("reassign-partitions")(reassign_partitions)
 app.command("elect-leaders")(elect_leaders)
+app.command("state")(state)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("upgrade")(upgrade)
@@ -100,23 +104,27 @@ def main() -> None:
 
 
 @app.command("format")
-def format_(cluster: ClusterOption) -> None:
+def format_(cluster: ClusterOption, as_json: JsonOption = False) -> None:
     """Create a cluster: the tables of its root, in a new or empty folder or prefix.
 
     Brokers create their own roots when they start. An existing cluster is not
     changed.
     """
+    from sparklog.cli import output
     from sparklog.cluster.roots import ClusterRoot
 
     location = Cluster.of(cluster).location()
     with reaching(location.uri):
         try:
             root = ClusterRoot(location)
-            outcome = f"{location.uri} holds cluster {root.cluster_id}; nothing was changed."
+            text = f"{location.uri} holds cluster {root.cluster_id}; nothing was changed."
+            is_new = False
         except StorageError:
             root = ClusterRoot.create(location)
-            outcome = f"Created cluster {root.cluster_id} in {location.uri}."
-    typer.echo(outcome)
+            text = f"Created cluster {root.cluster_id} in {location.uri}."
+            is_new = True
+    outcome = {"cluster_id": root.cluster_id, "root": location.uri, "created": is_new}
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 @app.command()
@@ -127,6 +135,16 @@ def query(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV; NULL is an empty field.")
     ] = False,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="TIME",
+            help='The tables as they were then: ISO 8601, or as in "10 minutes ago".',
+        ),
+    ] = None,
+    as_records: RecordsOption = False,
+    utc: UtcOption = False,
 ) -> None:
     """Run a SELECT statement over the cluster's tables, and print its rows.
 
@@ -141,14 +159,30 @@ def query(
     shows a table's columns. The view leader_imbalance has the percentage of
     each broker's preferred partitions that it does not lead.
 
+    Rows that are wider than the terminal are printed as records, a line per
+    value. Columns of times are printed as times; they are ms since 1970 in
+    statements, JSON and CSV.
+
+    With --as-of each table is read in its newest version that is not younger
+    than TIME: topics and partition_state reach back
+    metadata.history.retention.ms, other tables 10 minutes. It is refused for
+    tables of the brokers' journals, also for batches and produce_requests.
+
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.
     """
     from sparklog.cli import output, sql
+    from sparklog.cli.times import read_past_time_ms
 
     if as_json and as_csv:
         raise SparklogError("--json and --csv are both given: choose one of them")
-    answer = sql.query(statement, Cluster.of(cluster))
+    then = None
+    if as_of is not None:
+        now_ms = time.time_ns() // 1_000_000
+        then = sql.AsOf(read_past_time_ms(as_of, "--as-of", now_ms, utc=utc), utc)
+        if then.time_ms > now_ms:
+            raise SparklogError(f"--as-of {as_of!r} is in the future: give a time that has passed")
+    answer = sql.query(statement, Cluster.of(cluster), then)
     for line in answer.left_out:
         typer.echo(f"sparklog: {line}", err=True)
     if as_json:
@@ -156,4 +190,4 @@ def query(
     elif as_csv:
         output.print_csv(answer.rows)
     else:
-        output.print_table(answer.rows)
+        output.print_table(answer.rows, utc=utc, as_records=as_records)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 
 FAILED = 1
 """The exit code if a table could not be maintained."""
@@ -20,7 +21,9 @@ DryRunOption = Annotated[
 ]
 
 
-def maintain(cluster: ClusterOption, is_dry_run: DryRunOption = False) -> None:
+def maintain(
+    cluster: ClusterOption, is_dry_run: DryRunOption = False, as_json: JsonOption = False
+) -> None:
     """Write Delta checkpoints of tables with new commits; remove files that no table names.
 
     Tables with a checkpoint are opened with fewer requests. A file is removed
@@ -33,6 +36,7 @@ def maintain(cluster: ClusterOption, is_dry_run: DryRunOption = False) -> None:
     Exits with 0 if all tables are done, with 1 if some failed, and with 2 if
     the cluster cannot be read.
     """
+    from sparklog.cli import output
     from sparklog.config import Settings
     from sparklog.maintenance.table_checkpoints import checkpoint_tables
     from sparklog.maintenance.vacuum import total, vacuum_cluster
@@ -46,19 +50,26 @@ def maintain(cluster: ClusterOption, is_dry_run: DryRunOption = False) -> None:
         *(f"{one.uri}: no checkpoint: {one.error}" for one in tables if one.error),
         *(f"{one.uri}: no files removed: {one.error}" for one in vacuums if one.error),
     ]
-    for fault in faults:
-        typer.echo(" ".join(fault.split()))
+    lines = [" ".join(fault.split()) for fault in faults]
     if not is_dry_run:
         written = [one for one in tables if one.commits]
         commits = sum(one.commits for one in written)
-        typer.echo(
+        lines.append(
             f"Wrote checkpoints of {len(written)} of {len(tables)} tables ({commits} commits)."
         )
     removed = total(vacuums)
-    typer.echo(
+    lines.append(
         f"{'Would remove' if is_dry_run else 'Removed'} {removed.files} files "
         f"({removed.size_bytes} bytes); {removed.kept} that are not live stay "
         f"({removed.kept_bytes} bytes)."
     )
+    outcome = {
+        "dry_run": is_dry_run,
+        "checkpoints": [one._asdict() for one in tables],
+        "vacuums": [
+            {"uri": one.uri, "error": one.error, **one.report._asdict()} for one in vacuums
+        ],
+    }
+    output.print_outcome(outcome, "\n".join(lines), as_json=as_json)
     if faults:
         raise typer.Exit(FAILED)

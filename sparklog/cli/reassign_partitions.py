@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from sparklog.cluster.admin import Admin
-    from sparklog.cluster.reassignment_admin import AddingReplica
+    from sparklog.cluster.reassignment_admin import AddingReplica, PartitionReassignment
     from sparklog.model import TopicPartition
 
     _Assignment: TypeAlias = dict[TopicPartition, list[int]]
@@ -78,6 +79,7 @@ def reassign_partitions(
     preserve_throttles: Annotated[
         bool, typer.Option("--preserve-throttles", help="Keep throttles in --verify and --cancel.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Move partitions to other brokers, as kafka-reassign-partitions.sh does.
 
@@ -120,15 +122,21 @@ def reassign_partitions(
         admin = Admin(named.connect(), settings=named.settings)
         if topics_to_move_json_file is not None and broker_list is not None:
             topics = _topics(topics_to_move_json_file)
-            _generate(admin, topics, _brokers(broker_list), rack_aware=not disable_rack_aware)
+            _generate(
+                admin,
+                topics,
+                _brokers(broker_list),
+                rack_aware=not disable_rack_aware,
+                as_json=as_json,
+            )
         elif execute:
-            _execute(admin, wanted, throttle, additional=additional)
+            _execute(admin, wanted, throttle, additional=additional, as_json=as_json)
         elif verify:
-            _verify(admin, wanted, keeps_throttles=preserve_throttles)
+            _verify(admin, wanted, keeps_throttles=preserve_throttles, as_json=as_json)
         elif cancel:
-            _cancel(admin, wanted, keeps_throttles=preserve_throttles)
+            _cancel(admin, wanted, keeps_throttles=preserve_throttles, as_json=as_json)
         else:
-            _list(admin)
+            _list(admin, as_json=as_json)
 
 
 _REQUIRED: Mapping[str, Collection[str]] = {
@@ -150,16 +158,40 @@ def progress_line(one: AddingReplica) -> str:
     return text + (", in sync" if one.in_isr else "")
 
 
+def reassignment_of(
+    name: TopicPartition, one: PartitionReassignment, adding: Sequence[AddingReplica]
+) -> dict[str, Any]:
+    """Return a reassignment in progress as a JSON object."""
+    of_it = [replica for replica in adding if (replica.topic, replica.partition) == name]
+    return name._asdict() | one._asdict() | {"progress": [replica._asdict() for replica in of_it]}
+
+
+def _print_json(value: Any) -> None:
+    from sparklog.cli import output
+
+    output.print_value(value)
+
+
 def _generate(
-    admin: Admin, topics: Sequence[str], brokers: Sequence[int], *, rack_aware: bool
+    admin: Admin,
+    topics: Sequence[str],
+    brokers: Sequence[int],
+    *,
+    rack_aware: bool,
+    as_json: bool,
 ) -> None:
     proposed = admin.propose_reassignment(topics, brokers, rack_aware=rack_aware)
     current = _current(admin, proposed)
+    if as_json:
+        _print_json({"current": _document(current), "proposed": _document(proposed)})
+        return
     typer.echo(f"Current partition replica assignment\n{_json(current)}\n")
     typer.echo(f"Proposed partition reassignment configuration\n{_json(proposed)}")
 
 
-def _execute(admin: Admin, wanted: _Assignment, throttle: int, *, additional: bool) -> None:
+def _execute(
+    admin: Admin, wanted: _Assignment, throttle: int, *, additional: bool, as_json: bool
+) -> None:
     if admin.list_partition_reassignments() and not additional:
         raise SparklogError(_EXISTING)
     known = {one.broker.broker_id for one in admin.list_brokers() if one.broker.is_registered}
@@ -167,16 +199,24 @@ def _execute(admin: Admin, wanted: _Assignment, throttle: int, *, additional: bo
     if unknown:
         raise ProtocolError("INVALID_REPLICA_ASSIGNMENT", f"Unknown broker id {unknown[0]}")
     current = _current(admin, wanted)
-    typer.echo(f"Current partition replica assignment\n\n{_json(current)}\n")
-    typer.echo("Save this to use as the --reassignment-json-file option during rollback")
     rate = throttle if throttle >= 0 else None
-    if rate is not None:
-        typer.echo(_VERIFY)
+    if not as_json:
+        typer.echo(f"Current partition replica assignment\n\n{_json(current)}\n")
+        typer.echo("Save this to use as the --reassignment-json-file option during rollback")
+        if rate is not None:
+            typer.echo(_VERIFY)
     altered = admin.alter_partition_reassignments(wanted, throttle=rate)
     if rate is not None:
         # Those that were in progress before have the same throttle, as in Kafka.
         admin.alter_replication_throttle(rate)
-        typer.echo(f"The inter-broker throttle limit was set to {rate} B/s")
+        if not as_json:
+            typer.echo(f"The inter-broker throttle limit was set to {rate} B/s")
+    if as_json:
+        outcomes = [name._asdict() | one._asdict() for name, one in sorted(altered.items())]
+        _print_json({"current": _document(current), "throttle": rate, "partitions": outcomes})
+        if any(one.error != "NONE" for one in altered.values()):
+            raise typer.Exit(1)
+        return
     errors = {name: one.detail for name, one in altered.items() if one.error != "NONE"}
     if errors:
         _fail("Error reassigning partition(s):", errors)
@@ -184,9 +224,14 @@ def _execute(admin: Admin, wanted: _Assignment, throttle: int, *, additional: bo
     typer.echo(f"Successfully started partition reassignment{_s(wanted)} for {names}")
 
 
-def _verify(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool) -> None:
+def _verify(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool, as_json: bool) -> None:
     moving = admin.list_partition_reassignments()
     adding = admin.list_adding_replicas()
+    if as_json:
+        _print_json([_status(admin, *one, moving, adding) for one in sorted(wanted.items())])
+        if not moving and not keeps_throttles:
+            admin.alter_replication_throttle(None)
+        return
     typer.echo("Status of partition reassignment:")
     for name, target in sorted(wanted.items()):
         if name in moving:
@@ -206,10 +251,33 @@ def _verify(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool) -> None
         _clear_throttles(admin, wanted)
 
 
-def _cancel(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool) -> None:
+def _status(
+    admin: Admin,
+    name: TopicPartition,
+    target: list[int],
+    moving: Mapping[TopicPartition, PartitionReassignment],
+    adding: Sequence[AddingReplica],
+) -> dict[str, Any]:
+    """Return the state of a reassignment: in progress, completed, or none with this target."""
+    if name in moving:
+        of_it = reassignment_of(name, moving[name], adding)
+        return of_it | {"target": target, "state": "in progress"}
+    current = _replicas(admin, name)
+    state = "completed" if current == target else "none"
+    return name._asdict() | {"replicas": current, "target": target, "state": state}
+
+
+def _cancel(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool, as_json: bool) -> None:
     moving = sorted(admin.list_partition_reassignments(list(wanted)))
+    altered = admin.alter_partition_reassignments(dict.fromkeys(moving)) if moving else {}
+    if as_json:
+        _print_json([name._asdict() | one._asdict() for name, one in sorted(altered.items())])
+        if any(one.error != "NONE" for one in altered.values()):
+            raise typer.Exit(1)
+        if not keeps_throttles:
+            admin.alter_replication_throttle(None)
+        return
     if moving:
-        altered = admin.alter_partition_reassignments(dict.fromkeys(moving))
         errors = {name: one.detail for name, one in altered.items() if one.error != "NONE"}
         if errors:
             _fail(f"Error cancelling partition reassignment{_s(errors)} for:", errors)
@@ -222,9 +290,12 @@ def _cancel(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool) -> None
         _clear_throttles(admin, wanted)
 
 
-def _list(admin: Admin) -> None:
+def _list(admin: Admin, *, as_json: bool) -> None:
     moving = admin.list_partition_reassignments()
     adding = admin.list_adding_replicas()
+    if as_json:
+        _print_json([reassignment_of(*one, adding) for one in sorted(moving.items())])
+        return
     if not moving:
         typer.echo("No partition reassignments found.")
         return
@@ -288,6 +359,11 @@ def _replicas(admin: Admin, name: TopicPartition) -> list[int]:
 
 
 def _json(assignment: _Assignment) -> str:
+    return json.dumps(_document(assignment), separators=(",", ":"))
+
+
+def _document(assignment: _Assignment) -> dict[str, Any]:
+    """Return an assignment as Kafka's JSON document."""
     partitions = [
         {
             "topic": name.topic,
@@ -297,7 +373,7 @@ def _json(assignment: _Assignment) -> str:
         }
         for name, replicas in sorted(assignment.items())
     ]
-    return json.dumps({"version": 1, "partitions": partitions}, separators=(",", ":"))
+    return {"version": 1, "partitions": partitions}
 
 
 def _s(things: Collection[object]) -> str:

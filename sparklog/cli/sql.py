@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.cluster import Cluster, reaching
+from sparklog.cli.times import time_text
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.views import BROKER_VIEWS, SQL_VIEWS
 from sparklog.errors import SparklogError, StorageError
@@ -25,14 +26,19 @@ from sparklog.model import (
     TableSchema,
 )
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import CHECKPOINTS, Journal
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog, index_table
 from sparklog.storage.request_files import read_requests
+from sparklog.storage.table_history import NoVersionError, rows_as_of
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 """The permitted statements; DuckDB types DESCRIBE, SUMMARIZE, SHOW, FROM and WITH as SELECT."""
+
+
+_OF_JOURNALS = (*(schema.name for schema in CHECKPOINTS), PRODUCE_REQUESTS.name, "batches")
+"""The tables of broker roots that are no control tables with versions of their own."""
 
 
 class QueryResult(NamedTuple):
@@ -42,13 +48,22 @@ class QueryResult(NamedTuple):
     left_out: list[str]
 
 
-def query(statement: str, cluster: Cluster) -> QueryResult:
+class AsOf(NamedTuple):
+    """The time as of which tables are read; messages name times in UTC or the local zone."""
+
+    time_ms: int
+    utc: bool
+
+
+def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryResult:
     """Run one SELECT statement over the tables of `cluster`; only tables that it names are read.
+
+    With `as_of` the tables are read as they were at that time, by the commits of each table.
 
     Raises `SparklogError` if the statement cannot be run, `StorageError` if the cluster cannot be
     reached.
     """
-    tables = _Tables(cluster)
+    tables = _Tables(cluster, as_of)
     # An unknown table must be an error, and not be searched among this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
@@ -109,7 +124,8 @@ class _LazyTable:
 class _Tables:
     """The tables of a cluster, by their names in statements."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, as_of: AsOf | None) -> None:
+        self._as_of = as_of
         self._cluster = cluster
         self._connection = cluster.connect()
         self.left_out: dict[str, str] = {}
@@ -121,9 +137,9 @@ class _Tables:
         for name, past in CLUSTER_PAST.items():
             self.by_name[name] = _LazyTable(past.columns, partial(self._cluster_past, past.read))
         readers: dict[str, Callable[[Location], pa.Table]] = {
-            schema.name: partial(_read_table, schema) for schema in BROKER_TABLES
+            schema.name: partial(_read_table, schema, as_of=as_of) for schema in BROKER_TABLES
         }
-        readers |= {name: past.read for name, past in BROKER_PAST.items()}
+        readers |= {name: partial(self._past, past.read) for name, past in BROKER_PAST.items()}
         readers[HIGH_WATERMARK_CHECKPOINT.name] = lambda root: Journal(root).row_table()
         readers[LEADER_EPOCH_CHECKPOINT.name] = lambda root: Journal(root).epoch_table()
         readers[DELAYED_OPERATIONS.name] = _read_operations
@@ -131,17 +147,27 @@ class _Tables:
         readers["batches"] = _read_batches
         for name, columns in BROKER_VIEWS.items():
             load = partial(self._broker_table, columns, readers[name])
+            if as_of is not None and name in _OF_JOURNALS:
+                load = partial(_refuse_as_of, name)
             self.by_name[name] = _LazyTable(columns, load)
 
     def _cluster_table(self, schema: TableSchema) -> pa.Table:
         location = self._connection.root.location
         with reaching(location.uri):
-            return _read_table(schema, location)
+            return _read_table(schema, location, as_of=self._as_of)
 
     def _cluster_past(self, read: Callable[[Location], pa.Table]) -> pa.Table:
         location = self._connection.root.location
         with reaching(location.uri):
-            return read(location)
+            return self._past(read, location)
+
+    def _past(self, read: Callable[[Location], pa.Table], root: Location) -> pa.Table:
+        """Read a table of the past; as of a time it ends there."""
+        rows = read(root)
+        if self._as_of is None:
+            return rows
+        began = "at_ms" if "at_ms" in rows.column_names else "since_ms"
+        return rows.filter(pc.less_equal(rows[began], self._as_of.time_ms))
 
     def _broker_table(self, columns: pa.Schema, read: Callable[[Location], pa.Table]) -> pa.Table:
         """Read one table of all broker roots in parallel, and prepend the column `broker_id`."""
@@ -179,8 +205,27 @@ class _Tables:
         return pa.table([of_broker, *rows.columns], schema=columns)
 
 
-def _read_table(schema: TableSchema, root: Location) -> pa.Table:
-    return ControlTable(root, schema).rows()
+def _read_table(schema: TableSchema, root: Location, *, as_of: AsOf | None) -> pa.Table:
+    if as_of is None:
+        return ControlTable(root, schema).rows()
+    try:
+        return rows_as_of(root, schema, as_of.time_ms)
+    except NoVersionError as error:
+        asked, earliest = (
+            time_text(ms, utc=as_of.utc) for ms in (as_of.time_ms, error.earliest_ms)
+        )
+        reason = "did not exist yet at" if error.is_created_later else "no longer has its rows of"
+        raise StorageError(
+            f"the table at {error.uri} {reason} {asked}: the earliest time that can be asked for "
+            f"is {earliest}"
+        ) from None
+
+
+def _refuse_as_of(name: str) -> pa.Table:
+    raise SparklogError(
+        f"{name} is computed from the brokers' journals, which are read at their newest version "
+        "only: leave it out of a query with --as-of"
+    )
 
 
 def _read_operations(root: Location) -> pa.Table:

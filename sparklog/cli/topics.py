@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
+from sparklog.cli.partition_filters import (
+    AtMinIsr,
+    Health,
+    PartitionFilter,
+    Unavailable,
+    UnderMinIsr,
+    UnderReplicated,
+)
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -40,15 +49,16 @@ def create(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="One of Kafka's topic keys; may be repeated."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a topic: place its replicas on the live brokers, and elect its leaders."""
     configs = _configs(config or [])
     assignment = None if replica_assignment is None else _assignment(replica_assignment)
     with _admin(cluster) as admin:
-        admin.create_topic(
+        created = admin.create_topic(
             name, partitions, replication_factor, assignment=assignment, configs=configs
         )
-    typer.echo(f"Created topic {name}.")
+    _print_outcome(_as_json(created), f"Created topic {name}.", as_json=as_json)
 
 
 @app.command()
@@ -65,6 +75,7 @@ def alter(
             help="The brokers of each partition; those of existing partitions are ignored.",
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Raise the number of partitions of a topic.
 
@@ -76,29 +87,51 @@ def alter(
             known = admin.describe_topic(name).topic.partitions
             given = _assignment(replica_assignment)
             new = {number: brokers for number, brokers in given.items() if number >= known}
-        admin.create_partitions(name, partitions, assignment=new)
+        grown = admin.create_partitions(name, partitions, assignment=new)
+    _print_outcome(_as_json(grown), None, as_json=as_json)
 
 
 @app.command()
 def delete(
     name: Annotated[str, typer.Argument(help="The topic's name.")],
     cluster: ClusterOption,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a topic with all of its records, for good."""
     with _admin(cluster) as admin:
         admin.delete_topic(name)
+    _print_outcome({"topic": name, "marked_for_deletion": True}, None, as_json=as_json)
 
 
 @app.command("list")
-def list_(cluster: ClusterOption) -> None:
-    """Print the names of all topics, one per line."""
+def list_(
+    cluster: ClusterOption,
+    under_replicated: UnderReplicated = False,
+    under_min_isr: UnderMinIsr = False,
+    at_min_isr: AtMinIsr = False,
+    unavailable: Unavailable = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the names of all topics, one per line.
+
+    A filter leaves the topics that have such partitions.
+    """
+    health = _health(under_replicated, under_min_isr, at_min_isr, unavailable)
     with _admin(cluster) as admin:
         names = admin.list_topics()
-        names += [
-            f"{one.topic.topic} - marked for deletion"
-            for one in admin.list_topics_marked_for_deletion()
-        ]
-    for name in sorted(names):
+        deleted = [one.topic.topic for one in admin.list_topics_marked_for_deletion()]
+        if health is not None:
+            kept = PartitionFilter(admin, health)
+            deleted = []
+            names = [one for one in names if kept.of_topic(admin.describe_topic(one).partitions)]
+    if as_json:
+        from sparklog.cli import output
+
+        topics = [{"topic": name, "marked_for_deletion": False} for name in names]
+        topics += [{"topic": name, "marked_for_deletion": True} for name in deleted]
+        output.print_value(topics)
+        return
+    for name in sorted([*names, *(f"{one} - marked for deletion" for one in deleted)]):
         typer.echo(name)
 
 
@@ -106,9 +139,17 @@ def list_(cluster: ClusterOption) -> None:
 def describe(
     cluster: ClusterOption,
     name: Annotated[str | None, typer.Argument(help="A topic; by default all topics.")] = None,
+    under_replicated: UnderReplicated = False,
+    under_min_isr: UnderMinIsr = False,
+    at_min_isr: AtMinIsr = False,
+    unavailable: Unavailable = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of topics.")] = False,
 ) -> None:
-    """Describe a topic, or all topics, in the format of Kafka's tool."""
+    """Describe a topic, or all topics, in the format of Kafka's tool.
+
+    A filter leaves such partitions, and prints no line of the topics.
+    """
+    health = _health(under_replicated, under_min_isr, at_min_isr, unavailable)
     with _admin(cluster) as admin:
         deleted = [
             one
@@ -119,11 +160,35 @@ def describe(
         if name is not None and not deleted:
             names = [name]
         found = [*(admin.describe_topic(one) for one in names), *deleted]
+        if health is not None:
+            kept = PartitionFilter(admin, health)
+            found = [one._replace(partitions=kept.of_topic(one.partitions)) for one in found]
+            found = [one for one in found if one.partitions]
     if as_json:
         typer.echo(json.dumps([_as_json(one) for one in found], indent=2))
         return
     for description in found:
-        typer.echo(str(description))
+        lines = str(description).splitlines()
+        typer.echo("\n".join(lines if health is None else lines[1:]))
+
+
+def _health(
+    under_replicated: bool, under_min_isr: bool, at_min_isr: bool, unavailable: bool
+) -> Health | None:
+    return Health.chosen(
+        {
+            Health.UNDER_REPLICATED: under_replicated,
+            Health.UNDER_MIN_ISR: under_min_isr,
+            Health.AT_MIN_ISR: at_min_isr,
+            Health.UNAVAILABLE: unavailable,
+        }
+    )
+
+
+def _print_outcome(outcome: Mapping[str, Any], text: str | None, *, as_json: bool) -> None:
+    from sparklog.cli import output
+
+    output.print_outcome(outcome, text, as_json=as_json)
 
 
 @contextmanager
@@ -181,6 +246,8 @@ def _as_json(description: TopicDescription) -> dict[str, Any]:
                 "replicas": [one.broker_id for one in state.replicas],
                 "isr": [one.broker_id for one in state.replicas if one.in_isr],
                 "elr": [one.broker_id for one in state.replicas if one.in_elr],
+                "adding_replicas": [one.broker_id for one in state.replicas if one.adding],
+                "removing_replicas": [one.broker_id for one in state.replicas if one.removing],
             }
             for state in description.partitions
         ],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from sparklog.maintenance.upgrade import UpgradeStep
@@ -17,6 +18,7 @@ def upgrade(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps, and change nothing.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Upgrade the roots of a cluster to the newest format that this release knows.
 
@@ -24,6 +26,7 @@ def upgrade(
     the cluster's format until then. Afterwards older releases are refused. An
     interrupted upgrade is completed by the next one.
     """
+    from sparklog.cli import output
     from sparklog.maintenance.upgrade import Upgrade
 
     named = Cluster.of(cluster)
@@ -31,7 +34,8 @@ def upgrade(
         planned = Upgrade.of(named.location(), named.storage_options)
 
         def show(step: UpgradeStep) -> None:
-            typer.echo(f"{step.root.uri}: {step.change}")
+            if not as_json:
+                typer.echo(f"{step.root.uri}: {step.change}")
 
         if dry_run:
             for step in planned.steps:
@@ -41,7 +45,10 @@ def upgrade(
             planned.make(show)
     for sentence in planned.left_to_brokers:
         typer.echo(f"sparklog: {sentence}: its broker upgrades it at its next start", err=True)
-    if not planned.steps:
+    if as_json:
+        steps = [{"root": step.root.uri, "change": step.change} for step in planned.steps]
+        output.print_value({"format": planned.target, "dry_run": dry_run, "steps": steps})
+    elif not planned.steps:
         typer.echo(f"The cluster has format {planned.target}: nothing to do.")
     elif not dry_run:
         typer.echo(f"Upgraded the cluster to format {planned.target}.")

@@ -94,6 +94,8 @@ def test_all_topics_are_listed_and_described_by_name(tmp_path: Path) -> None:
                 "replicas": replicas,
                 "isr": replicas,
                 "elr": [],
+                "adding_replicas": [],
+                "removing_replicas": [],
             }
             for partition, replicas in enumerate([[0, 2], [1, 0]])
         ],
@@ -216,6 +218,51 @@ def test_a_topic_grows_as_by_kafkas_tool(tmp_path: Path) -> None:
     assert refused == (
         "INVALID_PARTITIONS: topic 't' has 4 partitions already, and their number can only be "
         "raised: give more than 4, not 4"
+    )
+
+
+def test_partitions_are_found_by_their_health_as_with_kafkas_options(tmp_path: Path) -> None:
+    """The filters of `describe` leave lines of partitions, those of `list` topics."""
+    cluster = LocalCluster(tmp_path, [0, 1, 2])
+    root = tmp_path / "cluster"
+    cluster.create_topic("a", assignment={0: [0, 1], 1: [1, 2]}, configs={"min.insync.replicas": 2})
+    cluster.create_topic("b", assignment={0: [0, 1, 2]}, configs={"min.insync.replicas": 2})
+    cluster.create_topic("c", assignment={0: [0]})
+    found = {
+        "--under-replicated-partitions": [],
+        "--under-min-isr-partitions": [],
+        "--at-min-isr-partitions": [("a", 0), ("a", 1), ("c", 0)],
+        "--unavailable-partitions": [],
+    }
+
+    def partitions(option: str) -> list[tuple[str, int]]:
+        printed = run("topics", "describe", option, "--json", cluster=root).printed
+        return [
+            (topic["topic"], one["partition"])
+            for topic in json.loads(printed)
+            for one in topic["partitions"]
+        ]
+
+    assert {option: partitions(option) for option in found} == found
+    cluster.crash(0)
+    cluster.fence(0)
+    assert {option: partitions(option) for option in found} == {
+        "--under-replicated-partitions": [("a", 0), ("b", 0)],
+        "--under-min-isr-partitions": [("a", 0), ("c", 0)],
+        "--at-min-isr-partitions": [("a", 1), ("b", 0)],
+        "--unavailable-partitions": [("c", 0)],
+    }
+    option = "--under-min-isr-partitions"
+    assert run("topics", "describe", option, cluster=root).printed == (
+        "\tTopic: a\tPartition: 0\tLeader: 1\tReplicas: 0,1\tIsr: 1\tElr: 0\tLastKnownElr: \n"
+        "\tTopic: c\tPartition: 0\tLeader: none\tReplicas: 0\tIsr: 0\tElr: \tLastKnownElr: \n"
+    )
+    assert run("topics", "list", option, cluster=root).printed == "a\nc\n"
+    listed = run("topics", "list", option, "--json", cluster=root).printed
+    assert [one["topic"] for one in json.loads(listed)] == ["a", "c"]
+    both = run("topics", "list", option, "--unavailable-partitions", cluster=root).refusal
+    assert both == (
+        "--under-min-isr-partitions and --unavailable-partitions are given: give one of them"
     )
 
 
