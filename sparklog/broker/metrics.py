@@ -428,7 +428,7 @@ def _sum(one: Sample, before: Sample | None) -> Sample:
         return one
     if isinstance(one.value, HistogramState) and isinstance(before.value, HistogramState):
         if before.value.bounds != one.value.bounds:
-            # Of a release with other buckets: the histogram starts anew.
+            # Of a release with other buckets: the histogram begins at 0 again.
             return one
         pairs = zip(one.value.cumulative, before.value.cumulative, strict=True)
         total = one.value.total + before.value.total

@@ -1,6 +1,6 @@
 """The export of metrics: an HTTP endpoint for Prometheus, and a textfile for node_exporter.
 
-Both need the package prometheus-client, the extra `metrics`. Brokers that are told to export
+Both need the package prometheus-client, the extra `metrics`. Brokers that are configured to export
 metrics without it refuse to start.
 """
 
@@ -107,8 +107,12 @@ class MetricsExport:
             self._write_textfile(self.samples(), has_failed=False)
 
     def _write_textfile(self, found: Sequence[Sample], *, has_failed: bool) -> None:
-        """Write the textfile; a failure is only logged, since brokers go on without metrics."""
-        if self._textfile is None:
+        """Write the textfile; a failure is only logged, since brokers go on without metrics.
+
+        A process without a broker writes nothing: the process that plays the brokers may write the
+        same file.
+        """
+        if self._textfile is None or not any("broker" in one.metric.labels for one in found):
             return
         try:
             self._textfile.write(found, has_failed=has_failed)

@@ -223,7 +223,7 @@ def test_the_counters_of_a_textfile_are_totals_of_all_runs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["sparklog_commits_total{broker=", "\x00\xff", "nothing 1\n"])
-def test_a_damaged_textfile_is_replaced_and_counters_start_anew(tmp_path: Path, text: str) -> None:
+def test_a_damaged_textfile_is_replaced_and_counters_restart(tmp_path: Path, text: str) -> None:
     (tmp_path / "sparklog.prom").write_text(text, encoding="utf-8")
     assert run(tmp_path)["sparklog_last_run_success"] == 1
 
