@@ -45,7 +45,7 @@ clean: ## Remove what the set-up, the tests and the demo made
 lock: setup-for-tests ## Resolve the dependencies anew, for maintainers
 	$(VENV_PYTHON) -m pip install --quiet uv
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) pyproject.toml --extra local --extra connect --extra demo --extra bench --extra dev -c requirements/build.lock \
+	$(LOCK) pyproject.toml --extra local --extra connect --extra demo --extra bench --extra metrics --extra tracing --extra dev -c requirements/build.lock \
 		-o requirements/sparklog.lock
 	$(LOCK) requirements/java.in -o requirements/java.lock
 

@@ -383,6 +383,29 @@ class Settings(_Keys):
         "spark, one job for each rule.",
     )
 
+    metrics_http_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="The port of the HTTP endpoint with metrics for Prometheus, 0 for any free "
+        "one; off.",
+    )
+    metrics_http_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="The address that the HTTP endpoint is bound to.",
+    )
+    metrics_textfile: str | None = Field(
+        None,
+        pattern=r"\.prom$",
+        description="The file of metrics for node_exporter's textfile collector, .prom, written "
+        "every 15 s and at the end; off.",
+    )
+    tracing_enable: bool = Field(
+        False,
+        description="Whether ticks that change something are spans of OpenTelemetry.",
+    )
+
     @field_validator("log_retention_ms", "log_retention_minutes", "log_retention_hours")
     @classmethod
     def _some_retention(cls, value: int | None) -> int | None:
@@ -1034,6 +1057,8 @@ def _absolute(values: dict[str, Any], folder: Path, source: str) -> dict[str, An
     result = dict(values)
     if "cluster.root" in result:
         result["cluster.root"] = absolute(result["cluster.root"])
+    if "metrics.textfile" in result:
+        result["metrics.textfile"] = absolute(result["metrics.textfile"])
     for entry in _entries(result):
         roots = _kafka_list(entry.get("log.dirs"))
         if isinstance(roots, list):

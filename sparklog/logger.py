@@ -10,9 +10,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import structlog
+
+from sparklog.counts import FAILURES
 
 ROOT = "sparklog"
 """The common parent of the library's loggers."""
@@ -54,8 +56,23 @@ MOST_FAILURES = 1_000
 """The number of failures that are known at once. Keys may contain texts that never repeat."""
 
 
+class _Failure(NamedTuple):
+    """A failure that continues.
+
+    `logged_at` is the time of its last log line in s, `unlogged` the number of occurrences since.
+    """
+
+    event: str
+    logged_at: float
+    unlogged: int
+    occurrences: int
+
+
 class RepeatedFailures:
     """Failures that repeat at each attempt: each is logged at first, and then once a minute.
+
+    The end of a failure is logged with the number of its occurrences. Each occurrence is counted in
+    `sparklog.counts.FAILURES`.
 
     Parameters: `logger`, from `get_logger`; `monotonic`, a clock in seconds. A failure is
     identified by its key, regardless of its message.
@@ -68,7 +85,7 @@ class RepeatedFailures:
     ) -> None:
         self._logger = logger
         self._monotonic = monotonic
-        self._known: dict[Hashable, tuple[float, int]] = {}
+        self._known: dict[Hashable, _Failure] = {}
 
     def warning(self, key: Hashable, event: str, **fields: Any) -> None:
         """Log a failure as a warning, unless it was logged less than a minute ago."""
@@ -78,22 +95,29 @@ class RepeatedFailures:
         """Log a failure as an error, unless it was logged less than a minute ago."""
         self._log(self._logger.error, key, event, fields)
 
-    def over(self, key: Hashable) -> bool:
-        """Forget a failure that has ended; return whether it was known."""
-        return self._known.pop(key, None) is not None
+    def over(self, key: Hashable, *, logs: bool = True) -> bool:
+        """Forget a failure that has ended, and log that; return whether it was known.
+
+        Parameters: `logs`, whether its end is logged, which some callers do with more fields.
+        """
+        known = self._known.pop(key, None)
+        if known is not None and logs:
+            self._logger.info("failure ended", failure=known.event, occurrences=known.occurrences)
+        return known is not None
 
     def _log(
         self, log: Callable[..., Any], key: Hashable, event: str, fields: dict[str, Any]
     ) -> None:
+        FAILURES.add(event)
         now = self._monotonic()
-        known = self._known.get(key)
-        logged_at, unlogged = known if known is not None else (-math.inf, 0)
-        if now - logged_at < REPEATED_EVERY_S:
-            self._known[key] = logged_at, unlogged + 1
+        known = self._known.get(key) or _Failure(event, -math.inf, 0, 0)
+        occurrences = known.occurrences + 1
+        if now - known.logged_at < REPEATED_EVERY_S:
+            self._known[key] = known._replace(unlogged=known.unlogged + 1, occurrences=occurrences)
             return
-        log(event, **fields, **({"repeated": unlogged} if unlogged else {}))
+        log(event, **fields, **({"repeated": known.unlogged} if known.unlogged else {}))
         # Moved to the end: the failures that were logged longest ago come first.
         self._known.pop(key, None)
-        self._known[key] = now, 0
+        self._known[key] = _Failure(event, now, 0, occurrences)
         while len(self._known) > MOST_FAILURES:
             del self._known[next(iter(self._known))]

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: Sequence[Sequence[str]] = (
     ("errors",),
+    ("counts",),
     ("model", "states", "config", "clock", "java", "logger"),
     ("jars", "table_documentation"),
     ("session",),

@@ -7,6 +7,7 @@ since a round that copies files may take longer than a session lasts.
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,12 @@ from sparklog.broker.background import BackgroundWork, Work
 from sparklog.broker.broker import Broker
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.log_directories import faults_at_start
+from sparklog.broker.metrics_export import MetricsExport
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.peers import Peer
 from sparklog.broker.registration import LastProcess, await_session
 from sparklog.broker.tick import TickReport
+from sparklog.broker.tracing import tracer
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.observations import is_silent
 from sparklog.cluster.root_format import (
@@ -190,6 +193,7 @@ class Application:
         # The brokers without a usable log directory, and the reasons.
         self._without_directory: dict[int, str] = {}
         self._failures = RepeatedFailures(_log)
+        self._metrics = MetricsExport(config, self._running)
         self._last_processes: dict[int, LastProcess] = {}
         self._fenced: list[FencedError] = []
         self._fatal: SparklogError | None = None
@@ -208,7 +212,8 @@ class Application:
         ProtocolError
             DUPLICATE_BROKER_REGISTRATION if a broker is alive elsewhere.
         ConfigError
-            `execution` is spark, and the executors cannot run this package.
+            `execution` is spark, and the executors cannot run this package; or metrics cannot be
+            exported as the keys metrics.* say.
         ApplicationFailedError
             `execution` is spark, and the check of the executors has failed otherwise.
         """
@@ -224,6 +229,9 @@ class Application:
 
     def _start(self) -> None:
         check_roots(self.config)
+        self._metrics.open()
+        if self.config.tracing_enable:
+            tracer()  # A missing package is reported before anything is created.
         _ = self._execution  # One that is impossible is refused before anything is created.
         _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
         roots = [root for entry in self.config.brokers for root in entry.log_dirs]
@@ -649,7 +657,7 @@ class Application:
         trouble = self._troubles.pop(of, None)
         if trouble is not None:
             self._without_directory.pop(broker.broker_id, None)
-            self._failures.over((*of, _kind(trouble.error)))
+            self._failures.over((*of, _kind(trouble.error)), logs=False)
             _log.info(
                 "action succeeds again",
                 broker=broker.broker_id,
@@ -786,6 +794,7 @@ class Application:
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
+        last = self._metrics.samples()
         self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()
@@ -804,6 +813,8 @@ class Application:
         is_on_store = any(broker.is_on_store for broker in brokers)
         list(self._pool.map(end, brokers) if is_on_store else map(end, brokers))
         self._pool.shutdown()
+        has_failed = bool(self._troubles or self._fenced or self._fatal or sys.exc_info()[0])
+        self._metrics.close(last, has_failed=has_failed)
 
     def _await_session(self, cluster: ClusterRoot, entry: BrokerEntry) -> LastProcess:
         timeout_ms = self.config.broker_session_timeout_ms

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.cleaner import Cleaner, CleanReport
 from sparklog.broker.cluster_root_age import check_not_older
 from sparklog.broker.controller import Controller
@@ -37,7 +39,7 @@ from sparklog.broker.moved_directories import fence_copies, left_copies
 from sparklog.broker.pace import TickStep
 from sparklog.broker.peers import Peer, Peers
 from sparklog.broker.producer_state import ProducerState
-from sparklog.broker.purgatory import Purgatory
+from sparklog.broker.purgatory import DelayedFetch, DelayedProduce, Purgatory
 from sparklog.broker.registration import (
     LastProcess,
     change_state,
@@ -50,6 +52,7 @@ from sparklog.broker.running_settings import RunningSettings, dynamic_values
 from sparklog.broker.seen_by_broker import carry_seen_versions
 from sparklog.broker.signs_of_life import SignsOfLife
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.broker.tracing import TickSpans
 from sparklog.broker.transactional_ids import TransactionalIds
 from sparklog.broker.vacuum import Vacuuming
 from sparklog.clock import Clock
@@ -79,6 +82,22 @@ _Worker = TypeVar("_Worker")
 _Report = TypeVar("_Report")
 
 
+class BrokerState(NamedTuple):
+    """The state of a broker that metrics report.
+
+    `metadata` are `None` before the first load. `delayed_produce` and `delayed_fetch` are numbers
+    of delayed operations; `max_lag` is the largest number of offsets by which a followed replica is
+    behind its leader; `offline_log_dirs` is the number of log directories that have failed.
+    """
+
+    metadata: Metadata | None
+    is_controller: bool
+    delayed_produce: int
+    delayed_fetch: int
+    max_lag: int
+    offline_log_dirs: int
+
+
 class Polled(NamedTuple):
     """The part of the tables that `Broker.poll_ahead` has polled for the ticks of a round."""
 
@@ -103,10 +122,15 @@ def _plays(name: str) -> Callable[[_Tick[_Arguments]], _Tick[_Arguments]]:
         def played(
             broker: Broker, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
         ) -> TickReport:
-            before = jobs_started()
-            with role(f"broker {broker.broker_id}, {name}"):
-                report = tick(broker, *args, **kwargs)
+            before, began = jobs_started(), time.perf_counter()
+            try:
+                with role(f"broker {broker.broker_id}, {name}"):
+                    report = tick(broker, *args, **kwargs)
+            except Exception as error:
+                broker.note_tick(name, time.perf_counter() - began, error)
+                raise
             report.spark_jobs = jobs_started() - before
+            broker.note_tick(name, time.perf_counter() - began, report)
             return report
 
         return played
@@ -143,6 +167,9 @@ class Broker:
         newest_version: NewestVersion = lambda _: None,
     ) -> None:
         self.broker_id = broker_id
+        # Of this process, for metrics.
+        self.counts = BrokerCounts()
+        self._spans = TickSpans(broker_id, settings)
         self._failures = RepeatedFailures(_log)
         self._clock = clock
         check_distinct([cluster_root, *roots])
@@ -166,12 +193,13 @@ class Broker:
             for root in own
             if root.location == directory.location
         }
-        rows = cluster.brokers.rows().to_pylist()
-        before = next((row for row in rows if row["broker_id"] == broker_id), None)
+        before = next(
+            (row for row in cluster.brokers.rows().to_pylist() if row["broker_id"] == broker_id),
+            None,
+        )
         left = left_copies(before, self._roots, lambda uri: Location.of(uri, storage_options))
-        reader = MetadataReader(cluster, storage_options or {})
         self.broker_epoch = register(
-            reader,
+            MetadataReader(cluster, storage_options or {}),
             cluster,
             broker_id,
             self._directories,
@@ -212,6 +240,7 @@ class Broker:
             settings,
             observations or Observations(),
             self._signs,
+            self.counts,
         )
         # The peers that follow partitions of this broker.
         self._followers_of: dict[Peer, ReplicaRows] = {}
@@ -273,6 +302,7 @@ class Broker:
                 execution,
                 self._configs,
                 now_ms,
+                self.counts,
             )
         )
         self._followers.append(
@@ -323,6 +353,29 @@ class Broker:
         It is not taken offline, so that the broker goes on if it can be used again.
         """
         return self._failed.last_failure()
+
+    def note_tick(self, name: str, seconds: float, outcome: TickReport | Exception) -> None:
+        """Add a tick of a role to the counts and, if it is not idle, to the spans."""
+        self.counts.tick_seconds[name].observe(seconds)
+        if isinstance(outcome, TickReport) and (outcome.changed or outcome.commits):
+            self.counts.note_work(outcome)
+        self._spans.note(name, seconds, outcome)
+
+    def state(self) -> BrokerState:
+        """Return the state that metrics report, from memory alone; any thread may call it.
+
+        It is that of the last ticks: the metadata that were loaded last, the positions that were
+        read last.
+        """
+        metadata = self._reader.metadata if self._reader.versions is not None else None
+        return BrokerState(
+            metadata,
+            self.is_controller,
+            sum(leader.purgatory_size(DelayedProduce) for leader in self._leaders),
+            sum(leader.purgatory_size(DelayedFetch) for leader in self._leaders),
+            max((follower.max_lag() for follower in self._followers), default=0),
+            len(self._directories) - len(self._roots),
+        )
 
     @property
     def is_controller(self) -> bool:
@@ -462,7 +515,14 @@ class Broker:
                 is_changed |= repairs.tick(metadata, reports, now_ms, effects)
             except UNREADABLE as error:
                 # The other roots continue. Meanwhile the replica neither leads nor follows.
-                _log.warning("replica not repaired", broker=self.broker_id, error=str(error))
+                self._failures.warning(
+                    ("repair", repairs),
+                    "replica not repaired",
+                    broker=self.broker_id,
+                    error=str(error),
+                )
+            else:
+                self._failures.over(("repair", repairs))
         return is_changed
 
     @_plays("follower")

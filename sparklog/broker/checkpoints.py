@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import TRUNCATIONS, Row
 from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.control_table import ControlTable
@@ -59,6 +59,7 @@ class CheckpointWriter:
 
     def __init__(self, root: BrokerRoot, interval_ms: int) -> None:
         self._root = root
+        self._failures = RepeatedFailures(_log)
         self._journal = root.log
         self._interval_ms = interval_ms
         self._due_at_ms = 0
@@ -158,7 +159,7 @@ class CheckpointWriter:
     def _warn(self, error: Exception) -> None:
         # The journal has all of it; meanwhile it takes longer to open.
         root = self._root.location.uri
-        _log.warning("checkpoints not written", root=root, error=one_line(error))
+        self._failures.warning("write", "checkpoints not written", root=root, error=one_line(error))
 
     def _begin(self, now_ms: int) -> _State:
         self._has_changed = False
@@ -209,6 +210,7 @@ class CheckpointWriter:
         self._described_progress[root.high_watermark_checkpoint.schema.name] = state.progress
         if is_clean_up_due:
             self._journal.write_due_checkpoint()
+        self._failures.over("write")
 
     def _keep_truncations(self, truncations: Sequence[Row]) -> None:
         """Add rows to `truncations`, each once: an earlier attempt may have added them."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.reassignment_completion import ReassignmentCompletion
 from sparklog.broker.registration import check_registered
 from sparklog.broker.signs_of_life import SignsOfLife
@@ -28,7 +30,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError
 from sparklog.logger import get_logger
-from sparklog.model import BROKERS, CONTROLLER, Row
+from sparklog.model import BROKERS, CONTROLLER, Row, TopicIdPartition
 from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
 from sparklog.states import RUNNING_STATES, broker_state_after
@@ -67,7 +69,9 @@ class Controller:
         settings: Settings,
         observations: Observations,
         signs: SignsOfLife,
+        counts: BrokerCounts,
     ) -> None:
+        self._counts = counts
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._cluster = cluster
@@ -389,11 +393,35 @@ class Controller:
         def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
             return self._elections.elect(rows, metadata, fence.epoch, (), causes)
 
-        self._cluster.partition_state.change_rows(
+        began = time.perf_counter()
+        changes = self._cluster.partition_state.change_rows(
             lambda rows: with_known_topics(rows, metadata, elect), units, fence, cause=causes
         )
+        self._count_elections(changes, metadata, began)
         # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
+
+    def _count_elections(self, changes: RowChanges, before: Metadata, began: float) -> None:
+        """Count the partitions of a commit that changed their leaders.
+
+        A leader is elected uncleanly if it was in neither the ISR nor the ELR.
+        """
+        elected: dict[TopicIdPartition, tuple[int, int | None]] = {}
+        for row in changes.rows.to_pylist():
+            key = TopicIdPartition(row["topic_id"], row["partition"])
+            elected[key] = row["leader_epoch"], row["leader"]
+        kinds = []
+        for key, (leader_epoch, leader) in elected.items():
+            state = before.partitions.get(key)
+            if state is None or (state.leader_epoch, state.leader) == (leader_epoch, leader):
+                continue
+            own = state.replica(leader) if leader is not None else None
+            is_clean = own is not None and (own.in_isr or own.in_elr)
+            kinds.append("none" if own is None else "clean" if is_clean else "unclean")
+        for kind in kinds:
+            self._counts.elections.add(kind)
+        if kinds:
+            self._counts.elections_ms.observe((time.perf_counter() - began) * 1000)
 
     def _complete_reassignments(self, fence: Fence, effects: Effects) -> None:
         """End reassignments whose target is in sync (rule 7.8)."""
@@ -422,13 +450,15 @@ class Controller:
         def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
             return self._elections.elect_preferred(rows, metadata, fence.epoch)
 
-        self._cluster.partition_state.change_rows(
+        began = time.perf_counter()
+        changes = self._cluster.partition_state.change_rows(
             lambda rows: with_known_topics(rows, metadata, elect),
             None,
             fence,
             is_unit_wise=False,
             cause=Cause("BALANCE LEADERS", {"cause": "preferred_leader"}),
         )
+        self._count_elections(changes, metadata, began)
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
 
     @property

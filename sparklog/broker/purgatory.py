@@ -221,6 +221,10 @@ class Purgatory:
         """Return the pending operations of a kind."""
         return [one for one in self._operations.values() if isinstance(one, kind)]
 
+    def size(self, kind: Kind) -> int:
+        """Return the number of pending operations of a kind; any thread may call it."""
+        return sum(isinstance(one, kind) for one in list(self._operations.values()))
+
     def watched(self, kind: Kind) -> dict[TopicIdPartition, int]:
         """Return the partitions with pending operations of a kind, and the first deadline of each.
 

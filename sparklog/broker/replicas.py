@@ -19,7 +19,7 @@ from sparklog.clock import clocks
 from sparklog.cluster.changed_partitions import ChangedPartitions
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, EpochEntry, Row, TopicIdPartition
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_damage
@@ -83,6 +83,7 @@ class Replicas:
         checkpoint_interval_ms: int = 5_000,
     ) -> None:
         self.root = root
+        self._failures = RepeatedFailures(_log)
         self.checkpoints = CheckpointWriter(root, checkpoint_interval_ms)
         self._purgatory = purgatory
         self.root_index = root_index
@@ -142,11 +143,7 @@ class Replicas:
 
     def put(self, key: TopicIdPartition, topic: str, **changes: Any) -> None:
         """Stage changes of a replica's state; a replica is created on demand (rule 1.4)."""
-        if key in self:
-            replica = self[key]
-        else:
-            _log.info("replica created", topic=topic, partition=key.partition, high_watermark=0)
-            replica = Replica(topic, "follower")
+        replica = self[key] if key in self else Replica(topic, "follower")
         self._staged[key] = replica._replace(topic=topic, **changes)
 
     def append(self, batches: Iterable[Batch]) -> None:
@@ -351,6 +348,9 @@ class Replicas:
 
     def _settle_staged(self) -> None:
         """Make the staged changes the committed state."""
+        for key in self._staged.keys() - self._replicas.keys():
+            topic = self._staged[key].topic
+            _log.info("replica created", topic=topic, partition=key.partition, high_watermark=0)
         self._replicas |= self._staged
         self._epochs |= self._staged_epochs
         self._forget(self._removing)
@@ -398,8 +398,11 @@ class Replicas:
         try:
             error = file_damage(self.root.log, batch)
         except OSError as failure:
-            _log.warning("batch not verified", path=batch.path, error=one_line(failure))
+            self._failures.warning(
+                "verify", "batch not verified", path=batch.path, error=one_line(failure)
+            )
             return False
+        self._failures.over("verify")
         if error is None:
             return False
         self.note_damage(batch.topic_id_partition, Damage(batch.base_offset, error, in_log=False))

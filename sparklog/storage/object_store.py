@@ -31,6 +31,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from sparklog.counts import STORE_REQUESTS
 from sparklog.errors import StorageError
 from sparklog.storage.local_files import StoredFile
 
@@ -99,24 +100,24 @@ class ObjectStore:
 
     def get(self, path: str) -> bytes:
         """Return an object's bytes."""
-        with _as_os_error(path):
+        with _request("get", path):
             return bytes(obstore.get(self._store, path).bytes())
 
     def size_bytes(self, path: str) -> int:
         """Return an object's size in bytes, by a HEAD request."""
-        with _as_os_error(path):
+        with _request("head", path):
             return obstore.head(self._store, path)["size"]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
         """Open an object for sequential reading by one request; return it and its size in bytes."""
-        with _as_os_error(path):
+        with _request("get", path):
             result = obstore.get(self._store, path)
         reader = io.BufferedReader(_Reader(path, result), buffer_size=_READ_BYTES)
         return reader, result.meta["size"]
 
     def put(self, path: str, content: bytes) -> None:
         """Store an object, and replace an existing one."""
-        with _as_os_error(path):
+        with _request("put", path):
             obstore.put(self._store, path, content, use_multipart=False)
 
     def put_new(self, path: str, content: bytes) -> None:
@@ -124,7 +125,7 @@ class ObjectStore:
 
         The existing object may be the caller's: a request is repeated if its response was lost.
         """
-        with _as_os_error(path):
+        with _request("put_new", path):
             obstore.put(self._store, path, content, mode="create")
 
     def create(self, path: str) -> IO[bytes]:
@@ -136,13 +137,13 @@ class ObjectStore:
 
     def put_parts(self, path: str) -> Any:
         """Return obstore's writer of a large object."""
-        with _as_os_error(path):
+        with _request("multipart", path):
             return obstore.open_writer(self._store, path, buffer_size=PART_BYTES)
 
     def remove(self, path: str) -> None:
         """Remove an object; does nothing if it does not exist."""
         try:
-            with _as_os_error(path):
+            with _request("delete", path):
                 obstore.delete(self._store, path)
         except FileNotFoundError:
             return
@@ -153,7 +154,7 @@ class ObjectStore:
         Raises `OSError` if some could not be removed.
         """
         try:
-            with _as_os_error(paths[0] if paths else ""):
+            with _request("delete", paths[0] if paths else ""):
                 obstore.delete(self._store, paths)
         except FileNotFoundError:
             # A store without requests for several objects stops at a missing one.
@@ -167,6 +168,7 @@ class ObjectStore:
         """
         with _as_os_error(folder):
             for page in obstore.list(self._store, f"{folder}/", chunk_size=PAGE_NAMES):
+                STORE_REQUESTS.add("list")
                 for one in page:
                     path = str(one["path"])[len(folder) + 1 :]
                     modified_at_ms = int(one["last_modified"].timestamp() * 1000)
@@ -174,7 +176,7 @@ class ObjectStore:
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the objects and folders directly below `folder`."""
-        with _as_os_error(folder):
+        with _request("list", folder):
             found = obstore.list_with_delimiter(self._store, folder or None)
         paths = [*found["common_prefixes"], *(str(one["path"]) for one in found["objects"])]
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
@@ -189,6 +191,7 @@ class ObjectStore:
             for page in obstore.list(
                 self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES
             ):
+                STORE_REQUESTS.add("list")
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
 
 
@@ -287,6 +290,14 @@ def _as_os_error(path: str) -> Iterator[None]:
         raise AccessDeniedError(_first_line(error)) from None
     except BaseError as error:
         raise OSError(_first_line(error)) from None
+
+
+@contextmanager
+def _request(kind: str, path: str) -> Iterator[None]:
+    """Count a request, and raise its failure as `_as_os_error` does."""
+    STORE_REQUESTS.add(kind)
+    with _as_os_error(path):
+        yield
 
 
 def _first_line(error: Exception) -> str:

@@ -186,6 +186,20 @@ class Follower:
         ]
         self._due.finish(held | unfinished, renewals_ms, was_all=was_all)
 
+    def max_lag(self) -> int:
+        """Return the most offsets by which a replica is behind its leader, as read last.
+
+        0 if nothing is followed. Any thread may call it.
+        """
+        lag = 0
+        for of, states in list(self._due.by_leader.items()):
+            root = self._leader_roots.opened(of)
+            for key in states if root is not None else ():
+                row = root.row(key) if root is not None else None
+                if row is not None:
+                    lag = max(lag, row["log_end_offset"] - self._replicas.log_end_offset(key))
+        return lag
+
     def copy_ahead(self) -> None:
         """Copy ahead, in parallel to the rounds, from the leaders that were followed last."""
         if self._root.log.location.is_local:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.leading.inbox import Inbox, PendingRequest
 from sparklog.broker.leading.producer_quotas import ProducerQuotas
 from sparklog.broker.leading.sequences import BatchOffsets, Sequences
@@ -74,8 +76,12 @@ class Appends:
         settings: Settings,
         execution: Execution,
         configs: DynamicConfigs,
+        counts: BrokerCounts,
     ) -> None:
         self._root = root
+        self._counts = counts
+        # The times in s at which requests that await an answer were found, for metrics.
+        self._found_at: dict[RequestPartition, float] = {}
         self._execution = execution
         self._rules = rules
         self._settings = settings
@@ -97,6 +103,11 @@ class Appends:
         pending = self.inbox.load(now_ms)
         if not pending:
             return AppendPlan([], [], [], {})
+        now_s = time.perf_counter()
+        for one in pending:
+            if one.request.acks != 0:
+                found_at = now_s - one.loaded_ms / 1000
+                self._found_at.setdefault(one.request.request_partition, found_at)
         first = [one for one in pending if one.repeats is None]
         remembered = self._sequences.remembered(first, now_ms)
         duplicates = self._sequences.duplicates(first, remembered)
@@ -162,12 +173,24 @@ class Appends:
             )
         for batch in plan.batches:
             self._byte_rates.note(batch.topic_id, batch.size_bytes, now_ms)
+            self._counts.bytes_in.add(batch.topic, batch.size_bytes)
+            self._counts.messages_in.add(batch.topic, batch.record_count)
         delayed = {
             one.request_id: plan.clients[one.request_id]
             for one in plan.delayed
             if one.request_id in plan.clients
         }
         self._quotas.note(plan.bytes_of, plan.throttle_times_ms, delayed, now_ms)
+
+    def note_answered(self, answers: Iterable[ProduceAnswer]) -> None:
+        """Count committed answers, with the times since this process found their requests."""
+        now_s = time.perf_counter()
+        for one in answers:
+            self._counts.produce_answers.add(one.error)
+            of = (one.request_id, one.topic_id, one.partition)
+            found_at = self._found_at.pop(of, None)
+            if found_at is not None:
+                self._counts.produce_ms.observe((now_s - found_at) * 1000)
 
     def _checked_rows(
         self, candidates: Sequence[_Candidate], faults: Sequence[str | None]

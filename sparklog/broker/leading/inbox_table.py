@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 from sparklog.cluster.roots import BrokerRoot
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.storage.commit_retries import ATTEMPTS
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.journal import InboxPosition, inbox_transaction
@@ -57,6 +57,7 @@ class InboxTable:
     ) -> None:
         self._root = root
         self._table = table
+        self._failures = RepeatedFailures(_log)
         self._generation = table.generation
         self._polled_at_ms = polled_at_ms
         self._polled_version = -1
@@ -160,6 +161,12 @@ class InboxTable:
             # Under continuous appends a tick gives up early, and a later one removes the requests.
             self._table.remove(taken, _ATTEMPTS_IN_A_TICK if self._beside is None else ATTEMPTS)
         except UNREADABLE as error:
-            _log.warning("requests not removed", table=self._table.location.uri, error=str(error))
+            self._failures.warning(
+                "remove",
+                "requests not removed",
+                table=self._table.location.uri,
+                error=str(error),
+            )
             return frozenset()
+        self._failures.over("remove")
         return taken

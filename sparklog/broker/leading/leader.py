@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
+from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.leading.appends import Appends, Standing
 from sparklog.broker.leading.led_partitions import FollowerReports, Keys, LedPartitions
 from sparklog.broker.leading.reassigned_replicas import ReassignedReplicas
 from sparklog.broker.leading.retention import Retention
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.producer_state import ProducerState
-from sparklog.broker.purgatory import DelayedProduce, ProduceProgress, Purgatory, Trigger
+from sparklog.broker.purgatory import DelayedProduce, Kind, ProduceProgress, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
 from sparklog.cluster.dynamic_configs import DynamicConfigs
@@ -51,16 +52,20 @@ class Leader:
         execution: Execution,
         configs: DynamicConfigs,
         now_ms: int,
+        counts: BrokerCounts,
     ) -> None:
         self._broker_id = broker_id
+        self._counts = counts
         self._cluster = cluster
         self._replicas = replicas
         self._root = replicas.root
         self._purgatory = purgatory
         self._producer_state = producer_state
-        self._led = LedPartitions(broker_id, cluster, replicas, rules, settings)
+        self._led = LedPartitions(broker_id, cluster, replicas, rules, settings, counts)
         self._retention = Retention(replicas, log_starts, self._led, rules, settings)
-        self.appends = Appends(self._root, producer_state, rules, settings, execution, configs)
+        self.appends = Appends(
+            self._root, producer_state, rules, settings, execution, configs, counts
+        )
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None
@@ -136,7 +141,7 @@ class Leader:
             *_answers(self._purgatory.expire(DelayedProduce, now_ms)),
         ]
         answers = self.appends.with_throttle_times(plan, answers, now_ms)
-        self._replicas.commit(now_ms, answers=answers)
+        self._commit_answers(answers, now_ms)
         effects.done("checkpoint")
         changed = self._root.log.content_version != version or bool(fired[Trigger.ISR_CHANGED])
         changed |= self._producer_state.expire(now_ms)
@@ -166,6 +171,12 @@ class Leader:
             now_ms, answers=answers, inbox_positions=positions, transactions=acted_on
         )
         inbox.note_committed(positions)
+        self.appends.note_answered(answers)
+
+    def _commit_answers(self, answers: Sequence[ProduceAnswer], now_ms: int) -> None:
+        """Commit answers that high watermarks or time allow, with all other staged changes."""
+        self._replicas.commit(now_ms, answers=answers)
+        self.appends.note_answered(answers)
 
     def _deleted_replicas(self, metadata: Metadata) -> Keys:
         """Return the partitions of deleted topics of which this root still has something (7.9).
@@ -204,6 +215,10 @@ class Leader:
         self._replicas.settle()
         self._led.note_lags(now_ms)
         self._replicas.commit(now_ms)
+
+    def purgatory_size(self, kind: Kind) -> int:
+        """Return the number of delayed operations of a kind in this root."""
+        return self._purgatory.size(kind)
 
     @property
     def has_waiting(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.purgatory import Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.cluster.isr import change_isr, min_isr
@@ -86,8 +87,10 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         replicas: Replicas,
         rules: Rules,
         settings: Settings,
+        counts: BrokerCounts,
     ) -> None:
         super().__init__()
+        self._counts = counts
         self._broker_id = broker_id
         self._cluster = cluster
         self._replicas = replicas
@@ -375,6 +378,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             # committed.
             self[key].proposed_isr = frozenset()
         self._take_isr({key: proposed[key] for key in changed}, now_ms)
+        self._counts.isr_changes.add(rule, len(changed))
+        self._counts.isr_changes.add("failed", len(proposed) - len(changed))
         for key in changed:
             _log.info(
                 rule.replace("_", " "),

@@ -1,0 +1,149 @@
+"""The table of docs/metrics.md, the alert rules and the dashboard name metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparklog.broker.metrics import METRICS
+from sparklog.config import Settings
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs/metrics.md"
+TABLE = re.compile(r"(<!-- begin: generated .* -->\n).*?(<!-- end -->)", re.DOTALL)
+
+ASKED = (
+    "UnderReplicatedPartitions",
+    "OfflinePartitionsCount",
+    "UnderMinIsrPartitionCount",
+    "ActiveControllerCount",
+    "IsrShrinksPerSec",
+    "IsrExpandsPerSec",
+    "LeaderElectionRateAndTimeMs",
+    "UncleanLeaderElectionsPerSec",
+    "MaxLag",
+    "BytesInPerSec",
+    "MessagesInPerSec",
+    "PurgatorySize",
+    "TotalTimeMs",
+)
+"""Kafka's metrics that operators watch first."""
+
+SERIES = {
+    series
+    for one in METRICS.values()
+    for series in (
+        [f"{one.name}_{part}" for part in ("bucket", "sum", "count")]
+        if one.kind == "histogram"
+        else [one.name]
+    )
+}
+
+
+def generated() -> str:
+    """Return the table of all metrics."""
+    lines = ["| name | kind | labels | Kafka | |", "|---|---|---|---|---|"]
+    for one in METRICS.values():
+        labels = ", ".join(f"`{label}`" for label in one.labels)
+        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.kafka} | {one.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_names_is_that_of_the_code() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    expected, found = TABLE.subn(lambda of: of[1] + generated() + of[2], text)
+    assert found == 1
+    if os.environ.get("REWRITE"):
+        DOCUMENT.write_text(expected, encoding="utf-8")
+    assert DOCUMENT.read_text(encoding="utf-8") == expected
+
+
+def test_names_are_those_of_the_jmx_exporters_rules() -> None:
+    """Its rule for Kafka: domain, type and name in lower case; PerSec is a counter, `_total`."""
+    kafka = {one.kafka: one for one in METRICS.values() if one.kafka}
+    assert set(ASKED) <= kafka.keys()
+    for name, one in kafka.items():
+        end = name.removesuffix("PerSec").lower()
+        suffix = "_total" if one.kind == "counter" else ""
+        assert re.fullmatch(rf"kafka_(server|controller|network|log)_\w+_{end}{suffix}", one.name)
+    for one in METRICS.values():
+        assert one.kafka or one.name.startswith("sparklog_")
+        assert one.name.endswith("_total") == (one.kind == "counter"), one.name
+
+
+def test_the_keys_are_described_with_their_defaults() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for name, field in Settings.model_fields.items():
+        if name.startswith("metrics_"):
+            default = "off" if field.default is None else f"`{field.default}`"
+            assert f"| `{field.alias}` | {default} |" in text
+
+
+def check_expression(expression: str) -> None:
+    """Assert that a query names existing series, and has matching brackets."""
+    named = set(re.findall(r"\b(?:kafka|sparklog)_\w+", expression))
+    assert named <= SERIES, named - SERIES
+    assert named
+    for opening, closing in ("()", "[]", "{}"):
+        assert expression.count(opening) == expression.count(closing), expression
+    for series in re.findall(r"(?:rate|increase)\((\w+)", expression):
+        assert series.endswith(("_total", "_bucket", "_sum", "_count")), expression
+
+
+def test_every_alert_is_a_rule_on_existing_metrics_and_is_explained() -> None:
+    text = (ROOT / "conf/prometheus/alerts.yaml").read_text(encoding="utf-8")
+    [group] = yaml.safe_load(text)["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    for rule in rules:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        check_expression(rule["expr"])
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+    explained = re.findall(
+        r"^\| `(Sparklog\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [rule["alert"] for rule in rules] == explained
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    text = (ROOT / "conf/grafana/sparklog.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_the_dashboards_queries_are_on_existing_metrics(dashboard: dict[str, Any]) -> None:
+    queries = [target["expr"] for one in dashboard["panels"] for target in one["targets"]]
+    queries += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    for query in queries:
+        check_expression(query)
+    shown = set(re.findall(r"\b(?:kafka|sparklog)_\w+", " ".join(queries)))
+    for name in ASKED:
+        [one] = [one for one in METRICS.values() if one.kafka == name]
+        if name != "LeaderElectionRateAndTimeMs":
+            assert any(of.startswith(one.name) for of in shown), name
+    variables = {one["name"] for one in dashboard["templating"]["list"]} | {"__rate_interval"}
+    assert set(re.findall(r"\$(\w+)", " ".join(queries))) <= variables
+
+
+def test_the_dashboards_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    panels = dashboard["panels"]
+    assert len({one["id"] for one in panels}) == len(panels)
+    for one in panels:
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert one["gridPos"]["x"] + one["gridPos"]["w"] <= 24
+    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
+        assert (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        ), (one, other)
