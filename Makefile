@@ -6,7 +6,7 @@ VENV_PYTHON := .venv/bin/python
 PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bundle explore clean lock setup setup-for-tests check-python
+.PHONY: help demo test lint bench bundle docs explore clean lock setup setup-for-tests check-python
 
 help: ## Show this list
 	@echo "make TARGET, from a bare clone; Python 3.10 or newer is all it needs."
@@ -33,6 +33,10 @@ bundle: setup ## Build dist/: the wheel, a zip for spark-submit --py-files, its 
 
 BUNDLE_FOLDER ?= dist
 
+docs: setup ## Build the site of docs/ into dist/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet
+	@echo "dist/site/index.html; with the search: $(VENV_PYTHON) -m http.server --directory dist/site"
+
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
@@ -45,8 +49,8 @@ clean: ## Remove what the set-up, the tests and the demo made
 lock: setup-for-tests ## Resolve the dependencies anew, for maintainers
 	$(VENV_PYTHON) -m pip install --quiet uv
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) pyproject.toml --extra local --extra connect --extra demo --extra bench --extra metrics --extra tracing --extra dev -c requirements/build.lock \
-		-o requirements/sparklog.lock
+	$(LOCK) pyproject.toml --extra local --extra connect --extra demo --extra bench --extra metrics --extra tracing \
+		--extra docs --extra dev -c requirements/build.lock -o requirements/sparklog.lock
 	$(LOCK) requirements/java.in -o requirements/java.lock
 
 LOCK := UV_CUSTOM_COMPILE_COMMAND="make lock" $(VENV_PYTHON) -m uv pip compile --quiet --upgrade \

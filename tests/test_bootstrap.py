@@ -179,7 +179,7 @@ def declared(lock: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if lock == "sparklog.lock":
-        locked = ("local", "demo", "bench", "dev")
+        locked = ("local", "demo", "bench", "docs", "dev")
         return [*project["dependencies"], *(one for name in locked for one in extras[name])]
     lines = (ROOT / "requirements" / lock).with_suffix(".in").read_text().splitlines()
     direct = [line for line in lines if line and not line.startswith("#")]

@@ -1,0 +1,121 @@
+"""docs/object-stores.md: its configurations load, and its commands run on S3 API servers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.s3_store import Store, running_store
+from sparklog.broker.application import Application
+from sparklog.config import ClusterConfig, load
+from sparklog.storage.location import Location
+from sparklog.storage.object_store import ObjectStore
+from tests.cli.command_line import run
+from tests.examples import CHECKOUT, commands, examples
+
+DOCUMENT = "docs/object-stores.md"
+
+
+def configurations() -> dict[str, str]:
+    """Return the YAML files of the document by their names."""
+    text = (CHECKOUT / DOCUMENT).read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    return {re.findall(r"# (\S+)\n", block)[0]: block for block in blocks}
+
+
+@contextmanager
+def running_cluster(
+    file: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Store]]:
+    """Run the brokers of a file of the document, with a store, and an account, for each bucket.
+
+    Only the endpoints are added to the file. The key id of a bucket is its name.
+    """
+    values: dict[str, Any] = yaml.safe_load(configurations()[file])
+    stores = {}
+    with ExitStack() as stack:
+        for prefix, options in values["storage.options"].items():
+            bucket = prefix.removeprefix("s3://")
+            stores[bucket] = stack.enter_context(running_store(folder / f"{bucket}.log"))
+            stores[bucket].bucket(bucket)
+            for key, value in {
+                "AWS_ACCESS_KEY_ID": bucket,
+                "AWS_SECRET_ACCESS_KEY": "a-secret",
+            }.items():
+                monkeypatch.setenv(options[key][2:-1], value)
+            options |= {"AWS_ENDPOINT_URL": stores[bucket].url, "AWS_ALLOW_HTTP": "true"}
+        (folder / file).write_text(yaml.safe_dump(values), encoding="utf-8")
+        application = Application(load(ClusterConfig, folder / file))
+        application.start()
+        rounds = threading.Thread(target=application.run)
+        rounds.start()
+        try:
+            yield stores
+        finally:
+            application.stop()
+            rounds.join()
+
+
+def commands_on(file: str) -> list[list[str]]:
+    """Return the commands of the document that name a file, but for the brokers, in order."""
+    of_file = [one for one in commands(DOCUMENT) if one[-1] == file]
+    return [shlex.split(" ".join(arguments)) for arguments in of_file]
+
+
+def test_the_commands_for_s3_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running_cluster("logs.yaml", tmp_path, monkeypatch):
+        create, describe, brokers, offsets, audit = commands_on("logs.yaml")
+        run(*create)
+        assert "ReplicationFactor: 3" in run(*describe).printed
+        assert run(*brokers).printed.count("alive") == 3
+        capsys.readouterr()
+        [example] = examples(DOCUMENT)
+        exec(compile(example, DOCUMENT, "exec"), {})
+        assert "[b'a click']" in capsys.readouterr().out
+        assert re.search(r"clicks +\d +1 ", run(*offsets).printed)
+        assert run(*audit).exit_code == 0
+
+
+def test_three_regions_are_asked_with_credentials_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running_cluster("regions.yaml", tmp_path, monkeypatch) as stores:
+        create, describe, query, audit = commands_on("regions.yaml")
+        run(*create)
+        assert run(*describe).printed.count("Isr: ") == 3
+        assert "eu-north-1" in run(*query).printed
+        assert run(*audit).exit_code == 0
+        for bucket, store in stores.items():
+            used = {one for one in stores if store.counts(one).total() > 0}
+            assert used == {bucket}
+
+
+@pytest.mark.parametrize("file", ["azure.yaml", "google.yaml"])
+def test_the_configurations_of_other_stores_are_accepted_by_their_clients(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = configurations()[file]
+    monkeypatch.setenv("AZURE_SECRET", "a-secret")
+    key = tmp_path / "service-account.json"
+    key.write_text(
+        '{"client_email": "a@b", "private_key": "", "private_key_id": "1", "disable_oauth": true,'
+        ' "gcs_base_url": "https://localhost"}'
+    )
+    text = text.replace("/etc/sparklog/service-account.json", str(key))
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    config = load(ClusterConfig, tmp_path / file)
+    location = Location.of(config.cluster_root, config.storage_options)
+    [options] = config.storage_options.values()
+    ObjectStore(location.uri, options)
