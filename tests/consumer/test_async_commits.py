@@ -46,8 +46,12 @@ class Told:
 
 
 def consumer_of(folder: Path, **config: Any) -> Consumer:
-    given = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-    return Consumer(folder / "cluster", **({"group_id": "g"} | given | config))
+    given: dict[str, Any] = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+    return Consumer(folder / "cluster", **(given | config))
 
 
 def committed(folder: Path, group_id: str = "g") -> int | None:

@@ -29,10 +29,8 @@ def produced(cluster: LocalCluster, partition: int, *values: bytes) -> None:
 
 
 def consumer_of(folder: Path, *partitions: TopicPartition, **config: Any) -> Consumer:
-    consumer = Consumer(
-        folder / "cluster",
-        **({"auto_offset_reset": "earliest", "value_deserializer": json.loads} | config),
-    )
+    given: dict[str, Any] = {"auto_offset_reset": "earliest", "value_deserializer": json.loads}
+    consumer = Consumer(folder / "cluster", **(given | config))
     consumer.assign(partitions)
     return consumer
 
@@ -69,7 +67,7 @@ def test_the_position_stays_before_a_record_that_fails(local: LocalCluster, tmp_
         assert (told.value.topic, told.value.partition, told.value.offset) == ("t", 0, 2)
         assert isinstance(told.value.__cause__, json.JSONDecodeError)
         assert consumer.position(T0) == 2
-    consumer.seek(T0, told.value.offset + 1)
+    consumer.seek(T0, 3)
     assert numbers(consumer.poll()) == {0: [3]}
 
 
