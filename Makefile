@@ -15,7 +15,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: setup ## Replicate 336,776 real flights through three brokers, kill a leader, lose nothing
-	@$(VENV_PYTHON) -m jobs.demo
+	@$(VENV_PYTHON) -m jobs.demo $(DEMO_OPTIONS)
 
 test: lint ## Lint, then run all the tests
 	$(VENV_PYTHON) -m pytest $(PYTEST_OPTIONS)

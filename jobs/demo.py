@@ -1,6 +1,7 @@
 """The main job on real data: 336,776 flights, three brokers, one leader killed, no record lost.
 
 make demo
+make demo DEMO_OPTIONS=--kill-process    # a process for each broker, and kill -9
 python -m jobs.demo --folder sparklog-demo
 """
 
@@ -9,9 +10,8 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +21,7 @@ import typer
 import yaml
 from rich.markup import escape
 
+from jobs.demo_brokers import PATIENCE_SECONDS, Brokers, InOneProcess, InProcesses
 from jobs.demo_output import (
     Story,
     console,
@@ -34,8 +35,6 @@ from jobs.demo_output import (
 )
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
 from jobs.spark_status import counted, jobs_since
-from sparklog.broker.application import Application
-from sparklog.broker.tick import StoppedError
 from sparklog.cli import output, sql
 from sparklog.cli.application import one_line_errors
 from sparklog.cli.cluster import Cluster
@@ -43,9 +42,8 @@ from sparklog.clock import wait_until
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.views import create_views
-from sparklog.config import ClusterConfig, load
 from sparklog.consumer.spark import SparkConsumer
-from sparklog.errors import SparklogError
+from sparklog.errors import ProtocolError, SparklogError
 from sparklog.logger import ROOT
 from sparklog.producer.produce_requests import ProduceResponse
 from sparklog.producer.spark import SparkProducer
@@ -56,15 +54,18 @@ from sparklog.storage.record_log import RecordLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparklog.cluster.metadata import PartitionState
+    from sparklog.producer.delivery import PendingSend
+
 TOPIC = "flights"
 BATCHES = 6
 CRASH_IN_BATCH = 3
-PATIENCE_SECONDS = 120
 
 MARKER = ".sparklog-demo"
 CONFIG = "cluster.yaml"
 BROKER_IDS = (0, 1, 2)
-CONTENT = {MARKER, CONFIG, "cluster", *(f"broker-{number}" for number in BROKER_IDS)}
+CONTENT = {MARKER, CONFIG, "cluster"}
+CONTENT |= {f"broker-{number}{end}" for number in BROKER_IDS for end in ("", ".yaml")}
 """The names of all files and folders that a demo creates, which the next demo may remove."""
 
 QUERIES = {
@@ -99,8 +100,9 @@ order by broker_id"""
 class Demo:
     """The demo's cluster and clients, the answers to the producer, and the steps."""
 
-    def __init__(self, config: Path, flights: pa.Table) -> None:
+    def __init__(self, config: Path, flights: pa.Table, *, kills_process: bool = False) -> None:
         self.config = config
+        self.kills_process = kills_process
         with step("start Spark"):
             # In a run of a minute the optimising compiler costs more than its code saves.
             settings = {
@@ -110,14 +112,19 @@ class Demo:
             }
             self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=settings)
             signal.signal(signal.SIGINT, _interrupt)
-        self.application = Application(load(ClusterConfig, config), self.spark)
-        self.rounds = threading.Thread(target=self.application.run, name="rounds", daemon=True)
-        with step(
-            "start brokers 0, 1 and 2 in this one Spark application; its tasks check and copy files"
-        ):
-            self.application.start()
-            self.rounds.start()
-        self.connection = Connection(self.application.config.cluster_root)
+        self.brokers: Brokers
+        if kills_process:
+            self.brokers = InProcesses(config)
+            what = "start brokers 0, 1 and 2, each in a process of its own"
+        else:
+            self.brokers = InOneProcess(config, self.spark)
+            what = (
+                "start brokers 0, 1 and 2 in this one Spark application; its tasks check and copy "
+                "files"
+            )
+        with step(what):
+            self.brokers.start()
+        self.connection = Connection(self.brokers.config.cluster_root)
         self.admin = Admin(self.connection)
         self.producer = SparkProducer(self.connection, self.spark)
         self.answers: list[dict[int, ProduceResponse]] = []
@@ -133,10 +140,10 @@ class Demo:
             self.query()
         finally:
             with step("park the brokers"):
-                self.application.stop()
-                self.rounds.join()
-        title("The Spark jobs of each role, as Spark has recorded them")
-        print_jobs(counted(jobs_since(self.spark)))
+                self.brokers.stop()
+        if not self.kills_process:
+            title("The Spark jobs of each role, as Spark has recorded them")
+            print_jobs(counted(jobs_since(self.spark)))
         return holds
 
     def create_topic(self) -> None:
@@ -157,16 +164,44 @@ class Demo:
             if number + 1 == CRASH_IN_BATCH:
                 crashed = self.produce_through_a_crash(batch, what)
                 self.describe("after the failover")
-            else:
-                with step(what):
-                    self.answers.append(self.producer.send(batch, TOPIC).result())
-        assert crashed is not None
-        with step(f"bring broker {crashed} back: it truncates, catches up and rejoins"):
-            with self.application.between_rounds():
-                self.application.start_broker(crashed)
-            self.wait_for(self.is_in_sync, "return of all replicas to the in-sync sets")
+                continue
+            if number + 1 == BATCHES:
+                assert crashed is not None
+                self.bring_back(crashed)
+                self.bring_leadership_back(crashed)
+            with step(what):
+                self.answers.append(self.producer.send(batch, TOPIC).result())
+        with step("wait until all replicas have the last high watermark"):
             self.wait_for(self.is_settled, "last high watermark on all followers")
-        self.describe("after")
+
+    def bring_back(self, crashed: int) -> None:
+        """Start the broker again that has crashed."""
+        with step(f"bring broker {crashed} back: it truncates, catches up and rejoins"):
+            self.brokers.restart(crashed)
+            self.wait_for(self.is_in_sync, "return of all replicas to the in-sync sets")
+        self.describe("after the return")
+
+    def bring_leadership_back(self, crashed: int) -> None:
+        """Explain why the returned broker leads nothing, and elect the preferred leaders."""
+        states = self.connection.metadata().partitions.values()
+        led = [state for state in states if state.leader == crashed]
+        preferred = [state for state in states if preferred_leader(state) == crashed]
+        settings = self.brokers.config
+        happened(
+            f"broker {crashed} is in sync again, and leads {len(led)} of the {len(preferred)} "
+            "partitions of which it is the preferred leader (the first replica): partitions have "
+            "leaders that work, so the return of a broker elects nobody"
+        )
+        happened(
+            "a preferred election moves leadership back: the controller holds one every "
+            "leader.imbalance.check.interval.seconds="
+            f"{settings.leader_imbalance_check_interval_seconds}, `sparklog elect-leaders` at once"
+        )
+        with step("elect the preferred leaders, as `sparklog elect-leaders` does"):
+            names = [(state.topic, state.partition) for state in states]
+            self.admin.elect_leaders("preferred", names)
+            self.wait_for(self.is_led, "preferred leader that has caught up")
+        self.describe("after the preferred election")
 
     def produce_through_a_crash(self, batch: DataFrame, what: str) -> int:
         """Kill the leader of partition 0 just after its append, before any follower has a copy."""
@@ -174,32 +209,44 @@ class Demo:
         if state.leader is None:
             raise SparklogError(f"partition 0 of {TOPIC} has no leader: see the log of the brokers")
         crashed = state.leader
-        with (
-            step(f"{what}: kill broker {crashed} right after its append, before any copy"),
-            self.application.between_rounds() as brokers,
-        ):
-            pending = self.producer.send(batch, TOPIC)
-            try:
-                brokers[crashed].leader_tick(stop_after="log_commit")
-            except StoppedError:
-                self.application.drop_broker(crashed)
-            else:
-                raise SparklogError(f"broker {crashed} had nothing to append, so it was not killed")
-            [visible] = self.connection.visible([state])
-            end = RecordLog(visible.location).log_end_offset(state.key)
-            # Fenced manually between rounds: a dead broker's log is still readable, and its
-            # followers would copy the batch until another broker leads.
-            Admin(self.connection, settings=self.application.config).fence_broker(crashed)
-        happened(
-            f"broker {crashed} alone has offsets {visible.high_watermark} to {end - 1} of "
-            f"{TOPIC}-0, and none of them is acknowledged"
-        )
-        happened(f"broker {crashed} is fenced, as by `sparklog brokers fence`")
+        led = [
+            one for one in self.connection.metadata().partitions.values() if one.leader == crashed
+        ]
+        pending: list[PendingSend] = []
+
+        def fence() -> None:
+            for one, first, end in self.unacknowledged(led):
+                happened(
+                    f"broker {crashed} alone has offsets {first} to {end - 1} of "
+                    f"{one.topic}-{one.partition}, and none of them is acknowledged"
+                )
+            Admin(self.connection, settings=self.brokers.config).fence_broker(crashed)
+            happened(f"broker {crashed} is fenced, as by `sparklog brokers fence`")
+
+        how = "kill -9 the process of" if self.kills_process else "kill"
+        with step(f"{what}: {how} broker {crashed} right after its append, before any copy"):
+            self.brokers.crash_after_append(
+                crashed,
+                lambda: pending.append(self.producer.send(batch, TOPIC)),
+                lambda: len(self.unacknowledged(led)) == len(led),
+                fence,
+            )
         with step(
             "fail over: the controller elects, and the producer sends unanswered batches again"
         ):
-            self.answers.append(pending.result())
+            self.answers.append(pending[0].result())
         return crashed
+
+    def unacknowledged(
+        self, states: Sequence[PartitionState]
+    ) -> list[tuple[PartitionState, int, int]]:
+        """Return the partitions with records above the high watermark, and their offsets."""
+        found = []
+        for one in self.connection.visible(states):
+            end = RecordLog(one.location).log_end_offset(one.state.key)
+            if end > one.high_watermark:
+                found.append((one.state, one.high_watermark, end))
+        return found
 
     def wait_for(self, is_there: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds; raises `SparklogError` on timeout or if the brokers end."""
@@ -207,8 +254,7 @@ class Demo:
         def has_come() -> bool:
             if is_there():
                 return True
-            if not self.rounds.is_alive():
-                raise SparklogError(f"the brokers have ended before the {what}: see their log")
+            self.brokers.check()
             return False
 
         if not wait_until(has_come, PATIENCE_SECONDS * 1000, pause_ms=50):
@@ -221,6 +267,20 @@ class Demo:
         states = self.connection.metadata().partitions.values()
         return all(len(state.isr) == len(state.replicas) for state in states)
 
+    def is_led(self) -> bool:
+        """Return whether the preferred replicas lead, and their latest offsets are available."""
+        states = self.connection.metadata().partitions.values()
+        if any(state.leader != preferred_leader(state) for state in states):
+            return False
+        try:
+            for one in self.connection.visible(states):
+                one.check_latest()
+        except ProtocolError as error:
+            if not error.retriable:
+                raise
+            return False
+        return True
+
     def is_settled(self) -> bool:
         """Return whether all replicas of each partition have the same high watermark."""
         seen: dict[int, set[int]] = {}
@@ -231,7 +291,7 @@ class Demo:
 
     def roots(self) -> dict[int, list[Location]]:
         """Return the log directories by broker id."""
-        brokers = self.application.config.brokers
+        brokers = self.brokers.config.brokers
         return {one.broker_id: [*map(Location.of, one.log_dirs)] for one in brokers}
 
     def describe(self, when: str) -> None:
@@ -265,6 +325,11 @@ class Demo:
         title("The records themselves on every broker, in Spark SQL")
         console.print(escape(SPARK_QUERY.strip()), style="dim")
         output.print_table(self.spark.sql(SPARK_QUERY).toArrow())
+
+
+def preferred_leader(state: PartitionState) -> int:
+    """Return the broker of a partition's first replica."""
+    return state.replicas[0].broker_id
 
 
 def flights_in_order_of_time() -> pa.Table:
@@ -339,6 +404,13 @@ def main(
     folder: Annotated[Path, typer.Option(help="The folder of the demo's tables.")] = Path(
         "sparklog-demo"
     ),
+    kill_process: Annotated[
+        bool,
+        typer.Option(
+            "--kill-process",
+            help="Run each broker in a process of its own, and kill the leader's by SIGKILL.",
+        ),
+    ] = False,
 ) -> None:
     """Replicate real flights through three brokers, kill a leader, and lose no record."""
     started = time.monotonic()
@@ -349,7 +421,7 @@ def main(
         title("Kafka's replication in Delta tables: real data, three brokers, one crash")
         with step("load the flights that left New York in 2013"):
             flights = flights_in_order_of_time()
-        holds = Demo(config, flights).run()
+        holds = Demo(config, flights, kills_process=kill_process).run()
     console.print(f"\nDone in {time.monotonic() - started:.0f} s.")
     print_how_to_look(TOPIC, config)
     if not holds:

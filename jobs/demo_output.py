@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -66,9 +67,13 @@ class Story(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the event of `record`."""
-        event = event_of(record)
-        if event["event"] in STORY:
-            happened(STORY[event["event"]].format_map(event))
+        print_event(event_of(record))
+
+
+def print_event(event: Mapping[str, Any]) -> None:
+    """Print an event of a broker if it is part of `STORY`."""
+    if event.get("event") in STORY:
+        happened(STORY[event["event"]].format_map(event))
 
 
 def print_description(description: TopicDescription) -> None:
@@ -117,3 +122,7 @@ def print_how_to_look(topic: str, config: Path) -> None:
         "query 'select broker_id, path, record_count from batches order by base_offset'",
     ):
         console.print(f"  [bold]{escape(f'{command} {arguments} --cluster {shown}')}[/bold]")
+    console.print("The state of the cluster as a page for the browser, status.html:")
+    console.print(
+        f"  [bold]{escape(f'{command} status --cluster {shown} --html status.html')}[/bold]"
+    )

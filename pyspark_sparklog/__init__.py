@@ -156,7 +156,7 @@ class DefaultSource(FromFiles, DataSource):
 
     @errors_in_one_line()
     def schema(self) -> str:
-        """Return the columns of Spark's Kafka source.
+        """Return the columns of Spark's Kafka source, or those of a sink for a view with a topic.
 
         Returns
         -------
@@ -166,16 +166,20 @@ class DefaultSource(FromFiles, DataSource):
         Raises
         ------
         ConfigError
-            An option is not valid for any kind of query.
+            An option is not valid for any kind of query, or the statement is CREATE TABLE.
         """
         from sparklog.datasource.columns import ddl
         from sparklog.datasource.options import parse_read_options
         from sparklog.datasource.plan_options import check_plan_options
         from sparklog.datasource.replica_state import asks_for_state, state_ddl
+        from sparklog.datasource.sql_options import refuse_table, sink_ddl
 
+        refuse_table(self.options)
         if asks_for_state(self.options):
             return state_ddl(self.options)
         check_plan_options(self.options)
+        if (columns := sink_ddl(self.options)) is not None:
+            return columns
         return ddl(include_headers=parse_read_options(self.options).include_headers)
 
     @errors_in_one_line()
@@ -255,12 +259,17 @@ class DefaultSource(FromFiles, DataSource):
             An option, a column or the mode is not valid.
         """
         from pyspark_sparklog.writers import BatchWriter
+        from sparklog.errors import ConfigError
 
-        return BatchWriter(self._write_options(schema, overwrite))
+        if overwrite:
+            raise ConfigError("a log is only appended to: use mode('append')")
+        return BatchWriter(self._write_options(schema))
 
     @errors_in_one_line()
     def streamWriter(  # noqa: N802 - Spark's
-        self, schema: StructType, overwrite: bool
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: ARG002 - Spark's
     ) -> DataSourceStreamWriter:
         """Return the writer of a stream.
 
@@ -269,7 +278,8 @@ class DefaultSource(FromFiles, DataSource):
         schema : StructType
             The columns of the stream.
         overwrite : bool
-            Whether Spark's output mode is complete, which is refused.
+            Whether Spark's output mode is complete: each micro-batch appends all rows of the
+            result, as in Kafka's sink.
 
         Returns
         -------
@@ -279,22 +289,17 @@ class DefaultSource(FromFiles, DataSource):
         Raises
         ------
         ConfigError
-            An option, a column or the output mode is not valid.
+            An option or a column is not valid.
         """
         from pyspark_sparklog.writers import StreamWriter
 
-        return StreamWriter(self._write_options(schema, overwrite))
+        return StreamWriter(self._write_options(schema))
 
-    def _write_options(self, schema: StructType, overwrite: bool) -> WriteOptions:
+    def _write_options(self, schema: StructType) -> WriteOptions:
         from sparklog.datasource.plan_options import check_plan_options
         from sparklog.datasource.write_options import parse_write_options
         from sparklog.datasource.write_schema import check_write_schema
-        from sparklog.errors import ConfigError
 
-        if overwrite:
-            raise ConfigError(
-                "a log is only appended to: use mode('append'), or outputMode('append')"
-            )
         check_plan_options(self.options)
         options = parse_write_options(self.options)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}

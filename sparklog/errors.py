@@ -317,6 +317,42 @@ class LogTruncationError(ProtocolError):
         self.divergent_offset = divergent_offset
 
 
+class RecordDeserializationError(SparklogError):
+    """A deserializer of a consumer failed; the position stays before the record.
+
+    `__cause__` is the deserializer's own error.
+
+    Parameters
+    ----------
+    topic : str
+        The name of the topic.
+    partition : int
+        The number of the partition.
+    offset : int
+        The record's offset.
+    part : str
+        The failed part, `key` or `value`.
+    cause : Exception
+        The deserializer's error.
+
+    Examples
+    --------
+    >>> from sparklog.errors import RecordDeserializationError
+    >>> RecordDeserializationError("clicks", 0, 7, "value", ValueError("no JSON"))
+    RecordDeserializationError('the value of clicks-0 at offset 7 is not deserializable ...')
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, part: str, cause: Exception):
+        super().__init__(
+            f"the {part} of {topic}-{partition} at offset {offset} is not deserializable "
+            f"({type(cause).__name__}: {cause}): correct {part}_deserializer, or seek to offset "
+            f"{offset + 1} to skip the record"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
 def show_in_one_line(error: BaseException) -> None:
     """Hide the stack of `error` in Spark if it is a `SparklogError` of a Python worker.
 

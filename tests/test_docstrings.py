@@ -70,6 +70,7 @@ _FURTHER = {
         "FencedError",
         "LogTruncationError",
         "NoOffsetForPartitionError",
+        "RecordDeserializationError",
         "StorageError",
     ),
     "sparklog.model": ("Record", "TopicIdPartition"),

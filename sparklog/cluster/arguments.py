@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
@@ -102,3 +102,21 @@ def names_list(given: object, what: str) -> list[str]:
         if not isinstance(name, str):
             raise SparklogError(f"{what} are given as a list of their names: got {given!r}")
     return names
+
+
+def conversion(given: object, name: str, method: str) -> Callable[[str, Any], Any] | None:
+    """Return a serializer or deserializer as a function of (topic, content), or `None`.
+
+    `given` is a function of the content, or, as in Kafka's clients, an object with `method`, which
+    takes the topic too. `name` is the argument's name.
+    """
+    if given is None:
+        return None
+    with_topic = getattr(given, method, None)
+    if callable(with_topic):
+        return cast("Callable[[str, Any], Any]", with_topic)
+    if not callable(given):
+        raise SparklogError(
+            f"{name} must be a function, or an object with the method {method}, not {given!r}"
+        )
+    return lambda _, content: given(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,9 +29,9 @@ class ConsumerRecord(NamedTuple):
     timestamp_ms : int
         Its time in ms since 1970.
     key : bytes or None
-        Its key.
+        Its key, or the result of the consumer's key_deserializer.
     value : bytes or None
-        Its value; `None` is a tombstone.
+        Its value, or the result of the consumer's value_deserializer; `None` is a tombstone.
     headers : tuple of (str, bytes or None)
         Its headers, as pairs (name, value).
 
@@ -50,8 +50,8 @@ class ConsumerRecord(NamedTuple):
     offset: int
     leader_epoch: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    value: Any
     headers: tuple[tuple[str, bytes | None], ...]
 
 
@@ -79,6 +79,7 @@ class AssignedPartition:
 
     `wants_committed` is true while the look-up of the group's committed offset is pending.
     `auto_committed` is the offset that was last committed automatically or looked up.
+    `high_watermark` is that of the last poll of this partition, or `None`.
     """
 
     name: TopicPartition
@@ -90,6 +91,7 @@ class AssignedPartition:
     is_paused: bool = False
     wants_committed: bool = False
     auto_committed: int | None = None
+    high_watermark: int | None = None
     fetched: deque[FetchedBatch] = field(default_factory=deque)
     records: deque[ConsumerRecord] = field(default_factory=deque)
 

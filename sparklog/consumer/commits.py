@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from sparklog.clock import Clock
+from sparklog.cluster.client_metrics import ClientMetrics
+from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ConsumerConfig
 from sparklog.consumer.assigned_partition import AssignedPartition
+from sparklog.consumer.async_commits import AsyncCommits, CommitCallback
 from sparklog.errors import ProtocolError
 from sparklog.groups.committed_offsets import (
     CommittedOffsets,
     OffsetAndMetadata,
+    check_no_member,
     commit_as_no_member,
 )
 from sparklog.groups.group import ConsumerGroups
@@ -33,7 +38,7 @@ class ConsumerCommits:
     """The commits of one consumer.
 
     Without a group, INVALID_GROUP_ID is raised. `coordinator` is set while the consumer is a member
-    of its group.
+    of its group. `open_root` opens the cluster root for the thread of background commits.
     """
 
     def __init__(
@@ -43,13 +48,17 @@ class ConsumerCommits:
         groups: ConsumerGroups,
         config: ConsumerConfig,
         clock: Clock,
+        open_root: Callable[[], ClusterRoot],
     ) -> None:
+        self.metrics = ClientMetrics(("commit", "rebalance"), ())
+        """The totals of Kafka's `consumer-coordinator-metrics`."""
         self.coordinator: ConsumerCoordinator | None = None
         self._group_id = group_id
         self._committed = committed
         self._groups = groups
         self._config = config
         self._clock = clock
+        self._background = AsyncCommits(group_id or "", open_root, clock, self.metrics)
         self._committed_ms = clock.monotonic_ms()
 
     @property
@@ -64,15 +73,40 @@ class ConsumerCommits:
         return self._committed.fetch(self.group_id).get(key)
 
     def commit(self, offsets: GroupOffsets) -> None:
-        """Commit offsets, all or none; raises as `GroupMember.check` and `CommittedOffsets`."""
+        """Commit offsets, all or none; raises as `GroupMember.check` and `CommittedOffsets`.
+
+        The commits that were requested before are finished first.
+        """
+        self.finish()
         if self.coordinator is not None:
             self.coordinator.commit(offsets)
-            return
-        commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+        else:
+            commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+        self.metrics.add("commit")
+
+    def commit_async(self, offsets: GroupOffsets, callback: CommitCallback | None) -> Future[None]:
+        """Request a commit in the background; its future has the errors of `commit`."""
+        group_id = self.group_id
+        if self.coordinator is None:
+            return self._background.submit(offsets, group_id, check_no_member, callback)
+        member, check = self.coordinator.commit_check()
+        return self._background.submit(offsets, member, check, callback)
+
+    def call_back(self) -> None:
+        """Call the callbacks of the background commits that are done."""
+        self._background.call_back()
+
+    def finish(self) -> None:
+        """Wait for the background commits, and call their callbacks."""
+        self._background.finish()
+
+    def close(self) -> None:
+        """Finish the background commits, and end their thread."""
+        self._background.close()
 
     def commit_positions(self, partitions: Iterable[AssignedPartition]) -> None:
         """Commit the positions of these partitions; raises as `commit`."""
-        self.commit(_positions(partitions))
+        self.commit(positions(partitions))
 
     def commit_if_due(self, partitions: Iterable[AssignedPartition]) -> None:
         """Commit positions automatically, auto.commit.interval.ms after the last attempt."""
@@ -117,7 +151,8 @@ class ConsumerCommits:
                 one.auto_committed = found.offset
 
 
-def _positions(partitions: Iterable[AssignedPartition]) -> GroupOffsets:
+def positions(partitions: Iterable[AssignedPartition]) -> GroupOffsets:
+    """Return the positions of partitions as the offsets to commit."""
     return {
         one.key: (one.name.topic, OffsetAndMetadata(one.position, "", one.offset_epoch))
         for one in partitions

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sparklog.clock import SystemClock, wait_until
 from sparklog.cluster.arguments import (
     by_partition,
-    callback,
     milliseconds,
     partition_arguments,
     partition_name,
     partition_names,
     whole_number,
 )
+from sparklog.cluster.arguments import callback as check_callback
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, connection_of
 from sparklog.cluster.naming import ClusterName
@@ -24,7 +25,9 @@ from sparklog.cluster.offsets import OffsetAndTimestamp, Offsets
 from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.config import ConsumerConfig, OffsetReset, parse
 from sparklog.consumer.assigned_partition import AssignedPartition, ConsumerRecord
-from sparklog.consumer.commits import ConsumerCommits
+from sparklog.consumer.async_commits import CommitCallback
+from sparklog.consumer.commits import ConsumerCommits, GroupOffsets, positions
+from sparklog.consumer.deserializers import Deserializers
 from sparklog.consumer.fetch_quota import FetchQuota
 from sparklog.consumer.fetcher import Fetcher
 from sparklog.errors import ProtocolError, SparklogError
@@ -63,6 +66,9 @@ class Consumer:
     group_id : str, optional
         The group whose committed offsets are used (group.id) and, with `subscribe`, whose members
         share the partitions.
+    key_deserializer, value_deserializer : callable, optional
+        Functions of a record's key and value, as bytes or `None`, whose results `poll` returns; or
+        objects with the method `deserialize(topic, content)`. The content stays bytes by default.
     storage_options : dict of str to dict, optional
         The options of object stores by URI prefix, unless `connection` is a Connection; see there.
     **config
@@ -99,9 +105,12 @@ class Consumer:
         connection: Connection | ClusterName,
         group_id: str | None = None,
         *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
         storage_options: StorageOptions | None = None,
         **config: Any,
     ) -> None:
+        deserializers = Deserializers(key_deserializer, value_deserializer)
         keys = {name.replace("_", "."): value for name, value in config.items()}
         self.config = parse(ConsumerConfig, keys, "Consumer(...)")
         if group_id is not None and not isinstance(group_id, str):
@@ -124,11 +133,20 @@ class Consumer:
         self._offsets = Offsets(self._logs, self.config.default_api_timeout_ms)
         self._committed = CommittedOffsets(own.root.consumer_offsets, self._clock)
         groups = ConsumerGroups(own.root.consumer_groups)
-        self._commits = ConsumerCommits(group_id, self._committed, groups, self.config, self._clock)
+        self._commits = ConsumerCommits(
+            group_id,
+            self._committed,
+            groups,
+            self.config,
+            self._clock,
+            lambda: Connection(own.cluster, storage_options=own.storage_options).root,
+        )
         rack = self.config.client_rack
         selector = RackAwareReplicaSelector(own, rack) if rack else None
         quota = FetchQuota(own, self.config.client_id)
-        self._fetcher = Fetcher(self._logs, self.config, self._clock, selector, quota)
+        self._fetcher = Fetcher(
+            self._logs, self.config, self._clock, selector, quota, deserializers
+        )
         self._root = own.root
         self._coordinator: ConsumerCoordinator | None = None
         self._subscription: Subscription | None = None
@@ -193,7 +211,7 @@ class Consumer:
             "on_revoke": on_revoke,
             "on_lost": on_lost,
         }.items():
-            callback(one, name)
+            check_callback(one, name)
         callbacks = Callbacks(on_assign, on_revoke, on_lost or on_revoke)
         wanted = Subscription(topics, pattern, callbacks)
         if self._subscription is None and self._assigned:
@@ -247,6 +265,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Stop reading, and leave the group."""
+        self._commits.finish()
         if self._coordinator is not None:
             self._coordinator.leave()
         else:
@@ -258,6 +277,33 @@ class Consumer:
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions that are read currently."""
         return list(self._assigned)
+
+    def subscription(self) -> set[str] | None:
+        """Return the names of the subscribed topics that exist, or `None` without a subscription.
+
+        Returns
+        -------
+        set of str or None
+            The names.
+        """
+        if self._subscription is None:
+            return None
+        return set(self._subscription.topics(self._logs.metadata()))
+
+    def topics(self) -> set[str]:
+        """Return the names of all topics, as of now.
+
+        Returns
+        -------
+        set of str
+            The names.
+
+        Examples
+        --------
+        >>> sorted(consumer.topics())
+        ['clicks', 'orders']
+        """
+        return {one.topic for one in self._logs.metadata(max_age_ms=0).topics.values()}
 
     def partitions_for_topic(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic.
@@ -357,6 +403,9 @@ class Consumer:
             Records before the position were lost, with auto.offset.reset=none.
         NoOffsetForPartitionError
             A partition has no position, with auto.offset.reset=none.
+        RecordDeserializationError
+            A deserializer failed at the first record to return. Earlier records were returned by
+            the previous call, and the position stays before the record: `seek` skips it.
         ProtocolError
             OFFSET_OUT_OF_RANGE with auto.offset.reset=none; UNKNOWN_TOPIC_OR_PARTITION for an
             assigned partition that no longer exists; CORRUPT_MESSAGE and KAFKA_STORAGE_ERROR if no
@@ -386,6 +435,7 @@ class Consumer:
         wait_ms = min(_FIRST_WAIT_MS, longest_ms)
         self._commits.commit_if_due(self._assigned.values())
         while True:
+            self._commits.call_back()
             if self._coordinator is not None and self._subscription is not None:
                 self._coordinator.poll(self._subscription.topics(self._logs.metadata()))
             self._commits.use(self._assigned.values())
@@ -548,17 +598,47 @@ class Consumer:
         >>> consumer.committed(("clicks", 0))
         OffsetAndMetadata(offset=2, metadata='by hand', leader_epoch=-1)
         """
-        self._check_open()
-        if offsets is None:
-            self._commits.commit_positions(self._assigned.values())
-            return
-        metadata = self._logs.metadata()
-        self._commits.commit(
-            {
-                metadata.partition(*name).key: (name.topic, _committable(given))
-                for name, given in by_partition(offsets, "offsets to commit").items()
-            }
-        )
+        self._commits.commit(self._to_commit(offsets))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> Future[None]:
+        """Commit offsets in the background, in the order of the calls; without retries.
+
+        `commit`, `unsubscribe`, `close` and a rebalance wait for these commits. Commits that gather
+        while one is written are written in one step.
+
+        Parameters
+        ----------
+        offsets : dict of TopicPartition to int or OffsetAndMetadata, optional
+            The offsets; the positions of all assigned partitions by default.
+        callback : callable, optional
+            Called with (offsets, error) inside a later `poll`, `commit`, `unsubscribe` or `close`;
+            the error is `None` for a commit that succeeded. Without it an error is logged.
+
+        Returns
+        -------
+        Future of None
+            If the commit fails, the future has the error that `commit` would have raised.
+
+        Raises
+        ------
+        ProtocolError
+            INVALID_GROUP_ID without a group, UNKNOWN_TOPIC_OR_PARTITION.
+        SparklogError
+            The consumer is closed, or an argument is not valid.
+
+        Examples
+        --------
+        >>> sent = consumer.commit_async(callback=lambda offsets, error: print(error))
+        >>> sent.result(timeout=60)
+        >>> polled = consumer.poll()
+        None
+        """
+        check_callback(callback, "callback")
+        return self._commits.commit_async(self._to_commit(offsets), callback)
 
     def committed(self, partition: tuple[str, int]) -> OffsetAndMetadata | None:
         """Return the group's committed offset of a partition.
@@ -612,6 +692,63 @@ class Consumer:
         [one] = self._find([partition])
         behind = self._offsets.end([one.name])[one.name] - self.position(partition)
         return max(behind, 0)
+
+    def highwater(self, partition: tuple[str, int]) -> int | None:
+        """Return the high watermark of a partition as of its last fetch; costs no request.
+
+        It is the offset after the last committed record; `end_offsets` reads the current one.
+
+        Parameters
+        ----------
+        partition : (str, int)
+            An assigned partition, as a pair (topic, number).
+
+        Returns
+        -------
+        int or None
+            `None` before the first fetch.
+
+        Raises
+        ------
+        SparklogError
+            The partition is not assigned.
+
+        Examples
+        --------
+        >>> consumer.highwater(("clicks", 0))
+        3
+        """
+        [one] = self._find([partition])
+        return one.high_watermark
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return counts of this consumer since its creation, by Kafka's groups and names.
+
+        Returns
+        -------
+        dict of str to dict of str to float
+            `consumer-fetch-manager-metrics`: `records-consumed-total`, `bytes-consumed-total` (of
+            batch files), `fetch-total`, `fetch-size-avg` and `-max` in bytes,
+            `records-per-request-avg` and `-max`, `records-lag-max` (of assigned partitions, as of
+            their last fetches). `consumer-coordinator-metrics`: `assigned-partitions`,
+            `commit-total`, `rebalance-total`.
+
+        Examples
+        --------
+        >>> consumer.metrics()["consumer-coordinator-metrics"]["assigned-partitions"]
+        1
+        """
+        lags = [
+            one.high_watermark - one.position
+            for one in self._assigned.values()
+            if one.high_watermark is not None and one.position is not None
+        ]
+        fetches = {"records-lag-max": max(0, *lags) if lags else 0}
+        return {
+            "consumer-fetch-manager-metrics": self._fetcher.metrics.values() | fetches,
+            "consumer-coordinator-metrics": self._commits.metrics.values()
+            | {"assigned-partitions": len(self._assigned)},
+        }
 
     def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         """Return the earliest offsets: the log start offsets.
@@ -708,13 +845,17 @@ class Consumer:
         if self._is_closed:
             return
         try:
-            if self._coordinator is not None:
-                self._coordinator.close()
-            else:
-                self._commits.commit_by_itself(self._assigned.values())
+            try:
+                self._commits.finish()
+            finally:
+                if self._coordinator is not None:
+                    self._coordinator.close()
+                else:
+                    self._commits.commit_by_itself(self._assigned.values())
         finally:
             self._is_closed = True
             self._assigned = {}
+            self._commits.close()
 
     def __enter__(self) -> Self:
         return self
@@ -741,6 +882,19 @@ class Consumer:
                 raise SparklogError(f"{name.topic}-{name.partition} is not assigned: assign it")
         return [self._assigned[name] for name in names]
 
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
+    ) -> GroupOffsets:
+        """Return the offsets to commit: those given, or the positions of all partitions."""
+        self._check_open()
+        if offsets is None:
+            return positions(self._assigned.values())
+        metadata = self._logs.metadata()
+        return {
+            metadata.partition(*name).key: (name.topic, _committable(given))
+            for name, given in by_partition(offsets, "offsets to commit").items()
+        }
+
     def _seek_to(self, end: OffsetReset, partitions: Collection[Any]) -> None:
         for one in self._find(partition_arguments(tuple(partitions)) or self._assigned):
             one.seek_to(end)
@@ -752,16 +906,21 @@ class Consumer:
         self._assigned = {
             name: AssignedPartition(name, key, wants_committed=True) for name, key in names.items()
         }
+        self._commits.metrics.add("rebalance")
         self._tell("assigned")
 
     def _revoke(self, is_lost: bool) -> None:
         if not is_lost:
+            self._commits.finish()
             # Committed offsets of deleted topics have been removed.
             existing = self._logs.metadata().partitions
             kept = [one for one in self._assigned.values() if one.key in existing]
             self._commits.commit_by_itself(kept)
         try:
             self._tell("lost" if is_lost else "revoked")
+            if not is_lost:
+                # The callback may have requested commits; they are refused after the rebalance.
+                self._commits.finish()
         finally:
             self._assigned = {}
 

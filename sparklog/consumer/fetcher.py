@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sparklog.clock import Clock
+from sparklog.cluster.client_metrics import ClientMetrics
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Visible
 from sparklog.cluster.replica_selection import RackAwareReplicaSelector
 from sparklog.cluster.sound_replicas import SoundReplicas
 from sparklog.config import ConsumerConfig
 from sparklog.consumer.assigned_partition import AssignedPartition, ConsumerRecord, FetchedBatch
+from sparklog.consumer.deserializers import Deserializers
 from sparklog.consumer.fetch_quota import FetchQuota
 from sparklog.consumer.positions import Positions
 from sparklog.errors import ProtocolError, SparklogError
@@ -44,7 +46,7 @@ class _Failure(NamedTuple):
 
     partition: AssignedPartition
     position: int | None
-    error: ProtocolError
+    error: SparklogError
 
     def is_current(self, read: Iterable[AssignedPartition]) -> bool:
         """Return whether the partition is in `read` and still at this position."""
@@ -61,13 +63,19 @@ class Fetcher:
         clock: Clock,
         selector: RackAwareReplicaSelector | None = None,
         quota: FetchQuota | None = None,
+        deserializers: Deserializers | None = None,
     ) -> None:
+        self.metrics = ClientMetrics(
+            ("records-consumed", "bytes-consumed", "fetch"), ("fetch-size", "records-per-request")
+        )
+        """The totals and sizes of Kafka's `consumer-fetch-manager-metrics`."""
         self._logs = logs
         self._positions = Positions(logs, config.auto_offset_reset)
         self._config = config
         self._clock = clock
         self._selector = selector
         self._quota = quota
+        self._deserializers = deserializers or Deserializers()
         self._polled_ms: int | None = None
         self._waiting_since_ms: int | None = None
         self._last_served: AssignedPartition | None = None
@@ -101,20 +109,40 @@ class Fetcher:
         for one in hungry:
             what = seen[one.key]
             if isinstance(what, Visible):
+                one.high_watermark = what.high_watermark
                 ready.append((one, what))
             elif is_assigned_by_user and _is_gone(what):
                 raise what
         self._fetch(self._with_positions(ready), now_ms)
 
     def drain(
-        self, assigned: Iterable[AssignedPartition], max_records: int
+        self, assigned: Collection[AssignedPartition], max_records: int
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Return fetched records, and move the positions past them.
 
         Partitions are emptied one after the other, beginning with the one that was served last.
         Raises CORRUPT_MESSAGE or KAFKA_STORAGE_ERROR if a partition is damaged in every in-sync
-        replica. The call after that serves the other partitions first.
+        replica, and `RecordDeserializationError` if a deserializer fails at the first record. The
+        call after that serves the other partitions first. If anything interrupts the call, such as
+        a signal in a deserializer, the positions stay.
         """
+        before = [(one, one.position, one.offset_epoch) for one in assigned if one.has_records]
+        try:
+            taken = self._drain(assigned, max_records)
+        except BaseException as error:
+            if not isinstance(error, SparklogError):
+                for one, position, offset_epoch in before:
+                    if position is not None:
+                        one.seek(position, offset_epoch)
+            raise
+        if taken:
+            self.metrics.add("records-consumed", sum(map(len, taken.values())))
+        return taken
+
+    def _drain(
+        self, assigned: Iterable[AssignedPartition], max_records: int
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Return fetched records; see `drain`."""
         read = [one for one in assigned if not one.is_paused]
         failure, self._failure = self._failure, None
         if failure is not None and not failure.is_current(read):
@@ -129,29 +157,46 @@ class Fetcher:
             partitions = partitions[first:] + partitions[:first]
         taken: dict[TopicPartition, list[ConsumerRecord]] = {}
         for one in partitions:
-            while max_records > 0 and one.has_records:
-                if not one.records:
-                    try:
-                        self._decode(one)
-                    except ProtocolError as error:
-                        failure = _Failure(one, one.position, error)
-                        if may_fail and not taken:
-                            break
-                    continue
-                count = min(max_records, len(one.records))
-                records = [one.records.popleft() for _ in range(count)]
-                taken.setdefault(one.name, []).extend(records)
-                one.position = records[-1].offset + 1
-                one.offset_epoch = records[-1].leader_epoch
-                max_records -= count
-                self._last_served = one
-            if failure is not None and may_fail and not taken:
+            if max_records <= 0:
                 break
+            records, error = self._take(one, max_records)
+            if records:
+                taken[one.name] = records
+                max_records -= len(records)
+                self._last_served = one
+            if error is not None:
+                failure = _Failure(one, one.position, error)
+                if may_fail and not taken:
+                    break
         if failure is not None and not taken:
             self._has_failed = True
             raise failure.error
         self._failure = failure
         return taken
+
+    def _take(
+        self, one: AssignedPartition, max_records: int
+    ) -> tuple[list[ConsumerRecord], SparklogError | None]:
+        """Return fetched records of a partition, and the error of the next one, or `None`."""
+        taken: list[ConsumerRecord] = []
+        while len(taken) < max_records and one.has_records:
+            if not one.records:
+                try:
+                    self._decode(one)
+                except ProtocolError as error:
+                    return taken, error
+                continue
+            chosen = islice(one.records, max_records - len(taken))
+            records, failure = self._deserializers.apply(chosen)
+            for _ in records:
+                one.records.popleft()
+            taken += records
+            if records:
+                one.position = records[-1].offset + 1
+                one.offset_epoch = records[-1].leader_epoch
+            if failure is not None:
+                return taken, failure
+        return taken, None
 
     def find_positions(self, assigned: Iterable[AssignedPartition]) -> None:
         """Find missing positions of partitions with available leaders; raises as `poll`."""
@@ -233,6 +278,12 @@ class Fetcher:
         self._waiting_since_ms = None
         if self._quota is not None:
             self._quota.note(size, now_ms)
+        if found:
+            batches = [member.batch for _, members in found for member in members]
+            self.metrics.add("fetch")
+            self.metrics.add("bytes-consumed", size)
+            self.metrics.record("fetch-size", size)
+            self.metrics.record("records-per-request", sum(batch.record_count for batch in batches))
         for one, members in found:
             one.fetched.extend(members)
 

@@ -228,16 +228,17 @@ def commit_as_no_member(
 
     Raises UNKNOWN_MEMBER_ID if the group has members, and as `CommittedOffsets.commit`.
     """
+    commit_as(groups, committed, group_id, check_no_member, offsets)
 
-    def check(group: Group) -> None:
-        if group.members:
-            raise ProtocolError(
-                "UNKNOWN_MEMBER_ID",
-                f"group {group_id} has members that share its topics, and this consumer is not one "
-                "of them: subscribe, or use another group",
-            )
 
-    commit_as(groups, committed, group_id, check, offsets)
+def check_no_member(group: Group) -> None:
+    """Raise UNKNOWN_MEMBER_ID if a group has members: commits are theirs."""
+    if group.members:
+        raise ProtocolError(
+            "UNKNOWN_MEMBER_ID",
+            f"group {group.group_id} has members that share its topics, and this consumer is not "
+            "one of them: subscribe, or use another group",
+        )
 
 
 class PartitionLag(NamedTuple):

@@ -86,12 +86,29 @@ class ConsumerCoordinator:
 
     def commit(self, offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) -> None:
         """Commit offsets as a member of the current generation; raises as `GroupMember.check`."""
+        _, check = self.commit_check()
+        commit_as(self._member.groups, self._committed, self._member.group_id, check, offsets)
+
+    def commit_check(self) -> tuple[tuple[str, int], Callable[[Group], None]]:
+        """Return the member's id and generation, and a check of commits requested under these.
+
+        Any thread may call the check. It raises as `GroupMember.check`, and ILLEGAL_GENERATION
+        after the member has joined another generation: others may read its partitions by then.
+        """
+        requested = self._member.member_id, self._member.generation
 
         def check(group: Group) -> None:
             with self._lock:
                 self._member.check(group)
+                if requested != (self._member.member_id, self._member.generation):
+                    raise ProtocolError(
+                        "ILLEGAL_GENERATION",
+                        f"the commit was requested in generation {requested[1]} of group "
+                        f"{group.group_id}, and generation {group.generation} has begun since: "
+                        "commit the positions of the new assignment",
+                    )
 
-        commit_as(self._member.groups, self._committed, self._member.group_id, check, offsets)
+        return requested, check
 
     def leave(self) -> None:
         """Give up all partitions and leave the group; a static member stays until it expires."""

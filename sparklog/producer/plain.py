@@ -16,9 +16,11 @@ from sparklog.cluster.naming import ClusterName
 from sparklog.config import ProducerConfig, parse
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.logger import get_logger
+from sparklog.model import TopicPartition
 from sparklog.producer.accumulator import Delivered, ProducerRecord, RecordMetadata
 from sparklog.producer.partitioner import DefaultPartitioner, Partitioner
 from sparklog.producer.sender import Sender
+from sparklog.producer.serializers import Serializers
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.location import StorageOptions, one_line
@@ -54,6 +56,9 @@ class Producer:
     partitioner : callable, optional
         A function that returns the `Partitioner` for a topic with the given number of partitions;
         Kafka's by default: murmur2 of the key, sticky runs for null keys (KIP-480).
+    key_serializer, value_serializer : callable, optional
+        Functions that return the key and the value of a record as bytes or `None`; or objects with
+        the method `serialize(topic, object)`. `send` takes bytes by default.
     storage_options : dict of str to dict, optional
         The options of object stores by URI prefix, unless `connection` is a Connection; see there.
     **config
@@ -85,9 +90,12 @@ class Producer:
         connection: Connection | ClusterName,
         *,
         partitioner: Callable[[int], Partitioner] | None = None,
+        key_serializer: object = None,
+        value_serializer: object = None,
         storage_options: StorageOptions | None = None,
         **config: Any,
     ) -> None:
+        self._serializers = Serializers(key_serializer, value_serializer)
         keys = {name.replace("_", "."): value for name, value in config.items()}
         self.config = parse(ProducerConfig, keys, "Producer(...)")
         callback(partitioner, "partitioner")
@@ -104,8 +112,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Bytes | None,
-        key: Bytes | None = None,
+        value: Any,
+        key: Any = None,
         headers: Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -118,9 +126,9 @@ class Producer:
         topic : str
             The name of the topic.
         value : bytes, bytearray, memoryview or None
-            The value; `None` for a tombstone.
+            The value; `None` for a tombstone. With a `value_serializer` its argument.
         key : bytes, bytearray, memoryview or None, optional
-            The key.
+            The key. With a `key_serializer` its argument.
         headers : iterable of (str, bytes or None) or dict of str to bytes or None, optional
             The headers (KIP-82).
         partition : int, optional
@@ -142,7 +150,8 @@ class Producer:
             UNKNOWN_TOPIC_OR_PARTITION; MESSAGE_TOO_LARGE (max.request.size); REQUEST_TIMED_OUT if
             buffer.memory stays full for max.block.ms.
         SparklogError
-            The producer is closed, or an argument is not valid.
+            The producer is closed, an argument is not valid, or a serializer failed; nothing was
+            sent.
 
         Examples
         --------
@@ -160,6 +169,8 @@ class Producer:
         """
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         stamp = wall_ms if timestamp_ms is None else whole_number(timestamp_ms, "a timestamp")
+        if isinstance(topic, str):
+            key, value = self._serializers.key(topic, key), self._serializers.value(topic, value)
         value, key, pairs = _plain(value), _plain(key), _pairs(headers)
         _check_types(value, key, pairs, stamp)
         callback(on_delivery, "on_delivery")
@@ -191,6 +202,54 @@ class Producer:
             ),
         )
         return future
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """Return all partitions of a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The name of the topic.
+
+        Returns
+        -------
+        list of TopicPartition
+            The partitions, by number.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+
+        Examples
+        --------
+        >>> with Producer("sparklog-data/cluster") as producer:
+        ...     [partition.partition for partition in producer.partitions_for("orders")]
+        [0, 1]
+        """
+        return [TopicPartition(topic, one) for one in range(self._topic(topic).partitions)]
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return counts of this producer since its creation, by Kafka's group and names.
+
+        Returns
+        -------
+        dict of str to dict of str to float
+            `producer-metrics`: `record-send-total` and `record-retry-total` (records in requests,
+            and in repeated requests), `record-error-total`, `request-total`, `outgoing-byte-total`
+            (of batch files), `batch-size-avg` and `-max`, `record-size-avg` and `-max` in bytes,
+            `records-per-request-avg` and `-max`, `record-queue-time-avg` and `-max` in ms,
+            `requests-in-flight` (batches without an answer), `buffer-total-bytes`,
+            `buffer-available-bytes`.
+
+        Examples
+        --------
+        >>> with Producer("sparklog-data/cluster") as producer:
+        ...     where = producer.send("orders", b"an order").result(timeout=60)
+        ...     producer.metrics()["producer-metrics"]["record-send-total"]
+        1
+        """
+        return {"producer-metrics": self._sender.metrics()}
 
     def flush(self, timeout_ms: int | None = None) -> None:
         """Send all records without lingering, and wait until each is delivered or has failed.

@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 
 from sparklog.clock import SystemClock
+from sparklog.cluster.client_metrics import ClientMetrics
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.config import ProducerConfig
@@ -65,6 +66,10 @@ class Sender:
         self._accumulator = Accumulator(config.batch_size, config.linger_ms)
         self._in_flight = InFlightRequests(self._connection)
         self._throttle = Throttle()
+        self._metrics = ClientMetrics(
+            ("record-send", "record-retry", "record-error", "request", "outgoing-byte"),
+            ("batch-size", "record-size", "records-per-request", "record-queue-time"),
+        )
         self._changed = threading.Condition()
         self._arrived: list[tuple[TopicInfo, ProducerRecord]] = []
         self._outstanding: set[Future[RecordMetadata]] = set()
@@ -120,6 +125,15 @@ class Sender:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def metrics(self) -> dict[str, float]:
+        """Return Kafka's `producer-metrics`."""
+        total, buffered = self._config.buffer_memory, self._buffered_bytes
+        return self._metrics.values() | {
+            "requests-in-flight": len(self._accumulator.in_flight),
+            "buffer-total-bytes": total,
+            "buffer-available-bytes": max(total - buffered, 0),
+        }
 
     def _is_full(self, record: ProducerRecord) -> bool:
         # An empty buffer has room for a record of any size: it could never be sent otherwise.
@@ -230,6 +244,7 @@ class Sender:
             self._failed_attempt(batch, error)
         if not due:
             return
+        self._note_sent([batch for batch, _ in due])
         if acks_number(self._config.acks) == 0:
             for batch, _ in due:
                 self._delivered(batch, -1)
@@ -262,6 +277,22 @@ class Sender:
                 kept.append(batch)
         return kept
 
+    def _note_sent(self, batches: Sequence[GatheredBatch]) -> None:
+        now_ms, metrics = self._clock.monotonic_ms(), self._metrics
+        counts = {batch: len(batch.records) for batch in batches}
+        metrics.add("request")
+        metrics.add("record-send", sum(counts.values()))
+        again = [count for batch, count in counts.items() if batch.attempts > 1]
+        metrics.add("record-retry", sum(again))
+        metrics.record("records-per-request", sum(counts.values()))
+        for batch in batches:
+            if batch.attempts == 1:
+                metrics.record("batch-size", batch.size_bytes)
+                metrics.record("record-size", *(one.size_bytes for one in batch.records))
+                metrics.record(
+                    "record-queue-time", *(now_ms - one.sent_ms for one in batch.records)
+                )
+
     def _left_ms(self, batches: Iterable[GatheredBatch]) -> int:
         """Return the ms until the first of these batches fails by delivery.timeout.ms."""
         created_ms = min((batch.created_ms for batch in batches), default=0)
@@ -284,6 +315,8 @@ class Sender:
                 sum(record.size_bytes for batch, _ in due for record in batch.records),
                 is_local=True,
             )
+            sizes = [requested.file.size_bytes for requested, _ in written]
+            self._metrics.add("outgoing-byte", sum(sizes))
             return self._client.send(
                 [requested for requested, _ in written],
                 self._config.acks,
@@ -396,6 +429,7 @@ class Sender:
         self, record: ProducerRecord, error: SparklogError | None, where: RecordMetadata | None
     ) -> None:
         if error is not None:
+            self._metrics.add("record-error")
             record.future.set_exception(error)
         elif where is not None:
             record.future.set_result(where)

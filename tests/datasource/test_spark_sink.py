@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from sparklog.producer.partitioner import keyed_partitions
+from sparklog.producer.spark import SparkProducer
 from tests.available_now import run_to_end
 from tests.running_cluster import RunningCluster
 
@@ -162,6 +163,42 @@ class TestADataFrame:
             writer.option("cluster", running.connection.cluster).option("topic", "t").save()
 
 
+class TestAViewInSql:
+    def test_is_read_and_inserted_into(self, spark: SparkSession, running: RunningCluster) -> None:
+        """A temporary view with a topic is a sink; one with `subscribe` is read."""
+        running.create_topic("sql")
+        cluster = running.connection.cluster
+        spark.sql(
+            "create or replace temporary view sql_sink using sparklog "
+            f"options (cluster '{cluster}', topic 'sql')"
+        )
+        spark.sql(
+            "insert into sql_sink (key, value) select binary('k'), binary(string(id)) from range(3)"
+        )
+        spark.sql("select binary('4') value").createOrReplaceTempView("more")
+        spark.sql("insert into sql_sink (value) table more")
+        assert values(running, "sql") == [b"0", b"1", b"2", b"4"]
+        spark.sql(
+            "create or replace temporary view sql_source using sparklog "
+            f"options (cluster '{cluster}', subscribe 'sql')"
+        )
+        found = spark.sql(
+            "select string(value) value, offset from sql_source where key is not null"
+        )
+        assert sorted(row.value for row in found.collect()) == ["0", "1", "2"]
+        with pytest.raises(Exception, match="a log is only appended to"):
+            spark.sql("insert overwrite sql_sink (value) table more")
+
+    def test_is_in_place_of_a_table(self, spark: SparkSession, running: RunningCluster) -> None:
+        """Spark loses the options of a Python source's table, so none is created."""
+        running.create_topic("no-table")
+        options = f"options (cluster '{running.connection.cluster}', subscribe 'no-table')"
+        with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW") as told:
+            spark.sql(f"create table no_table using sparklog {options}")
+        assert_shown_in_one_line(told.value, "CREATE TABLE ... USING sparklog is not supported")
+        assert not spark.catalog.tableExists("no_table")
+
+
 class Pipe:
     """A stream from one topic to another, with one checkpoint and many starts."""
 
@@ -243,6 +280,117 @@ def test_a_stream_goes_on_over_a_failover(
     pipe.run("from", "to")
     assert sorted(map(int, values(running, "to"))) == list(range(40))
     running.application.start_broker(0)
+
+
+class TestAnAggregate:
+    """Output modes of an aggregate: counts of the records of each key."""
+
+    @pytest.fixture
+    def source(self, spark: SparkSession, running: RunningCluster) -> Iterator[str]:
+        """A topic, which each test fills with records of the keys a and b."""
+        before = spark.conf.get("spark.sql.shuffle.partitions", "200")
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        yield f"keyed-{len(running.connection.metadata().topics)}"
+        spark.conf.set("spark.sql.shuffle.partitions", str(before))
+
+    def _counts(self, spark: SparkSession, running: RunningCluster, topic: str) -> DataFrame:
+        frame = (
+            spark.readStream.format("sparklog")
+            .option("cluster", running.connection.cluster)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        return (
+            frame.groupBy("key")
+            .agg({"*": "count"})
+            .selectExpr("key", "cast(`count(1)` as string) as value")
+        )
+
+    def _send(self, spark: SparkSession, running: RunningCluster, topic: str, keys: str) -> None:
+        save(
+            spark.createDataFrame([(key, "") for key in keys], "key string, value string"),
+            running,
+            topic=topic,
+        )
+
+    def _found(self, running: RunningCluster, topic: str) -> list[bytes]:
+        rows = [row for rows in running.committed(topic).values() for row in rows]
+        return [row["key"] + row["value"] for row in rows]
+
+    def test_in_complete_mode_appends_all_rows_of_each_micro_batch_once(
+        self, spark: SparkSession, running: RunningCluster, source: str, tmp_path: Path
+    ) -> None:
+        """As in Kafka's sink. A micro-batch that runs again appends nothing."""
+        running.create_topic(source)
+        running.create_topic("complete")
+
+        def start() -> StreamingQuery:
+            return (
+                self._counts(spark, running, source)
+                .writeStream.format("sparklog")
+                .outputMode("complete")
+                .option("cluster", running.connection.cluster)
+                .option("topic", "complete")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+
+        for keys in ("aab", "b"):
+            self._send(spark, running, source, keys)
+            run_to_end(start)
+        commits = tmp_path / "checkpoint" / "commits"
+        last = max(
+            (one for one in commits.iterdir() if one.name.isdigit()), key=lambda o: int(o.name)
+        )
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        run_to_end(start)
+        found = self._found(running, "complete")
+        assert sorted(found[:2]) == [b"a2", b"b1"]
+        assert sorted(found[2:]) == [b"a2", b"b2"]
+
+    def test_in_update_mode_goes_through_foreach_batch(
+        self, spark: SparkSession, running: RunningCluster, source: str, tmp_path: Path
+    ) -> None:
+        """Spark gives a Python sink no update mode and says so; SparkProducer takes the changed
+        rows.
+        """
+        running.create_topic(source)
+        running.create_topic("updates")
+        counts = self._counts(spark, running, source)
+        self._send(spark, running, source, "aab")
+        refused = (
+            counts.writeStream.format("sparklog")
+            .outputMode("update")
+            .option("cluster", running.connection.cluster)
+            .option("topic", "updates")
+            .option("checkpointLocation", str(tmp_path / "refused"))
+            .start()
+        )
+        with pytest.raises(StreamingQueryException, match="sparklog does not support Update mode"):
+            refused.awaitTermination()
+        producer = SparkProducer(running.connection, spark)
+
+        def send(changed: DataFrame, batch_id: int) -> None:
+            producer.send(changed, "updates", micro_batch=("updates", batch_id)).result()
+
+        def start() -> StreamingQuery:
+            return (
+                counts.writeStream.outputMode("update")
+                .foreachBatch(send)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+
+        run_to_end(start)
+        self._send(spark, running, source, "b")
+        run_to_end(start)
+        found = self._found(running, "updates")
+        assert sorted(found[:2]) == [b"a2", b"b1"]
+        assert found[2:] == [b"b2"]
 
 
 def test_an_error_of_a_stream_is_shown_in_one_line(

@@ -29,13 +29,13 @@ ROLES = ("leader: check", "follower: copy")
 
 
 @pytest.fixture
-def run_demo(tmp_path: Path) -> Iterator[Callable[[Path], Process]]:
+def run_demo(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Run the demo in a folder, to its end."""
     processes: list[Process] = []
 
-    def run(folder: Path) -> Process:
+    def run(folder: Path, *options: str) -> Process:
         output = tmp_path / f"demo-{len(processes)}"
-        process = Process([sys.executable, "-m", "jobs.demo", "--folder", folder], output)
+        process = Process([sys.executable, "-m", "jobs.demo", "--folder", folder, *options], output)
         processes.append(process)
         process.popen.wait(400)
         return process
@@ -48,15 +48,19 @@ def run_demo(tmp_path: Path) -> Iterator[Callable[[Path], Process]]:
 # --- the story ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [[], ["--kill-process"]], ids=["one-process", "kill-process"])
 def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
-    run_demo: Callable[[Path], Process], tmp_path: Path
+    run_demo: Callable[..., Process], tmp_path: Path, options: list[str]
 ) -> None:
-    """The demo proves its claims, and replaces the cluster of an earlier demo."""
+    """The demo proves its claims, and replaces the cluster of an earlier demo.
+
+    Its brokers run in one process, or each in its own, of which one ends by SIGKILL.
+    """
     folder = tmp_path / "demo"
     prepare(folder)
     earlier = ClusterRoot.create(Location.of(str(folder / "cluster"))).cluster_id
 
-    process = run_demo(folder)
+    process = run_demo(folder, *options)
     told = process.stdout
     assert process.popen.returncode == 0, told + process.stderr
     assert "Traceback" not in process.stderr
@@ -64,13 +68,22 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
     assert "0 records out of order; 2,512 without a key" in told
     assert re.search(r"(\d+) of \1 files, read again and hashed", told)
     assert len(re.findall(r" yes *$", told, re.MULTILINE)) == 5
-    assert len(re.findall(r"^Topic: flights\s+TopicId: ", told, re.MULTILINE)) == 3
-    [(crashed, first, last)] = re.findall(
-        r"broker (\d) alone has offsets (\d+) to (\d+) of flights-0", told
-    )
-    assert f"broker {crashed} truncates flights-0 from {int(last) + 1} to {first}" in told
+    assert len(re.findall(r"^Topic: flights\s+TopicId: ", told, re.MULTILINE)) == 4
+    # The first broker of four partitions on three leads two of them.
+    tails = re.findall(r"broker (\d) alone has offsets (\d+) to (\d+) of flights-(\d)", told)
+    assert [partition for *_, partition in tails] == ["0", "3"]
+    for crashed, first, last, partition in tails:
+        truncation = f"flights-{partition} from {int(last) + 1} to {first}"
+        assert f"broker {crashed} truncates {truncation}" in told
+        assert f"broker {crashed} is in sync again, and leads 0 of the 2 partitions" in told
+        assert f"flights-{partition}: leader {crashed}, leader epoch 2" in told
     for job in [f"broker {one}, {of}" for one in BROKER_IDS for of in ROLES]:
-        assert re.search(rf"^ {job} +[1-9]\d* +[1-9]\d* *$", told, re.MULTILINE), job
+        has_jobs = re.search(rf"^ {job} +[1-9]\d* +[1-9]\d* *$", told, re.MULTILINE)
+        assert bool(has_jobs) == (not options), job
+    *_, last_line = told.strip().splitlines()
+    assert last_line.endswith(f"sparklog status --cluster {folder / CONFIG} --html status.html"), (
+        last_line
+    )
     assert f"sparklog topics describe flights --cluster {folder / CONFIG}" in told
 
     connection = Connection(load(ClusterConfig, folder / CONFIG).cluster_root)
@@ -81,7 +94,7 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
 
 
 def test_a_folder_of_somebody_elses_is_refused_in_one_line(
-    run_demo: Callable[[Path], Process], tmp_path: Path
+    run_demo: Callable[..., Process], tmp_path: Path
 ) -> None:
     """A folder with other files is refused in one line."""
     foreign = tmp_path / "home" / "thesis.tex"

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.kafka_comparison.programs import PROGRAMS, Outcome, Program
 
 OUTCOMES = Path(__file__).with_name("kafka_outcomes.json")
+KAFKA_PYTHON = Path(__file__).with_name("kafka_python.md")
 TABLE = Path(__file__).parents[2] / "docs" / "kafka-compatibility.md"
 
 _HEAD = """\
@@ -41,7 +42,7 @@ def rendered() -> str:
     """Return the whole page."""
     outcomes = noted_outcomes()
     lines = [_line(program, outcomes[program.name]) for program in PROGRAMS]
-    return _HEAD + "\n".join(lines) + "\n"
+    return _HEAD + "\n".join(lines) + "\n\n" + KAFKA_PYTHON.read_text(encoding="utf-8")
 
 
 def _line(program: Program, outcome: Outcome) -> str:
