@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from sparklog.broker.activity import carry_activity
 from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.cleaner import Cleaner, CleanReport
 from sparklog.broker.cluster_root_age import check_not_older
@@ -279,6 +280,7 @@ class Broker:
         """Create the roles of the replicas in one root."""
         broker_id, cluster = self.broker_id, self._cluster
         clock, settings = self._clock, self._settings
+        carry_activity(root, cluster, self.counts, clock)
         interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
         purgatory = Purgatory(root, rules)
         replicas = Replicas(root, number, purgatory, rules, interval_ms)
@@ -356,7 +358,7 @@ class Broker:
 
     def note_tick(self, name: str, seconds: float, outcome: TickReport | Exception) -> None:
         """Add a tick of a role to the counts and, if it is not idle, to the spans."""
-        self.counts.tick_seconds[name].observe(seconds)
+        self.counts.note_tick(name, seconds)
         if isinstance(outcome, TickReport) and (outcome.changed or outcome.commits):
             self.counts.note_work(outcome)
         self._spans.note(name, seconds, outcome)

@@ -38,6 +38,8 @@ class BrokerCounts:
         Partitions that got another leader or none, by kind: clean, unclean, none.
     tick_seconds : dict of str to Histogram
         Durations of ticks in s, by role.
+    last_tick_seconds : dict of str to float
+        The duration of the last tick in s, by role.
     work : Counts
         Of ticks, by kind: commits, spark_jobs, files_copied, bytes_copied.
     """
@@ -50,7 +52,13 @@ class BrokerCounts:
     elections_ms: Histogram = field(default_factory=lambda: Histogram(_LATENCY_MS))
     elections: Counts = field(default_factory=Counts)
     tick_seconds: dict[str, Histogram] = field(default_factory=_tick_times)
+    last_tick_seconds: dict[str, float] = field(default_factory=dict)
     work: Counts = field(default_factory=Counts)
+
+    def note_tick(self, role: str, seconds: float) -> None:
+        """Add a tick of a role."""
+        self.tick_seconds[role].observe(seconds)
+        self.last_tick_seconds[role] = seconds
 
     def note_work(self, report: TickReport) -> None:
         """Add the work of a tick."""

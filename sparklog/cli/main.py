@@ -34,6 +34,7 @@ from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
 from sparklog.cli.scrub import repair, scrub
 from sparklog.cli.state import state
+from sparklog.cli.status import status
 from sparklog.cli.upgrade import features, upgrade
 from sparklog.errors import SparklogError, StorageError
 
@@ -80,6 +81,7 @@ app.command("elect-leaders")(elect_leaders)
 app.command("state")(state)
 app.command("backup")(backup)
 app.command("restore")(restore)
+app.command("status")(status)
 app.command("upgrade")(upgrade)
 app.command("features")(features)
 

@@ -16,6 +16,9 @@ from sparklog.storage.location import Location
 FORMAT_WITH_SEEN_VERSIONS = 3
 """The first format in which commits of journals carry the versions that their broker has seen."""
 
+FORMAT_WITH_ACTIVITY = 3
+"""The first format in which commits of journals carry what their broker does."""
+
 
 class Formats(NamedTuple):
     """The formats that a release reads and writes, from `oldest` to `newest`.

@@ -49,11 +49,14 @@ _CONTROLLER = "controller"
 _SEEN = "seen"
 """The member of a commit with the versions of other tables that its broker has seen."""
 
-_MOST_WITHOUT = 64
-"""The number of newest commits among which one with seen versions is: fences, merges and changes by
-other tools carry none."""
+_ACTIVITY = "activity"
+"""The member of a commit with what its broker does, for those who watch it."""
 
-_OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER, _SEEN})
+_MOST_WITHOUT = 64
+"""The number of newest commits among which one with seen versions and activity is: fences, merges
+and changes by other tools carry none."""
+
+_OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER, _SEEN, _ACTIVITY})
 """The members of a commit that changes nothing."""
 
 _FORMAT_VERSION = 1
@@ -184,6 +187,17 @@ class Renewal(NamedTuple):
     version: int
 
 
+class Activity(NamedTuple):
+    """What a broker does: for people who watch it, no decision depends on it.
+
+    `tick_ms` is the duration of its last tick of all roles in ms; `requests_per_minute` are its
+    process's requests to object stores, over the last minute or since its start.
+    """
+
+    tick_ms: int
+    requests_per_minute: int
+
+
 class Journal(RecordLog):
     """The log of one broker root, with the state of its replicas.
 
@@ -219,6 +233,8 @@ class Journal(RecordLog):
         """The newest renewal of the controller's lease in the commits that were read."""
         self.seen: Callable[[], SeenVersions | None] = lambda: None
         """Returns the versions that each commit of the owner carries, or `None` for none."""
+        self.activity: Callable[[], Activity | None] = lambda: None
+        """Returns the activity that each commit of the owner carries, or `None` for none."""
         self._checkpoints = checkpoints
         self._damaged = damaged
         self._topics: dict[TopicIdPartition, str] = {}
@@ -260,7 +276,7 @@ class Journal(RecordLog):
 
         Raises as `commit` does; the state is unchanged in that case.
         """
-        entry = _entry_of(step) | self._seen_member()
+        entry = _entry_of(step) | self._members_of_all()
         self.commit(added, removed, now_ms, json_bytes(entry).decode(), transactions)
         self._apply_changes(_changes_of(entry), (-1, -1, -1), self.version)
 
@@ -273,16 +289,21 @@ class Journal(RecordLog):
         entry: dict[str, Any] = {_FORMAT: _FORMAT_VERSION}
         if controller_epoch is not None:
             entry[_CONTROLLER] = controller_epoch
-        entry |= self._seen_member()
+        entry |= self._members_of_all()
         with self._lock:
             is_made = self.commit_empty(json_bytes(entry).decode())
             if is_made and controller_epoch is not None:
                 self.renewal = Renewal(controller_epoch, self.version)
         return is_made
 
-    def _seen_member(self) -> dict[str, Any]:
-        seen = self.seen()
-        return {_SEEN: seen.to_json()} if seen is not None else {}
+    def _members_of_all(self) -> dict[str, Any]:
+        """Return the members that each commit of the owner carries, whatever it changes."""
+        members: dict[str, Any] = {}
+        if (seen := self.seen()) is not None:
+            members[_SEEN] = seen.to_json()
+        if (activity := self.activity()) is not None:
+            members[_ACTIVITY] = list(activity)
+        return members
 
     def row_table(self, version: int | None = None) -> pa.Table:
         """Return the rows as a table with the columns of `high_watermark_checkpoint`.
@@ -543,6 +564,22 @@ def seen_in(commit: Commit) -> SeenVersions | None:
     except ValueError:
         # Of a later release: nothing else depends on it.
         return None
+
+
+def newest_activity(log: Location, version: int) -> Activity | None:
+    """Return the activity in the newest commit up to `version` that carries one, or `None`.
+
+    Raises `OSError` or `StorageError` if a commit cannot be read.
+    """
+    for at in range(version, max(version - _MOST_WITHOUT, -1), -1):
+        commit = read_commit(log, at, lambda _: True)
+        if commit is None:
+            break
+        if (value := _entry(commit).get(_ACTIVITY)) is not None:
+            is_known = isinstance(value, list) and [*map(type, value)] == [int, int]
+            # Another form is that of a later release.
+            return Activity(*value) if is_known else None
+    return None
 
 
 def newest_seen(log: Location, version: int) -> SeenVersions:
