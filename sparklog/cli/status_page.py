@@ -292,6 +292,7 @@ def _lag(past: PastStatus, *, utc: bool) -> str:
             if points:
                 points.append(f"{scale.x(one.at_ms):.1f},{points[-1].split(',')[1]}")
             points.append(f"{scale.x(one.at_ms):.1f},{y:.1f}")
+        points.append(f"{scale.x(past.until_ms):.1f},{points[-1].split(',')[1]}")
         colour = _LINES[number % len(_LINES)]
         parts.append(
             f'<polyline points="{" ".join(points)}" style="stroke:{colour}"/>'
