@@ -13,13 +13,20 @@ from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.views import create_views
-from sparklog.model import CONTROLLER, PARTITION_HISTORY, PARTITION_STATE, TRUNCATIONS, TableSchema
+from sparklog.model import (
+    CONTROLLER,
+    CONTROLLER_HISTORY,
+    PARTITION_HISTORY,
+    PARTITION_STATE,
+    TRUNCATIONS,
+    TableSchema,
+)
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.testing import LocalCluster
-from tests.examples import CHECKOUT
+from tests.examples import CHECKOUT, examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,6 +198,19 @@ def test_the_views_of_spark_give_the_same_answers(spark: SparkSession, prepared:
         assert sorted(found, key=str) == sorted(expected, key=str), name
 
 
+def test_plain_sql_over_the_tables_runs_as_the_page_has_it(
+    spark: SparkSession, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope: dict[str, Any] = {"spark": spark}
+    for text in examples("docs/questions.md"):
+        exec(text.replace("sparklog-data/", f"{prepared.cluster.root}/"), scope)
+    shown = capsys.readouterr().out
+    assert "|orders|        0|     1|" in shown
+    assert "ELECT LEADERS" in shown
+    assert scope["committed"].columns == ["topic", "partition", "offset", "value"]
+    assert scope["before"].num_rows == 3
+
+
 def test_delta_shows_the_cause_of_each_commit_of_control_state(prepared: Prepared) -> None:
     """Any reader of Delta sees it, in DESCRIBE HISTORY or through delta-rs."""
 
@@ -255,6 +275,25 @@ class TestOfPartitions:
         version = table(cluster, None, PARTITION_HISTORY).version
         cluster.vacuum(controller(cluster), after_ms=0)
         assert table(cluster, None, PARTITION_HISTORY).version == version
+
+    def test_a_damaged_table_is_left_to_be_restored_and_the_vacuum_goes_on(
+        self, cluster: LocalCluster
+    ) -> None:
+        cluster.vacuum(controller(cluster), after_ms=0)
+        for file in (cluster.root / "cluster" / PARTITION_HISTORY.name).glob("*.parquet"):
+            file.unlink()
+        cluster.elect_leaders("preferred", [("orders", 0)])
+        cluster.tick_until_idle()
+        # Another process of the broker reads the table again.
+        at = controller(cluster)
+        cluster.crash(at)
+        cluster.fence(at)
+        cluster.restart(at)
+        cluster.tick_until_idle()
+        cluster.vacuum(controller(cluster), after_ms=0)
+        assert rows(cluster, "from controller_history")[-1]["controller_epoch"] == 3
+        stored = table(cluster, None, CONTROLLER_HISTORY).rows()["controller_epoch"].to_pylist()
+        assert stored[-1] == 3
 
     def test_begins_at_the_current_state_without_claims_about_a_gap(
         self, cluster: LocalCluster
