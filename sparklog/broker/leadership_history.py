@@ -80,11 +80,7 @@ class LeadershipHistory:
         extended = 0
         for history in (OF_PARTITIONS, OF_CONTROLLER):
             try:
-                if history is OF_PARTITIONS:
-                    table, source = cluster.partition_history, cluster.partition_state
-                else:
-                    table, source = cluster.controller_history, cluster.controller
-                extended += _extend(history, table, source, fence, now_ms)
+                extended += _extend(history, *_tables_of(history, cluster), fence, now_ms)
             except DamagedError as error:
                 _log.error("history not extended", table=history.schema.name, error=str(error))
         return extended
@@ -102,6 +98,13 @@ class LeadershipHistory:
     def _rows_of(self, commit: Commit) -> Iterator[Row]:
         for file in commit.added:
             yield from self._cluster.partition_state.read_file(file.path).to_pylist()
+
+
+def _tables_of(history: PastOfTable, cluster: ClusterRoot) -> tuple[ControlTable, ControlTable]:
+    """Return the table with the past and its source, which are opened at their first use."""
+    if history is OF_PARTITIONS:
+        return cluster.partition_history, cluster.partition_state
+    return cluster.controller_history, cluster.controller
 
 
 def _extend(
