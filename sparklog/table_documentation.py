@@ -238,37 +238,6 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             ),
         },
     ),
-    "truncations": TableDocumentation(
-        rows=(
-            "A truncation of a replica of the root. The newest 100,000 are kept. The views and "
-            "`sparklog query` add those that are only in the journal yet."
-        ),
-        writers=(
-            "The broker that owns the root, with its checkpoints, if the journal has truncations "
-            "since the last ones."
-        ),
-        columns={
-            "topic_id": _TOPIC_ID,
-            "topic": _TOPIC,
-            "partition": _PARTITION,
-            "version": "Version of `log` that has truncated the replica.",
-            "at_ms": "Time of the truncation, in ms since 1970 on the broker's clock.",
-            "cause": (
-                "Cause: `divergence` from the leader's log, `log_restart` at the leader's log "
-                "start offset."
-            ),
-            "leader": "Id of the leader with whose log the replica agrees afterwards.",
-            "leader_epoch": "Epoch of that leader.",
-            "from_offset": "Log end offset before.",
-            "to_offset": "Log end offset after.",
-            "high_watermark": "High watermark of the replica before.",
-            "records_removed": "Number of offsets that were removed from this replica.",
-            "records_lost": (
-                "Number of those below the high watermark: committed records that an unclean "
-                "election has lost."
-            ),
-        },
-    ),
     "delayed_operations": TableDocumentation(
         rows=(
             "One partition of a delayed produce request or of a delayed fetch, as of the version "
@@ -307,6 +276,37 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
                 "Time at which the operation expires, in ms since 1970 on the broker's clock."
             ),
             "state": "Always `pending`.",
+        },
+    ),
+    "truncations": TableDocumentation(
+        rows=(
+            "A truncation of a replica of the root. The newest 100,000 are kept. The views and "
+            "`sparklog query` add those that are only in the journal yet."
+        ),
+        writers=(
+            "The broker that owns the root, with its checkpoints, if the journal has truncations "
+            "since the last ones."
+        ),
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": _TOPIC,
+            "partition": _PARTITION,
+            "version": "Version of `log` that has truncated the replica.",
+            "at_ms": "Time of the truncation, in ms since 1970 on the broker's clock.",
+            "cause": (
+                "Cause: `divergence` from the leader's log, `log_restart` at the leader's log "
+                "start offset."
+            ),
+            "leader": "Id of the leader with whose log the replica agrees afterwards.",
+            "leader_epoch": "Epoch of that leader.",
+            "from_offset": "Log end offset before.",
+            "to_offset": "Log end offset after.",
+            "high_watermark": "High watermark of the replica before.",
+            "records_removed": "Number of offsets that were removed from this replica.",
+            "records_lost": (
+                "Number of those below the high watermark: committed records that an unclean "
+                "election has lost."
+            ),
         },
     ),
 }

@@ -215,7 +215,13 @@ class CheckpointWriter:
     def _keep_truncations(self, truncations: Sequence[Row]) -> None:
         """Add rows to `truncations`, each once: an earlier attempt may have added them."""
         table = self._root.truncations
-        rows = table.rows().to_pylist()
+        try:
+            rows = table.rows().to_pylist()
+        except DamagedError as error:
+            # Checkpoints go on; the table is for people alone.
+            _log.error("table recreated", error=str(error))
+            table.recreate(self._root.fence)
+            rows = []
         known = {tuple(row[name] for name in TRUNCATIONS.key) for row in rows}
         new = [dict(row) for row in truncations]
         new = [row for row in new if tuple(row[name] for name in TRUNCATIONS.key) not in known]

@@ -13,12 +13,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.cluster.partition_changes import OF_CONTROLLER, OF_PARTITIONS, further_rows
+from sparklog.cluster.partition_changes import (
+    OF_CONTROLLER,
+    OF_PARTITIONS,
+    PastOfTable,
+    further_rows,
+)
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import LEADERSHIP_HISTORY, PARTITION_STATE, Row, TopicIdPartition
 from sparklog.storage.commits import Cause, Commit, read_commits
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.fence import Fence
 
 _log = get_logger(__name__)
@@ -67,25 +73,16 @@ class LeadershipHistory:
     def extend_past(self, fence: Fence, now_ms: int) -> int:
         """Add the changes of partitions and of the controller since the last call.
 
-        Parameters and errors as for `extend`. Returns the number of tables that were extended.
+        Parameters and errors as for `extend`, but a damaged table is logged and left as it is.
+        Returns the number of tables that were extended.
         """
         cluster = self._cluster
-        pairs = (
-            (OF_PARTITIONS, cluster.partition_history, cluster.partition_state),
-            (OF_CONTROLLER, cluster.controller_history, cluster.controller),
-        )
         extended = 0
-        for history, table, source in pairs:
-            table.refresh()
-            version, covered = source.version, table.transaction(history.source.name)
-            rows = further_rows(history, table.rows(), covered, source, now_ms)
-            if rows is None:
-                continue
-            table.take_fence(fence)
-            table.compare_and_set(
-                rows, fence, {history.source.name: version}, Cause("EXTEND HISTORY")
-            )
-            extended += 1
+        for history in (OF_PARTITIONS, OF_CONTROLLER):
+            try:
+                extended += _extend(history, *_tables_of(history, cluster), fence, now_ms)
+            except DamagedError as error:
+                _log.error("history not extended", table=history.schema.name, error=str(error))
         return extended
 
     def _of_commits(self, known: _Known, first: int, last: int) -> list[dict[str, Any]]:
@@ -101,6 +98,27 @@ class LeadershipHistory:
     def _rows_of(self, commit: Commit) -> Iterator[Row]:
         for file in commit.added:
             yield from self._cluster.partition_state.read_file(file.path).to_pylist()
+
+
+def _tables_of(history: PastOfTable, cluster: ClusterRoot) -> tuple[ControlTable, ControlTable]:
+    """Return the table with the past and its source, which are opened at their first use."""
+    if history is OF_PARTITIONS:
+        return cluster.partition_history, cluster.partition_state
+    return cluster.controller_history, cluster.controller
+
+
+def _extend(
+    history: PastOfTable, table: ControlTable, source: ControlTable, fence: Fence, now_ms: int
+) -> bool:
+    """Extend a table with the past of `source`; return whether the source has newer commits."""
+    table.refresh()
+    version, covered = source.version, table.transaction(history.source.name)
+    rows = further_rows(history, table.rows(), covered, source, now_ms)
+    if rows is None:
+        return False
+    table.take_fence(fence)
+    table.compare_and_set(rows, fence, {history.source.name: version}, Cause("EXTEND HISTORY"))
+    return True
 
 
 def _newest_epochs(rows: pa.Table) -> _Known:

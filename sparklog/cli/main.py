@@ -151,15 +151,19 @@ def query(
     """Run a SELECT statement over the cluster's tables, and print its rows.
 
     Tables of the cluster root: brokers, controller, topics, partition_state,
-    leadership_history, producer_ids, stream_writes, consumer_groups,
-    consumer_group_heartbeats, consumer_offsets, scrubs, repairs, configs.
+    leadership_history, partition_history, controller_history, producer_ids,
+    stream_writes, consumer_groups, consumer_group_heartbeats, consumer_offsets,
+    scrubs, repairs, configs.
 
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
     (the newest state, from the journals), producer_state, produce_requests,
-    cleaner_offset_checkpoint, and batches, one row per record batch. DESCRIBE
-    shows a table's columns. The view leader_imbalance has the percentage of
-    each broker's preferred partitions that it does not lead.
+    cleaner_offset_checkpoint, truncations, refusals, high_watermark_history, and
+    batches, one row per record batch. DESCRIBE shows a table's columns.
+
+    Views: leader_imbalance, isr_history, elections, replica_progress and lag.
+    docs/questions.md has questions about the past and the queries that answer
+    them.
 
     Rows that are wider than the terminal are printed as records, a line per
     value. Columns of times are printed as times; they are ms since 1970 in

@@ -38,7 +38,7 @@ MOST_CHANGES = 1_000_000
 _Rows = list[dict[str, Any]]
 
 
-class History(NamedTuple):
+class PastOfTable(NamedTuple):
     """A table `schema` with the past of the table `source`.
 
     `in_commits` returns the rows of the commits of the source from a version to another one, and
@@ -53,7 +53,7 @@ class History(NamedTuple):
 
 
 def further_rows(
-    history: History, rows: pa.Table, covered: int | None, source: ControlTable, now_ms: int
+    history: PastOfTable, rows: pa.Table, covered: int | None, source: ControlTable, now_ms: int
 ) -> pa.Table | None:
     """Return the `rows` of a table with those of the commits of `source` after `covered`.
 
@@ -267,5 +267,5 @@ def _controller_now(rows: pa.Table, stored: _Rows, commit: Commit) -> _Rows:
     return _leases(_last_lease(rows), stored, commit)
 
 
-OF_PARTITIONS = History(PARTITION_HISTORY, PARTITION_STATE, _partition_changes, _partitions_now)
-OF_CONTROLLER = History(CONTROLLER_HISTORY, CONTROLLER, _controller_changes, _controller_now)
+OF_PARTITIONS = PastOfTable(PARTITION_HISTORY, PARTITION_STATE, _partition_changes, _partitions_now)
+OF_CONTROLLER = PastOfTable(CONTROLLER_HISTORY, CONTROLLER, _controller_changes, _controller_now)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparklog.cluster.partition_changes import (
     OF_CONTROLLER,
     OF_PARTITIONS,
-    History,
+    PastOfTable,
     further_rows,
 )
 from sparklog.cluster.root_format import read_format
@@ -54,7 +54,7 @@ class PastView(NamedTuple):
 # --- cluster root -------------------------------------------------------------------------------
 
 
-def _completed(history: History, root: Location) -> pa.Table:
+def _completed(history: PastOfTable, root: Location) -> pa.Table:
     """Return the rows of a table with the past, with those that it does not have yet."""
     found = read_format(root)
     source_type = ShardedTable if history.source == PARTITION_STATE else ControlTable

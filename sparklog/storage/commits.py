@@ -303,7 +303,7 @@ def _statistics(text: str | None) -> dict[str, Any]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in `text`, `{}` if it is none."""
+    """Return the JSON object in `text`, `{}` for other text."""
     try:
         found = json_value(text)
     except (ValueError, RecursionError):

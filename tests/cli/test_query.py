@@ -11,6 +11,7 @@ import pytest
 
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
+from sparklog.cluster.past import BROKER_PAST, PAST_VIEWS
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, REQUEST_INDEX
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
@@ -19,10 +20,11 @@ from tests.cli.command_line import files_in, run
 
 NAMES = (
     "batches, brokers, cleaner_offset_checkpoint, configs, consumer_group_heartbeats, "
-    "consumer_groups, consumer_offsets, controller, delayed_operations, "
-    "high_watermark_checkpoint, leader_epoch_checkpoint, leader_imbalance, leadership_history, "
-    "partition_state, produce_requests, producer_ids, producer_state, repairs, scrubs, "
-    "stream_writes, topics"
+    "consumer_groups, consumer_offsets, controller, controller_history, delayed_operations, "
+    "elections, high_watermark_checkpoint, high_watermark_history, isr_history, lag, "
+    "leader_epoch_checkpoint, leader_imbalance, leadership_history, partition_history, "
+    "partition_state, produce_requests, producer_ids, producer_state, refusals, repairs, "
+    "replica_progress, scrubs, stream_writes, topics, truncations"
 )
 
 
@@ -112,7 +114,13 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
     # A row for each pending batch, and not for each of its records.
     expected["produce_requests"] = ["broker_id", *REQUEST_INDEX.names]
     expected["batches"] = ["broker_id", *BATCH_INDEX.names, "next_offset"]
+    for name, past in BROKER_PAST.items():
+        expected[name] = ["broker_id", *past.columns.names]
     expected["leader_imbalance"] = ["broker_id", "preferred", "led_by_others", "leader_imbalance"]
+    # tests/cluster/test_past.py has their columns.
+    views = PAST_VIEWS.keys()
+    assert names > views
+    names -= views
     del expected["log"]
     assert names == expected.keys()
     cluster = Cluster.of(str(folder / "cluster"))

@@ -1,0 +1,343 @@
+"""The questions of docs/questions.md, and the tables and views of the past that answer them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from sparklog import Consumer, OffsetAndMetadata, TopicPartition
+from sparklog.cli.cluster import Cluster
+from sparklog.cli.sql import query
+from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
+from sparklog.cluster.views import create_views
+from sparklog.model import (
+    CONTROLLER,
+    CONTROLLER_HISTORY,
+    PARTITION_HISTORY,
+    PARTITION_STATE,
+    TRUNCATIONS,
+    TableSchema,
+)
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.testing import LocalCluster
+from tests.examples import CHECKOUT, examples
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LAG_MS = 5_000
+DAY_MS = 86_400_000
+PLACEHOLDER = "1767225600000"
+"""The time in the page's queries that stands for the one that a question asks for."""
+
+Rows = list[tuple[Any, ...]]
+
+
+class Prepared(NamedTuple):
+    """The cluster, and the time before its unclean election in ms since 1970."""
+
+    cluster: LocalCluster
+    before_ms: int
+
+
+def rows(cluster: LocalCluster, statement: str) -> list[dict[str, Any]]:
+    result = query(statement, Cluster.of(str(cluster.root / "cluster")))
+    assert result.left_out == []
+    found: list[dict[str, Any]] = result.rows.to_pylist()
+    return found
+
+
+def table(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> ControlTable:
+    return ControlTable(cluster.location(broker), schema)
+
+
+def controller(cluster: LocalCluster) -> int:
+    return next(one for one, broker in cluster.brokers.items() if broker.is_controller)
+
+
+def ended_uncleanly(cluster: LocalCluster) -> None:
+    """Let broker 1 lead orders-0 without the last two records, and broker 0 return and truncate."""
+    for broker in (1, 2):
+        cluster.crash(broker)
+    for broker in (1, 2):
+        cluster.fence(broker)
+    cluster.tick_until_idle()
+    cluster.produce("orders", 0, [b"lost", b"too"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.restart(1)
+    cluster.fence(0)
+    cluster.tick_until_idle()
+    cluster.produce("orders", 0, [b"new"])
+    cluster.tick_until_idle()
+    cluster.restart(0)
+    cluster.tick_until_idle()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A slow follower, refusals, two controllers, an unclean election, a truncation and a group."""
+    config = {"replica.lag.time.max.ms": LAG_MS}
+    cluster = LocalCluster(tmp_path_factory.mktemp("past"), config=config)
+    unclean = {"unclean.leader.election.enable": "true"}
+    cluster.create_topic("orders", assignment={0: [0, 1, 2]}, configs=unclean)
+    cluster.create_topic("payments", assignment={0: [1, 0]}, configs={"min.insync.replicas": "2"})
+    cluster.produce("orders", 0, [b"a", b"b"])
+    cluster.tick_until_idle()
+    # Broker 2 does not follow for a while.
+    cluster.produce("orders", 0, [b"c"])
+    for _ in range(2):
+        cluster.clock.advance(LAG_MS // 2 + 1)
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+    cluster.leader_tick(0)
+    cluster.tick_until_idle()
+    with Consumer(
+        str(cluster.root / "cluster"), group_id="billing", enable_auto_commit=False
+    ) as consumer:
+        asked = TopicPartition("orders", 0)
+        consumer.assign([asked])
+        consumer.commit({asked: OffsetAndMetadata(1)})
+    cluster.crash(2)
+    cluster.fence(2)
+    cluster.crash(1)
+    cluster.fence(1)
+    cluster.tick_until_idle()
+    refused = [cluster.produce("payments", 0, [b"x"], acks="all") for _ in range(2)]
+    cluster.tick_until_idle()
+    assert {one.response and one.response.error for one in refused} == {"NOT_ENOUGH_REPLICAS"}
+    cluster.restart(1)
+    cluster.restart(2)
+    cluster.tick_until_idle()
+    ended_uncleanly(cluster)
+    [election] = rows(cluster, "from elections where is_unclean")
+    return Prepared(cluster, election["at_ms"] - 1)
+
+
+def queries(before_ms: int) -> dict[int, str]:
+    """Return the queries of the page by the numbers of their questions."""
+    text = (CHECKOUT / "docs/questions.md").read_text(encoding="utf-8")
+    found = re.findall(r"^### (\d+)\. .*?```sql\n(.*?)```", text, re.MULTILINE | re.DOTALL)
+    return {int(number): query.replace(PLACEHOLDER, str(before_ms)) for number, query in found}
+
+
+ANSWERS: dict[int, Rows] = {
+    1: [(0, 0)],
+    2: [("orders", 0, 1, 1), ("payments", 0, 1, 2)],
+    3: [
+        (0, None, 0, "CREATE TOPIC", "created", False),
+        (1, 0, 1, "ELECT LEADERS", "leader_fenced", True),
+    ],
+    4: [("orders", 0, 0, 1, "leader_fenced")],
+    5: [("payments", 0, 2), ("orders", 0, 1)],
+    6: [
+        ("orders", 0, "[2]", "[0, 1]", "CHANGE ISR", "follower_lagging"),
+        ("orders", 0, "[2]", "[0, 1]", "ELECT LEADERS", "follower_fenced"),
+        ("orders", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced"),
+        ("payments", 0, "[1]", "[0]", "ELECT LEADERS", "leader_fenced"),
+        ("orders", 0, "[1, 2]", "[0]", "ELECT LEADERS", "follower_fenced"),
+        ("payments", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced"),
+        ("orders", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced"),
+        ("payments", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced"),
+    ],
+    7: [("orders", 0, 2, "follower_fenced", True)],
+    8: [("orders", 0, 3, 2)],
+    9: [],
+    10: [],
+    11: [("[0]", 0, "follower_fenced")],
+    12: [(1, 2, "lease_lapsed")],
+    13: [(1,)],
+    14: [(0, "orders", 0, 5, 3, 1, "divergence")],
+    15: [("orders", 0, 2)],
+    16: [(0, 4, 4, 0, 0.0), (2, 3, 4, 1, 0.0)],
+    17: [("2", "orders", 0, 1)],
+    18: [("orders", 0, 1, 4, 3)],
+    19: [("NOT_ENOUGH_REPLICAS", 2)],
+    20: [("payments", 0, "NOT_ENOUGH_REPLICAS", 0, 2)],
+    21: [(0, 4), (1, 4), (2, 3)],
+    22: [(0, 0, 0), (0, 1, 3), (1, 0, 0), (1, 1, 3), (2, 0, 0)],
+    23: [(0, 1, 1)],
+    24: [(0, "orders", 0, 4, 3), (1, "orders", 0, 4, 3), (2, "orders", 0, 3, 2)],
+    25: [(0, "alive"), (1, "alive"), (2, "fenced")],
+}
+
+
+def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_five_questions() -> None:
+    text = (CHECKOUT / "docs/questions.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (\d+) \| (.+?) \| `\w+` \| .+ \|$", text, re.MULTILINE)
+    headings = re.findall(r"^### (\d+)\. (.+)$", text, re.MULTILINE)
+    assert [number for number, _ in lines] == [str(number) for number in range(1, 26)]
+    assert headings == lines
+    assert queries(0).keys() == set(range(1, 26))
+
+
+def test_each_query_of_the_page_gives_its_answer(prepared: Prepared) -> None:
+    found = {
+        number: [tuple(row.values()) for row in rows(prepared.cluster, text)]
+        for number, text in queries(prepared.before_ms).items()
+    }
+    for number, answer in found.items():
+        assert answer == ANSWERS[number], number
+
+
+def test_the_views_of_spark_give_the_same_answers(spark: SparkSession, prepared: Prepared) -> None:
+    session = spark.newSession()
+    create_views(session, str(prepared.cluster.root / "cluster"))
+    for number, text in queries(prepared.before_ms).items():
+        assert [tuple(row) for row in session.sql(text).collect()] == ANSWERS[number], number
+    for name, past in (CLUSTER_PAST | BROKER_PAST).items():
+        found = session.table(name).toArrow().select(past.columns.names).to_pylist()
+        stored = rows(prepared.cluster, f"from {name}")
+        expected = [{column: row[column] for column in past.columns.names} for row in stored]
+        assert sorted(found, key=str) == sorted(expected, key=str), name
+
+
+def test_plain_sql_over_the_tables_runs_as_the_page_has_it(
+    spark: SparkSession, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope: dict[str, Any] = {"spark": spark}
+    for text in examples("docs/questions.md"):
+        exec(text.replace("sparklog-data/", f"{prepared.cluster.root}/"), scope)
+    shown = capsys.readouterr().out
+    assert re.search(r"\|\s*orders\|\s+0\|\s+1\|\n", shown)
+    assert "ELECT LEADERS" in shown
+    assert scope["committed"].columns == ["topic", "partition", "offset", "value"]
+    assert scope["before"].num_rows == 3
+
+
+def test_delta_shows_the_cause_of_each_commit_of_control_state(prepared: Prepared) -> None:
+    """Any reader of Delta sees it, in DESCRIBE HISTORY or through delta-rs."""
+
+    def history(name: str) -> list[tuple[str, dict[str, str]]]:
+        commits = open_delta_table(prepared.cluster.location().child(name)).history()
+        return [(one["operation"], one["operationParameters"]) for one in reversed(commits)]
+
+    states = history("partition_state")
+    assert ("CREATE TOPIC", "orders") in {(of, one.get("topic")) for of, one in states}
+    lagging = [one for of, one in states if one.get("cause") == "follower_lagging"]
+    assert '"orders-0": "broker 2 at offset 2 of 3, caught up ' in lagging[0]["details"]
+    assert history(CONTROLLER.name)[1:] == [
+        (
+            "ELECT CONTROLLER",
+            {"brokerId": "0", "controllerEpoch": "1", "cause": "first_controller"},
+        ),
+        ("ELECT CONTROLLER", {"brokerId": "1", "controllerEpoch": "2", "cause": "lease_lapsed"}),
+    ]
+    fenced = [one for of, one in history("brokers") if of == "FENCE BROKERS"]
+    assert {one["cause"] for one in fenced} == {"session_timeout"}
+    assert [one["brokerIds"] for one in fenced][:2] == ["[2]", "[1]"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    """A cluster after an unclean election and the truncation that follows."""
+    cluster = LocalCluster(tmp_path)
+    unclean = {"unclean.leader.election.enable": "true"}
+    cluster.create_topic("orders", assignment={0: [0, 1, 2]}, configs=unclean)
+    cluster.produce("orders", 0, [b"a", b"b"])
+    cluster.tick_until_idle()
+    ended_uncleanly(cluster)
+    return cluster
+
+
+class TestOfPartitions:
+    CHANGES = "from partition_history order by topic_id, partition, partition_epoch"
+
+    def clean_up(self, cluster: LocalCluster) -> None:
+        """Remove the commits of `partition_state`, as Delta does after their retention."""
+        states = cluster.location().child(PARTITION_STATE.name)
+        write_checkpoint(states)
+        for version in range(open_delta_table(states).version()):
+            states.remove(commit_path(version))
+
+    def test_is_the_same_after_the_commits_are_gone(self, cluster: LocalCluster) -> None:
+        """The controller has copied the commits before, each once."""
+        before = rows(cluster, self.CHANGES)
+        assert [row["cause"] for row in before] == [
+            *("created", "follower_fenced", "leader_fenced", "truncation", "follower_caught_up")
+        ]
+        cluster.vacuum(controller(cluster), after_ms=0)
+        assert rows(cluster, self.CHANGES) == before
+        self.clean_up(cluster)
+        assert rows(cluster, self.CHANGES) == before
+        cluster.vacuum(controller(cluster), after_ms=30 * DAY_MS)
+        assert rows(cluster, self.CHANGES) == before
+        assert table(cluster, None, PARTITION_HISTORY).rows().num_rows == len(before)
+
+    def test_is_not_written_again_without_a_change(self, cluster: LocalCluster) -> None:
+        cluster.vacuum(controller(cluster), after_ms=0)
+        version = table(cluster, None, PARTITION_HISTORY).version
+        cluster.vacuum(controller(cluster), after_ms=0)
+        assert table(cluster, None, PARTITION_HISTORY).version == version
+
+    def test_a_damaged_table_is_left_to_be_restored_and_the_vacuum_goes_on(
+        self, cluster: LocalCluster
+    ) -> None:
+        cluster.vacuum(controller(cluster), after_ms=0)
+        for file in (cluster.root / "cluster" / PARTITION_HISTORY.name).glob("*.parquet"):
+            file.unlink()
+        cluster.elect_leaders("preferred", [("orders", 0)])
+        cluster.tick_until_idle()
+        # Another process of the broker reads the table again.
+        at = controller(cluster)
+        cluster.crash(at)
+        cluster.fence(at)
+        cluster.restart(at)
+        cluster.tick_until_idle()
+        cluster.vacuum(controller(cluster), after_ms=0)
+        assert rows(cluster, "from controller_history")[-1]["controller_epoch"] == 3
+        stored = table(cluster, None, CONTROLLER_HISTORY).rows()["controller_epoch"].to_pylist()
+        assert stored[-1] == 3
+
+    def test_begins_at_the_current_state_without_claims_about_a_gap(
+        self, cluster: LocalCluster
+    ) -> None:
+        """Nobody has copied the commits: whether the election was clean is not known."""
+        self.clean_up(cluster)
+        [row] = rows(cluster, "from elections")
+        assert (row["leader"], row["leader_epoch"], row["is_unclean"]) == (1, 1, None)
+        [row] = rows(cluster, "from isr_history")
+        assert (row["isr"], row["left_isr"]) == ("[0, 1]", None)
+
+    def test_has_the_new_leader_at_once(self, cluster: LocalCluster) -> None:
+        """`leadership_history` as stored lags behind by the interval of the vacuum."""
+        cluster.vacuum(controller(cluster), after_ms=0)
+        cluster.elect_leaders("preferred", [("orders", 0)])
+        found = rows(cluster, "select leader from leadership_history order by leader_epoch")
+        assert [row["leader"] for row in found] == [0, 1, 0]
+        [row] = rows(cluster, "from elections where leader_epoch = 2")
+        assert (row["cause"], row["is_unclean"]) == ("requested", False)
+
+
+class TestTruncations:
+    def test_are_in_the_commit_that_truncates_and_then_in_the_table_once(
+        self, cluster: LocalCluster
+    ) -> None:
+        """A process that dies before its checkpoints leaves them to the next one."""
+        [row] = rows(cluster, "from truncations")
+        assert (row["broker_id"], row["from_offset"], row["to_offset"]) == (0, 4, 2)
+        assert (row["high_watermark"], row["records_lost"], row["leader_epoch"]) == (4, 2, 1)
+        cluster.crash(0)
+        assert rows(cluster, "from truncations") == [row]
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        cluster.brokers[0].stop()
+        stored = table(cluster, 0, TRUNCATIONS).rows().to_pylist()
+        assert [{"broker_id": 0, **one} for one in stored] == [row]
+        assert rows(cluster, "from truncations") == [row]
+
+    def test_a_damaged_table_is_recreated_and_keeps_no_checkpoint_back(
+        self, cluster: LocalCluster
+    ) -> None:
+        folder = cluster.root / "broker-0" / TRUNCATIONS.name
+        for file in (folder / "_delta_log").iterdir():
+            file.write_bytes(b"{")
+        cluster.brokers[0].stop()
+        [stored] = table(cluster, 0, TRUNCATIONS).rows().to_pylist()
+        assert stored["from_offset"] == 4
