@@ -1,4 +1,4 @@
-"""The progress of long work, as it is reported to whoever shows it."""
+"""The progress of long work, as it is reported to its caller."""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
+from sparklog.cli import app
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import run
 
@@ -93,3 +96,16 @@ def test_elections_deletions_and_brokers(tmp_path: Path) -> None:
     assert fenced == {"broker_id": 1, "state": "fenced"}
     gone = outcome(root, "brokers", "unregister", "1", "--force")
     assert gone == {"broker_id": 1, "state": "unregistered", "replicas": 1}
+
+
+def test_every_command_that_prints_an_answer_has_it() -> None:
+    """`produce` reports on standard error; `broker` and `cluster` log JSON there."""
+    pending = [("", get_command(app))]
+    without = []
+    while pending:
+        path, command = pending.pop()
+        if hasattr(command, "commands"):
+            pending += [(f"{path} {name}", one) for name, one in command.commands.items()]
+        elif "--json" not in {option for one in command.params for option in one.opts}:
+            without.append(path.strip())
+    assert sorted(without) == ["broker", "cluster", "produce"]
