@@ -60,7 +60,7 @@ def configure_logging(level: str) -> None:
         raise SparklogError(f"log level {level!r} is unknown: use {', '.join(_LEVELS)}")
     for_people = sys.stderr.isatty()
     renderers: list[Any] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
         if for_people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

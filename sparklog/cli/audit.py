@@ -9,6 +9,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.options import JsonOption
+from sparklog.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from sparklog.protocol.rules import Rules
@@ -48,9 +49,9 @@ def audit(
     from sparklog.maintenance import audit as auditing
 
     named = Cluster.of(cluster)
-    with reaching(named.root):
+    with reaching(named.root), progress_bars() as on_progress:
         connection = named.connect()
-        findings = auditing.audit(connection, _rules(engine), verify_files)
+        findings = auditing.audit(connection, _rules(engine), verify_files, on_progress)
         partitions = len(connection.metadata().partitions)
     text = "\n".join(" ".join(str(finding).split()) for finding in findings) or (
         f"No inconsistencies found: {partitions} partition{'' if partitions == 1 else 's'}."

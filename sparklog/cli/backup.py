@@ -8,6 +8,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, given_storage_options, reaching
 from sparklog.cli.options import JsonOption
+from sparklog.cli.progress import progress_bars
 
 
 def backup(
@@ -26,8 +27,8 @@ def backup(
     from sparklog.maintenance.backup import backup as make
 
     named = Cluster.of(cluster)
-    with reaching(named.root):
-        outcome = make(named.location(), named.location(to), named.storage_options)
+    with reaching(named.root), progress_bars() as on_progress:
+        outcome = make(named.location(), named.location(to), named.storage_options, on_progress)
     text = f"Copied {len(outcome.roots)} roots to {to}: {outcome.files} new files."
     output.print_outcome({**outcome._asdict(), "roots": dict(outcome.roots)}, text, as_json=as_json)
 
@@ -54,9 +55,10 @@ def restore(
     from sparklog.storage.location import Location
 
     options = named_cluster(from_, given_storage_options.get()).storage_options
-    with reaching(from_):
+    with reaching(from_), progress_bars() as on_progress:
         source = Location.of(from_, options)
-        outcome = make(source, options, None if to is None else Location.of(to, options))
+        target = None if to is None else Location.of(to, options)
+        outcome = make(source, options, target, on_progress)
     lines = [f"{name}: {uri}" for name, uri in sorted(outcome.roots.items())]
     lines.append("Name these roots in cluster.root and log.dirs, and start the brokers.")
     output.print_outcome(

@@ -100,6 +100,31 @@ def describe(
 
 
 @app.command()
+def explain(
+    key: Annotated[
+        str | None, typer.Argument(help="A key such as min.insync.replicas; by default all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the meaning of a key: description, default, values, places, and Kafka's default.
+
+    Without KEY all keys are listed. No cluster is needed.
+    """
+    from sparklog.cli import explain as explaining
+    from sparklog.cli import output
+
+    found = explaining.all_explanations() if key is None else explaining.explanations(key)
+    if as_json:
+        output.print_value([one._asdict() for one in found])
+    elif key is None:
+        rows = [(one.key, one.default, "; ".join(one.valid_in)) for one in found]
+        columns = dict.fromkeys(("key", "default", "valid_in"), "string")
+        output.print_rows(rows, columns, as_json=False)
+    else:
+        typer.echo("\n\n".join(explaining.text_of(one) for one in found))
+
+
+@app.command()
 def alter(
     cluster: ClusterOption,
     entity_name: Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+import sparklog
 from sparklog.cli import brokers, checkpoints, configs, consumer_groups, topics
 from sparklog.cli.audit import audit
 from sparklog.cli.backup import backup, restore
@@ -56,12 +57,12 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="A replicated log in Delta tables, kept by Spark jobs instead of brokers.",
 )
 app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
+app.add_typer(configs.app, name="config", hidden=True)
 app.add_typer(brokers.app, name="brokers")
 app.add_typer(consumer_groups.app, name="consumer-groups")
 app.add_typer(checkpoints.app, name="checkpoints")
@@ -86,8 +87,22 @@ app.command("upgrade")(upgrade)
 app.command("features")(features)
 
 
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        typer.echo(f"sparklog {sparklog.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def before_any_command(storage_options: StorageOptionsOption = None) -> None:
+def before_any_command(
+    storage_options: StorageOptionsOption = None,
+    version: Annotated[  # noqa: ARG001 - its callback prints it
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """A replicated log in Delta tables, kept by Spark jobs instead of brokers."""
     given_storage_options.set(storage_options)
 

@@ -8,6 +8,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.options import JsonOption
+from sparklog.cli.progress import progress_bars
 
 FAILED = 1
 """The exit code if a table could not be maintained."""
@@ -42,10 +43,13 @@ def maintain(
     from sparklog.maintenance.vacuum import total, vacuum_cluster
 
     named = Cluster.of(cluster)
-    with reaching(named.root):
+    with reaching(named.root), progress_bars() as on_progress:
         connection = named.connect()
-        tables = [] if is_dry_run else checkpoint_tables(connection)
-        vacuums = vacuum_cluster(connection, named.settings or Settings(), is_dry_run=is_dry_run)
+        tables = [] if is_dry_run else checkpoint_tables(connection, on_progress)
+        settings = named.settings or Settings()
+        vacuums = vacuum_cluster(
+            connection, settings, is_dry_run=is_dry_run, on_progress=on_progress
+        )
     faults = [
         *(f"{one.uri}: no checkpoint: {one.error}" for one in tables if one.error),
         *(f"{one.uri}: no files removed: {one.error}" for one in vacuums if one.error),

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.progress import progress_bars
 from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
     from sparklog.cluster.repairs import Repair
     from sparklog.maintenance.scrub import ScrubProgress
     from sparklog.storage.execution import Execution
+    from sparklog.storage.progress import OnProgress
 
 FINDINGS = 1
 """The exit code if there are findings that are not repaired."""
@@ -81,7 +83,7 @@ def scrub(
 
     until_ms = None if until is None else _time_ms(until, datetime.now().astimezone())
     named = Cluster.of(cluster)
-    with reaching(named.root):
+    with reaching(named.root), progress_bars() as on_progress:
         report = scrubbing.scrub(
             named.connect(),
             execution=_spark_execution() if on_spark else None,
@@ -89,7 +91,7 @@ def scrub(
             max_bytes=max_bytes,
             until_ms=until_ms,
             restart=restart,
-            on_progress=_progress(),
+            on_progress=_progress(on_progress),
         )
     _print(report.findings, as_json=as_json)
     for what, reason in report.unreadable:
@@ -128,8 +130,8 @@ def repair(
     from sparklog.maintenance import repair as repairing
 
     named = Cluster.of(cluster)
-    with reaching(named.root):
-        repairs = repairing.repair(named.connect(), dry_run=dry_run)
+    with reaching(named.root), progress_bars() as on_progress:
+        repairs = repairing.repair(named.connect(), dry_run=dry_run, on_progress=on_progress)
     _print(repairs, as_json=as_json)
     left = [one for one in repairs if one.is_open]
     typer.echo(f"Repaired {len(repairs) - len(left)} of {len(repairs)} findings.", err=True)
@@ -163,16 +165,15 @@ def _print(repairs: Sequence[Repair], *, as_json: bool) -> None:
     output.print_rows(rows, _COLUMNS, as_json=as_json)
 
 
-def _progress() -> Callable[[ScrubProgress], None] | None:
-    """Return a function that shows the progress in one line of a terminal."""
-    import sys
-
-    if not sys.stderr.isatty():
+def _progress(
+    on_progress: OnProgress | None,
+) -> Callable[[ScrubProgress], None] | None:
+    """Return a function that shows the progress of a scrub, whose number of files is not known."""
+    if on_progress is None:
         return None
 
     def show(progress: ScrubProgress) -> None:
-        line = f"{progress.phase}: {progress.files} files, {progress.bytes} bytes, "
-        typer.echo(f"\r{line}{progress.findings} findings ", err=True, nl=False)
+        on_progress(f"{progress.phase}, {progress.findings} findings", progress.files, None)
 
     return show
 

@@ -11,13 +11,14 @@ import time
 
 from sparklog.cluster.connection import Connection
 from sparklog.maintenance.audit_checks import Finding, check
-from sparklog.maintenance.audit_reading import Reading, read_cluster
+from sparklog.maintenance.audit_reading import AuditedReplica, Reading, read_cluster
 from sparklog.model import Batch
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import file_checksum
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.progress import OnProgress, reporting
 
 __all__ = ["Finding", "audit"]
 
@@ -27,13 +28,16 @@ _PAUSE_SECONDS = 0.2
 
 
 def audit(
-    connection: Connection, rules: Rules | None = None, verify_files: bool = False
+    connection: Connection,
+    rules: Rules | None = None,
+    verify_files: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> list[Finding]:
     """Check the tables of a cluster for consistency; return the inconsistencies.
 
     Parameters: `rules`, the engine that runs the rules (by default DuckDB in this process; use
     Spark for a large state); `verify_files`, whether every batch file is read and its checksum
-    compared.
+    compared; `on_progress`, which is called after each file.
 
     Returns the findings, sorted by topic, partition and broker. Before an inconsistency is
     reported, the cluster is read again, so that changes during a reading are not reported.
@@ -49,7 +53,7 @@ def audit(
         again = check(read_cluster(connection), rules)
         findings = [finding for finding in again if _subject(finding) in seen]
     if verify_files:
-        findings += _damaged_files(reading)
+        findings += _damaged_files(reading, on_progress)
     return sorted(findings, key=_place)
 
 
@@ -62,11 +66,15 @@ def _subject(finding: Finding) -> tuple[object, ...]:
     return finding.rule, finding.topic, finding.partition, finding.broker_id
 
 
-def _damaged_files(reading: Reading) -> list[Finding]:
+def _damaged_files(reading: Reading, on_progress: OnProgress | None) -> list[Finding]:
     """Read each batch file and compare its checksum with the one in the log (rule 3.7)."""
     work = [(one, batch) for one in reading.replicas for batch in one.batches]
+
+    def verify(item: tuple[AuditedReplica, Batch]) -> tuple[str, str] | None:
+        return _fault(item[1], item[0].log.location)
+
     faults = map_in_parallel(
-        lambda item: _fault(item[1], item[0].log.location),
+        reporting(verify, "files", len(work), on_progress),
         work,
         sum(batch.size_bytes for _, batch in work),
         # A folder may be mounted from a network.

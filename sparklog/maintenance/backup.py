@@ -45,6 +45,7 @@ from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.journal import newest_seen
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.new_file import new_file
+from sparklog.storage.progress import OnProgress, counted
 from sparklog.storage.seen_versions import JournalOf, SeenVersions
 
 MANIFEST = "manifest.json"
@@ -80,7 +81,10 @@ class _Table(NamedTuple):
 
 
 def backup(
-    cluster: Location, target: Location, storage_options: StorageOptions | None = None
+    cluster: Location,
+    target: Location,
+    storage_options: StorageOptions | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CopiedRoots:
     """Copy a cluster, which may run, as it is at one point in time.
 
@@ -95,6 +99,8 @@ def backup(
         A new folder or prefix, or one with an earlier backup of the cluster.
     storage_options : dict, optional
         The options of object stores by URI prefix.
+    on_progress : callable, optional
+        Called after each step with the name of the work, the steps done, and their number.
 
     Returns
     -------
@@ -133,7 +139,7 @@ def backup(
         for name, version in of_cluster.items()
     ]
     target.remove(MANIFEST)
-    files = sum(map(_copy_table, tables))
+    files = sum(_copy_table(one, on_progress) for one in tables)
     for of in journals:
         create_table(target.child(names[of]), PRODUCE_REQUESTS)
     roots = {_CLUSTER: cluster.uri, **{names[of]: one.uri for of, one in journals.items()}}
@@ -225,6 +231,7 @@ def restore(
     source: Location,
     storage_options: StorageOptions | None = None,
     target: Location | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CopiedRoots:
     """Create the roots of a cluster from a backup. An interrupted restoration is completed.
 
@@ -237,6 +244,8 @@ def restore(
     target : Location, optional
         The folder or prefix below which the roots are created, under their names in the backup; by
         default they are created where they were.
+    on_progress : callable, optional
+        Called after each step with the name of the work, the steps done, and their number.
 
     Returns
     -------
@@ -272,7 +281,7 @@ def restore(
             for table in (source.child(name).child(part),)
         ]
         for copy in copies:
-            files += _copy_table(copy)
+            files += _copy_table(copy, on_progress)
             if name == _CLUSTER and copy.source.uri.endswith(f"/{BROKERS.name}"):
                 _set_roots(roots)
     return CopiedRoots({name: root.uri for name, root in roots.items()}, files)
@@ -302,7 +311,7 @@ def _set_roots(roots: Mapping[str, Location]) -> None:
     ControlTable(roots[_CLUSTER], BROKERS).update(change)
 
 
-def _copy_table(copy: _Table) -> int:
+def _copy_table(copy: _Table, on_progress: OnProgress | None) -> int:
     """Copy a table as it is at a version; return the number of files that were not there.
 
     Data files come before the commits that name them.
@@ -311,9 +320,12 @@ def _copy_table(copy: _Table) -> int:
     if target.is_local:
         Path(target.uri, LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     files = pa.table(open_table(source, version).snapshot.get_add_actions(flatten=True))
-    sizes = zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)
+    sizes = [*zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)]
+    name = "/".join(source.uri.split("/")[-2:])
     copied = [
-        unquote(path) for path, size in sizes if _copy_file(source, target, unquote(path), size)
+        unquote(path)
+        for path, size in counted(sizes, name, on_progress)
+        if _copy_file(source, target, unquote(path), size)
     ]
     target.sync(copied)
     return len(copied) + sum(map(_copier(source, target), _log_files(source, version)))

@@ -28,6 +28,7 @@ from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.progress import OnProgress, counted
 from sparklog.storage.restoring import find_content, replace_file
 
 _Changes = dict[str, Any]
@@ -39,6 +40,7 @@ def repair(
     dry_run: bool = False,
     clock: Clock | None = None,
     done: Callable[[str], object] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[Repair]:
     """Repair the open findings of scrubs; return them with their outcomes.
 
@@ -54,6 +56,8 @@ def repair(
         The clock of the rows' times; the system's by default.
     done : callable, optional
         Called with the name of each effect after it: file, rows, request.
+    on_progress : callable, optional
+        Called after each step with the name of the work, the steps done, and their number.
 
     Returns
     -------
@@ -78,7 +82,10 @@ def repair(
     now_ms = (clock or SystemClock()).now_ms()
     done = done or (lambda _: None)
     repairs = _Repairs(connection, done)
-    changes = {one.repair_id: {**repairs.act(one), "changed_at_ms": now_ms} for one in opened}
+    changes = {
+        one.repair_id: {**repairs.act(one), "changed_at_ms": now_ms}
+        for one in counted(opened, "findings", on_progress)
+    }
     set_outcomes(connection.root.repairs, changes)
     done("rows")
     after = [one._replace(**changes[one.repair_id]) for one in opened]

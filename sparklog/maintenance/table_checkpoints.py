@@ -17,6 +17,7 @@ from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import last_checkpoint, newest_version
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.progress import OnProgress, counted
 
 
 class TableCheckpoint(NamedTuple):
@@ -43,7 +44,9 @@ class TableCheckpoint(NamedTuple):
     error: str
 
 
-def checkpoint_tables(connection: Connection) -> list[TableCheckpoint]:
+def checkpoint_tables(
+    connection: Connection, on_progress: OnProgress | None = None
+) -> list[TableCheckpoint]:
     """Write a Delta checkpoint of each table of a cluster that has commits since its last one.
 
     Brokers and clients may run at the same time: versions, rows and commits stay as they are.
@@ -52,6 +55,8 @@ def checkpoint_tables(connection: Connection) -> list[TableCheckpoint]:
     ----------
     connection : Connection
         The cluster.
+    on_progress : callable, optional
+        Called after each step with the name of the work, the steps done, and their number.
 
     Returns
     -------
@@ -66,7 +71,8 @@ def checkpoint_tables(connection: Connection) -> list[TableCheckpoint]:
     >>> {one.error for one in written}
     {''}
     """
-    return [_checkpointed(table) for table in _tables(connection)]
+    tables = counted([*_tables(connection)], "checkpoints", on_progress)
+    return [_checkpointed(table) for table in tables]
 
 
 def _tables(connection: Connection) -> Iterator[Location]:

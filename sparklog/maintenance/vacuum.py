@@ -9,11 +9,16 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.vacuum import TableVacuum, Vacuum
 from sparklog.config import Settings
 from sparklog.storage.location import Location
+from sparklog.storage.progress import OnProgress, counted
 from sparklog.storage.vacuum import VacuumReport
 
 
 def vacuum_cluster(
-    connection: Connection, settings: Settings, *, is_dry_run: bool = False
+    connection: Connection,
+    settings: Settings,
+    *,
+    is_dry_run: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> list[TableVacuum]:
     """Remove the files that no table of a cluster names any more, after their delays.
 
@@ -28,6 +33,8 @@ def vacuum_cluster(
         log.vacuum.unknown.file.retention.ms.
     is_dry_run : bool, default False
         Whether nothing is removed.
+    on_progress : callable, optional
+        Called after each step with the name of the work, the steps done, and their number.
 
     Returns
     -------
@@ -44,9 +51,13 @@ def vacuum_cluster(
     0
     """
     vacuum = Vacuum(connection.root, settings, time.time_ns() // 1_000_000, is_dry_run=is_dry_run)
-    tables = vacuum.cluster_root()
-    for broker in connection.metadata().brokers.values():
-        for uri in broker.online_roots.values():
+    brokers = connection.metadata().brokers.values()
+    roots = [None, *(uri for broker in brokers for uri in broker.online_roots.values())]
+    tables: list[TableVacuum] = []
+    for uri in counted(roots, "roots cleaned up", on_progress):
+        if uri is None:
+            tables += vacuum.cluster_root()
+        else:
             tables += vacuum.broker_root(Location.of(uri, connection.storage_options))
     return tables
 

@@ -104,7 +104,16 @@ def test_the_other_commands_of_the_document_are_commands() -> None:
     assert names == commands | {"topics create", "topics describe"}
     assert set(re.findall(r"sparklog-(\d\S*?)-(?:py|req)", DOCUMENT)) == {__version__}
     listed = re.findall(r"^\| `sparklog (\w+)", DOCUMENT, re.MULTILINE)
-    assert listed == ["broker", "cluster", "produce", "consume", "maintain", "scrub", "audit"]
+    assert listed == [
+        "broker",
+        "cluster",
+        "produce",
+        "consume",
+        "maintain",
+        "scrub",
+        "state",
+        "audit",
+    ]
 
 
 def _arguments(command: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
 from tests.cli.terminal import run_in_terminal
+from tests.examples import CHECKOUT
 
 TREE = """\
 /
@@ -99,3 +101,15 @@ def test_it_is_folded_at_80_columns(root: Path) -> None:
     printed = run_in_terminal("state", "/brokers", cluster=root, NO_COLOR="1", PAGER="cat")
     assert max(map(cell_len, printed.splitlines())) <= 80
     assert printed.startswith("/brokers\n├── ids\n")
+
+
+def test_the_commands_of_the_document_run(root: Path) -> None:
+    text = (CHECKOUT / "docs" / "operating.md").read_text(encoding="utf-8")
+    section = text.split("\n## Reading the state\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^\$ sparklog (.*)$", section, re.MULTILINE)
+    assert len(lines) == 6
+    for line in lines:
+        # The cluster is younger than that.
+        given = line.replace("10 minutes", "0 seconds").replace("conf/cluster.yaml", str(root))
+        finished = run(*shlex.split(given))
+        assert (finished.exit_code, finished.stderr) == (0, "")
