@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sparklog.broker.metrics import METRICS
-from sparklog.config import Settings
+from sparklog.config import BrokerConfig, Settings, parse
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/metrics.md"
@@ -84,6 +84,20 @@ def test_the_keys_are_described_with_their_defaults() -> None:
         if name.startswith("metrics_"):
             default = "off" if field.default is None else f"`{field.default}`"
             assert f"| `{field.alias}` | {default} |" in text
+
+
+def test_the_configurations_that_the_document_shows_are_valid() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    shown = [yaml.safe_load(one) for one in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    brokers = [one for one in shown if any(key.startswith("metrics.") for key in one)]
+    assert len(brokers) == 2
+    required = {"cluster.root": "/c", "broker.id": 0, "log.dirs": "/b"}
+    for one in brokers:
+        parse(BrokerConfig, required | one, "docs/metrics.md")
+    [prometheus] = [one for one in shown if one not in brokers]
+    [job] = prometheus["scrape_configs"]
+    ports = [brokers[0]["metrics.http.port"] + number for number in range(3)]
+    assert job["static_configs"] == [{"targets": [f"localhost:{port}" for port in ports]}]
 
 
 def check_expression(expression: str) -> None:

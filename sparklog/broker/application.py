@@ -794,7 +794,7 @@ class Application:
         )
 
     def _end(self, how: Callable[[Broker], None]) -> None:
-        last = self._metrics.samples()
+        last = self._metrics.last_samples()
         self._stopping.set()
         # Heartbeats continue until here, however long the last round has taken.
         self._ended.set()

@@ -22,7 +22,7 @@ from sparklog.broker.tick import Effects, TickReport
 from sparklog.broker.topic_deletions import TopicDeletions
 from sparklog.cluster.abandoned_topics import AbandonedTopics, with_known_topics
 from sparklog.cluster.causes import PartitionCauses
-from sparklog.cluster.election import Elections
+from sparklog.cluster.election import Elections, log_changes
 from sparklog.cluster.metadata import Metadata, MetadataReader, Versions
 from sparklog.cluster.observations import Observations, is_silent
 from sparklog.cluster.reassignment import Reassigner
@@ -397,15 +397,16 @@ class Controller:
         changes = self._cluster.partition_state.change_rows(
             lambda rows: with_known_topics(rows, metadata, elect), units, fence, cause=causes
         )
-        self._count_elections(changes, metadata, began)
+        self._note_elections(changes, metadata, began)
         # The loaded versions, not the current ones: brokers may have joined or left since.
         self._seen = _Seen(versions, rows) if versions is not None else None
 
-    def _count_elections(self, changes: RowChanges, before: Metadata, began: float) -> None:
-        """Count the partitions of a commit that changed their leaders.
+    def _note_elections(self, changes: RowChanges, before: Metadata, began: float) -> None:
+        """Log the partitions that a commit has changed, and count those with another leader.
 
         A leader is elected uncleanly if it was in neither the ISR nor the ELR.
         """
+        log_changes(changes)
         elected: dict[TopicIdPartition, tuple[int, int | None]] = {}
         for row in changes.rows.to_pylist():
             key = TopicIdPartition(row["topic_id"], row["partition"])
@@ -458,7 +459,7 @@ class Controller:
             is_unit_wise=False,
             cause=Cause("BALANCE LEADERS", {"cause": "preferred_leader"}),
         )
-        self._count_elections(changes, metadata, began)
+        self._note_elections(changes, metadata, began)
         self._rebalance_at_ms = now_ms + self._rebalance_interval_ms
 
     @property

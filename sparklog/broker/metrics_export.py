@@ -88,6 +88,16 @@ class MetricsExport:
         """Return the metrics now."""
         return samples(self._brokers())
 
+    def last_samples(self) -> Sequence[Sample]:
+        """Return the metrics for `close`, before the brokers end; empty without a textfile."""
+        if self._textfile is None:
+            return []
+        try:
+            return self.samples()
+        except Exception as error:  # noqa: BLE001 - brokers must end cleanly without metrics, too
+            _log.error("metrics not written", error=str(error), exc_info=error)
+            return []
+
     def close(self, last: Sequence[Sample], *, has_failed: bool) -> None:
         """End the endpoint and write the textfile for the last time.
 

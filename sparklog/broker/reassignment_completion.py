@@ -9,6 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparklog.cluster.election import log_changes
 from sparklog.cluster.metadata import LIVE, Metadata
 from sparklog.cluster.reassignment import Reassigner
 from sparklog.cluster.roots import ClusterRoot
@@ -50,12 +51,13 @@ class ReassignmentCompletion:
     def complete(self, metadata: Metadata, fence: Fence) -> None:
         """End the complete reassignments: the target alone, with a leader, and the record."""
         state = self._state()
-        self._cluster.partition_state.change_rows(
+        changes = self._cluster.partition_state.change_rows(
             lambda rows: self._reassigner.complete(rows, metadata, fence.epoch),
             self._pending,
             fence,
             cause=Cause("COMPLETE REASSIGNMENTS", {"cause": "target_in_sync"}),
         )
+        log_changes(changes)
         self._tried = state
 
     def correct_factors(self, metadata: Metadata, fence: Fence) -> bool:

@@ -16,7 +16,7 @@ from sparklog.cluster.assignments import checked_assignment, partition_rows
 from sparklog.cluster.broker_admin import BrokerAdmin, BrokerDescription
 from sparklog.cluster.config_admin import ConfigAdmin
 from sparklog.cluster.connection import Connection, connection_of
-from sparklog.cluster.election import Elections, ElectionType
+from sparklog.cluster.election import Elections, ElectionType, log_changes
 from sparklog.cluster.log_dirs import LogDirDescription, LogDirReader
 from sparklog.cluster.metadata import PartitionState, TopicInfo
 from sparklog.cluster.naming import ClusterName
@@ -544,7 +544,8 @@ class Admin:
                 elect = partial(self._elections.elect, unclean=asked)
             return with_known_topics(rows, metadata, elect)
 
-        self._connection.root.partition_state.change_rows(decide, asked, cause=cause)
+        partition_state = self._connection.root.partition_state
+        log_changes(partition_state.change_rows(decide, asked, cause=cause))
         after = self._connection.metadata()
         return {
             partition: _election_error(election_type, before.partitions[key], after.partitions[key])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from sparklog.clock import Clock, wait_until
 from sparklog.cluster.abandoned_topics import with_known_topics
 from sparklog.cluster.connection import Connection
-from sparklog.cluster.election import Elections
+from sparklog.cluster.election import Elections, log_changes
 from sparklog.cluster.metadata import BrokerInfo, Metadata
 from sparklog.cluster.observations import is_silent
 from sparklog.cluster.session_watch import SessionWatch
@@ -244,9 +244,8 @@ class BrokerAdmin:
                 return elected or left
             return RowChanges(elected.applied_to(left.rows, PARTITION_STATE))
 
-        self._connection.root.partition_state.change_rows(
-            decide, cause=Cause("ELECT LEADERS", {"cause": event, "brokerId": str(broker_id)})
-        )
+        cause = Cause("ELECT LEADERS", {"cause": event, "brokerId": str(broker_id)})
+        log_changes(self._connection.root.partition_state.change_rows(decide, cause=cause))
 
 
 def _last_in_sync(rows: _Rows, broker_id: int) -> list[TopicPartition]:

@@ -230,6 +230,23 @@ class Elections:
         return self._settings.unclean_leader_election_enable if own is None else own
 
 
+def log_changes(changes: RowChanges) -> None:
+    """Log the partitions that a committed election has changed."""
+    members: dict[TopicIdPartition, Rows] = {}
+    for row in changes.rows.to_pylist():
+        members.setdefault(TopicIdPartition(row["topic_id"], row["partition"]), []).append(row)
+    for key, of_partition in sorted(members.items()):
+        first = of_partition[0]
+        _log.info(
+            "partition changed",
+            topic=first["topic"],
+            partition=key.partition,
+            leader=first["leader"],
+            leader_epoch=first["leader_epoch"],
+            isr=sorted(row["broker_id"] for row in of_partition if row["in_isr"]),
+        )
+
+
 def _in_offline_directories(rows: Rows, metadata: Metadata) -> set[tuple[str, int, int]]:
     """Return the replicas whose log directory has failed or is missing, as (topic id, ...)."""
     return {
@@ -321,14 +338,4 @@ def _written(
         row["partition_epoch"] += 1
         if controller_epoch is not None:
             row["controller_epoch"] = controller_epoch
-    for key, of_partition in members.items():
-        first = of_partition[0]
-        _log.info(
-            "partition changed",
-            topic=first["topic"],
-            partition=key.partition,
-            leader=first["leader"],
-            leader_epoch=first["leader_epoch"],
-            isr=sorted(row["broker_id"] for row in of_partition if row["in_isr"]),
-        )
     return RowChanges(PARTITION_STATE.rows([row for of in members.values() for row in of]))

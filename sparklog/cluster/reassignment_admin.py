@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparklog.cluster.arguments import by_partition, numbers_list, partition_names, whole_number
 from sparklog.cluster.connection import Connection
-from sparklog.cluster.election import Elections
+from sparklog.cluster.election import Elections, log_changes
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.reassignment import (
     FORMAT_WITH_REASSIGNMENT,
@@ -156,9 +156,8 @@ class ReassignmentAdmin:
             return self._reassigner.alter(rows, targets, self._connection.metadata(), failed)
 
         if targets:
-            root.partition_state.change_rows(
-                decide, targets, cause=Cause("REASSIGN PARTITIONS", {"cause": "requested"})
-            )
+            cause = Cause("REASSIGN PARTITIONS", {"cause": "requested"})
+            log_changes(root.partition_state.change_rows(decide, targets, cause=cause))
         gone = ProtocolError("UNKNOWN_TOPIC_OR_PARTITION")
         failed |= dict.fromkeys(targets.keys() - found, gone)
         for key, name in names.items():

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import obstore
@@ -59,6 +59,8 @@ _SAME_STORE = {"s3a": "s3", "abfs": "abfss", "adl": "az", "azure": "az"}
 """Schemes of the same store, and the one that stands for them."""
 
 _DURATION = re.compile(r"(\d+)(ms|s|m)")
+_Page = TypeVar("_Page")
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
@@ -167,8 +169,8 @@ class ObjectStore:
         Their paths are relative to `folder`.
         """
         with _as_os_error(folder):
-            for page in obstore.list(self._store, f"{folder}/", chunk_size=PAGE_NAMES):
-                STORE_REQUESTS.add("list")
+            found = obstore.list(self._store, f"{folder}/", chunk_size=PAGE_NAMES)
+            for page in _counted(found):
                 for one in page:
                     path = str(one["path"])[len(folder) + 1 :]
                     modified_at_ms = int(one["last_modified"].timestamp() * 1000)
@@ -188,10 +190,8 @@ class ObjectStore:
         """
         offset = None if after is None else f"{folder}/{after}"
         with _as_os_error(folder):
-            for page in obstore.list(
-                self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES
-            ):
-                STORE_REQUESTS.add("list")
+            found = obstore.list(self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES)
+            for page in _counted(found):
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
 
 
@@ -298,6 +298,15 @@ def _request(kind: str, path: str) -> Iterator[None]:
     STORE_REQUESTS.add(kind)
     with _as_os_error(path):
         yield
+
+
+def _counted(pages: Iterable[_Page]) -> Iterator[_Page]:
+    """Yield the pages of a listing, and count the requests; a listing of nothing is one request."""
+    STORE_REQUESTS.add("list")
+    for number, page in enumerate(pages):
+        if number:
+            STORE_REQUESTS.add("list")
+        yield page
 
 
 def _first_line(error: Exception) -> str:

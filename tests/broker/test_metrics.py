@@ -315,3 +315,19 @@ def test_a_replica_whose_first_commit_fails_is_reported_as_created_once(
         assert not [one for one in caplog.records if "replica created" in one.message]
         cluster.leader_tick(0)
     assert len([one for one in caplog.records if "replica created" in one.message]) == 1
+
+
+def test_an_election_whose_commit_fails_is_logged_once_it_is_committed(
+    start: Start, fail_once: Callable[[str, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start(0, 1, 2, assignment={0: [1, 2]})
+    cluster.crash(1)
+    fail_once("write", "cluster/partition_state")
+    with caplog.at_level(logging.INFO, "sparklog"):
+        with pytest.raises(OSError, match="is away"):
+            cluster.fence(1)
+        assert not [one for one in caplog.records if "partition changed" in one.message]
+        cluster.controller_tick()
+    [line] = [one.message for one in caplog.records if "partition changed" in one.message]
+    assert line == "partition changed topic=t partition=0 leader=2 leader_epoch=1 isr=[2]"
+    assert metric(cluster, 0, "sparklog_leader_elections_total", "clean") == 1
