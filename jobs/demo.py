@@ -111,7 +111,8 @@ class Demo:
                 "spark.ui.retainedJobs": "100000",
             }
             self.spark: SparkSession = spark_session("sparklog demo", memory="4g", config=settings)
-            signal.signal(signal.SIGINT, _interrupt)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, _interrupt)
         self.brokers: Brokers
         if kills_process:
             self.brokers = InProcesses(config)
@@ -139,7 +140,7 @@ class Demo:
             holds = self.prove(sent)
             self.query()
         finally:
-            with step("park the brokers"):
+            with step("stop the brokers"):
                 self.brokers.stop()
         if not self.kills_process:
             title("The Spark jobs of each role, as Spark has recorded them")

@@ -38,7 +38,7 @@ class Brokers(Protocol):
         """Start all brokers; return when the cluster exists."""
 
     def stop(self) -> None:
-        """Park all brokers."""
+        """Stop all brokers cleanly."""
 
     def restart(self, broker_id: int) -> None:
         """Start a broker again that has crashed."""
@@ -146,7 +146,7 @@ class InProcesses:
             failed.pop_all()
 
     def stop(self) -> None:
-        """Park all brokers by SIGTERM; kill a process that does not end in time."""
+        """Stop all brokers by SIGTERM; kill a process that does not end in time."""
         for process in self._running.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -159,7 +159,7 @@ class InProcesses:
         self._running.clear()
 
     def restart(self, broker_id: int) -> None:
-        """Start a broker's process."""
+        """Start a broker's process, in the process group of the demo: Ctrl-C stops all of them."""
         command = [sys.executable, "-m", "jobs.broker", "--config", str(self._files[broker_id])]
         process = subprocess.Popen(
             [*command, "--without-spark"],
@@ -167,8 +167,6 @@ class InProcesses:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            # Ctrl-C is for the demo, which then parks the brokers.
-            start_new_session=True,
         )
         self._running[broker_id] = process
         threading.Thread(target=_narrate, args=[process], daemon=True).start()
