@@ -32,7 +32,12 @@ def test_the_examples_of_writing_reading_and_consuming_run_as_they_stand(
             admin.create_topic(topic, partitions=2, replication_factor=2)
         said: dict[str, str] = {}
         scope: dict[str, Any] = {"spark": spark}
-        for document in ("docs/writing.md", "docs/reading.md", "docs/consuming.md"):
+        for document in (
+            "docs/writing.md",
+            "docs/reading.md",
+            "docs/consuming.md",
+            "docs/connecting.md",
+        ):
             for text in examples(document):
                 # Spark resolves paths against its start folder, which was another one.
                 example = re.sub('"(sparklog-data|checkpoints)/', rf'"{tmp_path}/\1/', text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,6 +75,19 @@ def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
     built = build(tmp_path / "site", tmp_path / "mkdocs.yml")
     assert built.returncode != 0
     assert "missing" in built.stdout
+
+
+def test_every_program_and_configuration_of_a_document_is_tried() -> None:
+    """A test names the document of each program; configurations and policies are parsed here."""
+    tests = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")]
+    for path in (ROOT / "docs").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(ROOT))
+        if "\n```python\n" in text:
+            assert any(name in test for test in tests), f"no test runs the programs of {name}"
+        for language, parse in (("yaml", yaml.safe_load), ("json", json.loads)):
+            for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL):
+                assert parse(block), f"{name}: {block}"
 
 
 def test_links_of_pages_outside_of_the_site_lead_to_files() -> None:
