@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from sparklog.cli.kafka_keys import KAFKA_DEFAULTS
 from sparklog.cluster.dynamic_configs import CLUSTER_WIDE_KEYS, DYNAMIC_BROKER_KEYS
 from sparklog.config import (
     BrokerConfig,
@@ -26,7 +27,7 @@ from sparklog.config import (
     Settings,
     TopicConfig,
 )
-from tests.test_config import CONSUMER_DEFAULTS, KAFKA_DEFAULTS, NOT_KAFKAS
+from tests.test_config import CONSUMER_DEFAULTS, NOT_KAFKAS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -176,7 +177,7 @@ def shown(value: object) -> str:
     return f"`{value}`"
 
 
-def kafkas(key: str, field: FieldInfo, kafka: dict[str, Any]) -> str:
+def kafkas(key: str, field: FieldInfo, kafka: Mapping[str, Any]) -> str:
     """Return Kafka's default if it differs."""
     if key not in kafka:
         return "no such key"

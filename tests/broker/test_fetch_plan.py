@@ -380,7 +380,7 @@ class TestTick:
         cluster.produce("t", 0, [b"a", b"b"], acks=1)
         cluster.tick_until_idle()
         key = cluster.connection.metadata().partition("t", 0).key
-        cluster.brokers[1]._followers[0]._truncate({key: 1}, now_ms=0)
+        cluster.brokers[1]._followers[0]._truncate({key: 1}, [], now_ms=0)
         cluster.produce("t", 0, [b"c"], acks=1)
         cluster.leader_tick(0)
         assert follow(cluster).spark_jobs == 0

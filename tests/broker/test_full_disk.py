@@ -148,7 +148,7 @@ def test_slices_of_a_truncation_whose_commit_fails_are_removed(
 
     monkeypatch.setattr(DeltaLog, "commit", full)
     with pytest.raises(OSError, match="No space left"):
-        follower._truncate({key: 1}, 0)
+        follower._truncate({key: 1}, [], 0)
     assert {one for one in files(cluster, 1) if "_inbox" in one.parts} == before
 
 

@@ -546,7 +546,7 @@ class TestABadFile:
         follower = cluster.brokers[1]._followers[0]
         cluster.follower_tick(1)
         key = cluster.connection.metadata().partition("t", 0).key
-        follower._truncate({key: 1}, now_ms=0)
+        follower._truncate({key: 1}, [], now_ms=0)
         assert log(cluster, 1) == ["a"]
         cluster.produce("t", 1, [b"d"], acks=1)
         cluster.leader_tick(0)
@@ -572,7 +572,7 @@ class TestABadFile:
         key = cluster.connection.metadata().partition("t", 0).key
         [batch] = own._root.log.batches(key)
         (cluster.root / "broker-1" / "log" / batch.path).unlink()
-        assert own._truncate({key: 1}, now_ms=0) == {key}
+        assert own._truncate({key: 1}, [], now_ms=0) == {key}
         cluster.produce("t", 1, [b"w"], acks=1)
         cluster.leader_tick(0)
         cluster.follower_tick(1)

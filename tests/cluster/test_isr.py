@@ -59,7 +59,7 @@ def test_a_follower_leaves_the_isr_before_it_truncates_below_its_high_watermark(
         commit(added, removed, *arguments)
 
     monkeypatch.setattr(follower._root.log, "commit", noting)
-    follower._truncate({key(cluster): 1}, cluster.clock.now_ms())
+    follower._truncate({key(cluster): 1}, [], cluster.clock.now_ms())
     assert isr_at_commits == [[0, 2]]
     monkeypatch.undo()
     cluster.tick_until_idle()

@@ -160,7 +160,7 @@ def truncation_to_the_high_watermark(patch: Patch) -> None:
             and self._replicas[one.key].high_watermark < self._replicas.log_end_offset(one.key)
         }
         if points:
-            self._truncate(points, now_ms)
+            self._truncate(points, followed, now_ms)
         return agree(self, followed, now_ms)
 
     patch.setattr(Follower, "_agree", truncate)

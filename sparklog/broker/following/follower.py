@@ -478,6 +478,7 @@ class Follower:
                 "leader_epoch": states[key].leader_epoch,
             }
             for key, offset in points.items()
+            if key in states
         ]
         return [row for row in rows if row["records_removed"]]
 
