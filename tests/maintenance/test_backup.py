@@ -151,11 +151,11 @@ def test_a_backup_that_was_interrupted_is_not_restored(
     copy_table: Callable[..., int] = module._copy_table
     left = [3]
 
-    def failing(table: object) -> int:
+    def failing(*arguments: object) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError("the store is away")
-        return copy_table(table)
+        return copy_table(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_copy_table", failing)
