@@ -1,4 +1,4 @@
-"""What a broker does, carried by the commits of its journals, for `sparklog status`."""
+"""The activity of a broker, carried by the commits of its journals, for `sparklog status`."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def status(
         typer.Option(
             metavar="FILE",
             help="Write a page with the replicas, and the incidents and in-sync sets of the last "
-            "hours; with --watch it is written anew and reloads itself.",
+            "hours; with --watch it is written each time, and browsers reload it.",
         ),
     ] = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, help="The hours that the page looks back.")
+        float, typer.Option(min=0.01, help="The hours before now that the page shows.")
     ] = 6.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     utc: Annotated[bool, typer.Option("--utc", help="Print times in UTC.")] = False,

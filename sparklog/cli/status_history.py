@@ -50,7 +50,7 @@ class LagSample(NamedTuple):
 
 
 class PastStatus(NamedTuple):
-    """What a page shows of the time between `since_ms` and `until_ms`."""
+    """The past on a page: the time between `since_ms` and `until_ms`."""
 
     since_ms: int
     until_ms: int

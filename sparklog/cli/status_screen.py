@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -48,22 +49,29 @@ def screen(status: ClusterStatus, *, utc: bool) -> list[RenderableType]:
 
 
 def watch(read: Callable[[], ClusterStatus], seconds: float, *, utc: bool) -> int:
-    """Show the screen anew each `seconds` until Ctrl-C; return the exit code of the last status.
+    """Refresh the screen each `seconds` until Ctrl-C; return the exit code of the last status.
 
-    A failed reading is told in place of the screen, and the next one is tried.
+    The error of a failed reading is shown in place of the screen, and the next one is tried. Output
+    to a file or another program has one screen after the other.
     """
     console = console_of(sys.stdout)
     severity = Severity.OK
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    live = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
         try:
             while True:
                 try:
                     found = read()
                     severity = found.severity
-                    live.update(Group(*screen(found, utc=utc)), refresh=True)
+                    shown: RenderableType = Group(*screen(found, utc=utc))
                 except SparklogError as error:
                     severity = Severity.CRITICAL
-                    live.update(Text(f"sparklog: {error}", "bold red"), refresh=True)
+                    shown = Text(f"sparklog: {error}", "bold red")
+                if live is None:
+                    console.print(shown)
+                    console.file.flush()
+                else:
+                    live.update(shown, refresh=True)
                 time.sleep(seconds)
         except KeyboardInterrupt:
             return int(severity)
@@ -127,9 +135,9 @@ def _summary(status: ClusterStatus, *, utc: bool) -> Table:
 
 def _brokers(status: ClusterStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("broker", "state", "leads", "in sync", "rack", "last commit", "last tick"):
+    for name in ("broker", "state", "leads", "in sync", "rack", "last\ncommit", "last\ntick"):
         table.add_column(name, justify="left" if name in ("state", "rack") else "right")
-    table.add_column("requests/min", justify="right")
+    table.add_column("requests\na minute", justify="right")
     for one in status.brokers:
         broker = one.description.broker
         is_well = broker.state in ("alive", "parked") and not one.is_silent(
@@ -187,7 +195,7 @@ def _groups(status: ClusterStatus) -> Table:
 
 
 def duration(ms: int) -> str:
-    """Return a time in ms with its most telling unit, as in `1.2 s` or `3 h`."""
+    """Return a time in ms in the unit that fits, as in `1.2 s` or `3 h`."""
     for unit, of_unit, digits in (("d", 86_400_000, 0), ("h", 3_600_000, 0), ("min", 60_000, 0)):
         if ms >= 2 * of_unit:
             return f"{ms / of_unit:.{digits}f} {unit}"

@@ -26,7 +26,7 @@ from sparklog.storage.location import Location, one_line
 
 
 class Severity(IntEnum):
-    """How bad a problem is; `sparklog status` exits with the highest one."""
+    """The severity of a problem; `sparklog status` exits with the highest one."""
 
     OK = 0
     """Nothing is wrong."""
@@ -195,7 +195,7 @@ class ClusterStatus(NamedTuple):
         elif broker.is_alive and not broker.is_parked and one.is_silent(self.session_timeout_ms):
             text = (
                 f"{name} counts as alive and has committed nothing for "
-                f"{(one.silent_ms or 0) / 1000:.0f} s: look whether it and a controller run"
+                f"{(one.silent_ms or 0) / 1000:.0f} s: check that it and a controller run"
             )
             found.append(Problem(Severity.CRITICAL, text))
         if broker.offline_log_dirs:
@@ -240,7 +240,7 @@ class StatusReader:
         """Return the status now.
 
         Raises `StorageError` if the cluster root cannot be read. A broker root that cannot be read
-        is told in its broker's status.
+        is named in its broker's status.
         """
         described = self._admin.list_brokers()
         metadata = self._connection.metadata()

@@ -120,7 +120,9 @@ class TestAHeartbeat:
         commit = read_commit(log_location(cluster, 1), after.version)
         assert commit is not None
         assert (commit.added, commit.removed, commit.transactions) == ([], [], {})
-        assert json.loads(str(commit.user_metadata)) == {
+        entry = json.loads(str(commit.user_metadata))
+        assert len(entry.pop("activity")) == 2
+        assert entry == {
             "sparklog": 1,
             "seen": {
                 "journals": [[0, 0, 1, journal(cluster, 0).version]],
@@ -464,7 +466,11 @@ class TestTheLease:
         location = log_location(cluster, 0)
         commit = read_commit(location, newest_version(location))
         assert commit is not None
-        assert json.loads(str(commit.user_metadata)).keys() == {"sparklog", "seen"}
+        assert json.loads(str(commit.user_metadata)).keys() == {
+            "sparklog",
+            "seen",
+            "activity",
+        }
 
 
 class TestCheckpoints:

@@ -1,0 +1,256 @@
+"""`sparklog status`: the verdict and exit code, the screen, JSON, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparklog.clock import SystemClock
+from sparklog.cluster.connection import Connection
+from sparklog.maintenance.status import Severity, StatusReader
+from sparklog.testing import LocalCluster
+from tests.cli.command_line import files_in, run
+from tests.cli.terminal import run_in_terminal
+
+BROWSER = next(
+    (
+        one
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (one := shutil.which(name))
+    ),
+    None,
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    """Three brokers, each leading one partition of `orders`."""
+    cluster = LocalCluster(tmp_path / "data", [0, 1, 2], racks={1: "east"})
+    # Rows have times of the brokers' clock, commits those of the system's.
+    cluster.clock.advance(SystemClock().now_ms() - 3_600_000 - cluster.clock.now_ms())
+    cluster.create_topic("orders", assignment={0: [0, 1, 2], 1: [1, 2, 0], 2: [2, 0, 1]})
+    for partition in range(3):
+        cluster.produce("orders", partition, [b"a", b"b"])
+    cluster.tick_until_idle()
+    return cluster
+
+
+def root(cluster: LocalCluster) -> Path:
+    return Path(cluster.root) / "cluster"
+
+
+def lose(cluster: LocalCluster, broker_id: int) -> None:
+    """Let a broker's session time out."""
+    cluster.crash(broker_id)
+    for _ in range(10):
+        cluster.clock.advance(3_000)
+        cluster.tick_until_idle()
+
+
+class LaterClock(SystemClock):
+    """A clock that is an hour ahead of the brokers'."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+class TestTheVerdict:
+    def test_is_ok_for_a_sound_cluster(self, cluster: LocalCluster) -> None:
+        before = files_in(Path(cluster.root))
+        found = run("status", cluster=root(cluster))
+        assert (found.exit_code, found.stderr) == (0, "")
+        assert "OK  nothing is wrong" in found.stdout
+        assert "partitions   3: 0 offline, 0 under-replicated, 0 under min ISR" in found.stdout
+        assert files_in(Path(cluster.root)) == before
+
+    def test_is_a_warning_for_a_replica_that_is_not_in_sync(self, cluster: LocalCluster) -> None:
+        lose(cluster, 2)
+        found = run("status", cluster=root(cluster))
+        assert found.exit_code == Severity.WARNING
+        assert (
+            "WARNING  3 partitions under-replicated: orders-0, orders-1, orders-2" in found.stdout
+        )
+        assert "WARNING  broker 2 is fenced: start it again" in found.stdout
+
+    def test_is_critical_for_a_partition_without_a_leader(self, cluster: LocalCluster) -> None:
+        cluster.create_topic("alone", assignment={0: [2]})
+        cluster.tick_until_idle()
+        lose(cluster, 2)
+        found = run("status", cluster=root(cluster))
+        assert found.exit_code == Severity.CRITICAL
+        assert "CRITICAL 1 partition offline: alone-0" in found.stdout
+
+    def test_is_critical_under_min_isr(self, cluster: LocalCluster) -> None:
+        """Requests with acks=all are refused there, so it is no mere warning."""
+        cluster.create_topic("strict", assignment={0: [0, 2]}, configs={"min.insync.replicas": "2"})
+        cluster.tick_until_idle()
+        lose(cluster, 2)
+        found = run("status", cluster=root(cluster))
+        assert found.exit_code == Severity.CRITICAL
+        assert "1 partition under min.insync.replicas: strict-0" in found.stdout
+
+    def test_is_critical_if_all_brokers_have_died(self, cluster: LocalCluster) -> None:
+        """Nobody fences them: they count as alive, and only their silence shows it."""
+        status = StatusReader(Connection(root(cluster)), clock=LaterClock()).read()
+        texts = [one.text for one in status.problems()]
+        assert status.severity is Severity.CRITICAL
+        assert [text.partition(" counts as alive")[0] for text in texts] == [
+            "broker 0",
+            "broker 1",
+            "broker 2",
+        ]
+
+    def test_is_ok_between_two_scheduled_runs(self, cluster: LocalCluster) -> None:
+        """Parked brokers are silent, and no controller leads, as it should be."""
+        for broker in cluster.brokers.values():
+            broker.park()
+        status = StatusReader(Connection(root(cluster)), clock=LaterClock()).read()
+        assert (status.is_parked, status.problems()) == (True, [])
+
+    def test_names_a_root_that_cannot_be_read_here(self, cluster: LocalCluster) -> None:
+        shutil.rmtree(Path(cluster.root) / "broker-1" / "log" / "_delta_log")
+        found = json.loads(run("status", "--json", cluster=root(cluster)).stdout)
+        [problem] = [one for one in found["problems"] if "cannot be read here" in one["text"]]
+        assert problem["severity"] == "WARNING"
+        assert problem["text"].startswith(f"broker 1: {cluster.root}/broker-1 cannot be read here")
+        # Its own partition's end is unknown, not 0.
+        assert found["partitions"][1]["high_watermark"] is None
+
+    def test_is_unknown_if_there_is_no_cluster(self, tmp_path: Path) -> None:
+        found = run("status", cluster=tmp_path / "nothing")
+        assert (found.exit_code, found.stdout) == (3, "")
+        [line] = found.stderr.splitlines()
+        assert line.startswith("sparklog: ")
+
+
+def test_json_has_the_lags_and_the_activity(cluster: LocalCluster) -> None:
+    """A follower that stands still is behind by the offsets that the leader has appended."""
+    cluster.pause(2)
+    cluster.produce("orders", 0, [b"c", b"d", b"e"], acks=1)
+    cluster.leader_tick(0)
+    found = json.loads(run("status", "--json", cluster=root(cluster)).stdout)
+    lags = {one["broker_id"]: one["lag"] for one in found["partitions"][0]["replicas"]}
+    assert lags == {0: 0, 1: 3, 2: 3}
+    assert [one["storage_requests_per_minute"] for one in found["brokers"]] == [0, 0, 0]
+    assert all(one["last_tick_ms"] >= 0 for one in found["brokers"])
+
+
+def test_groups_are_sorted_by_lag(cluster: LocalCluster) -> None:
+    from sparklog.consumer.consumer import Consumer
+
+    for group, polls in (("fast", 1), ("slow <b>&", 0)):
+        with Consumer(root(cluster), group_id=group, auto_offset_reset="earliest") as consumer:
+            partitions = consumer.partitions_for_topic("orders")
+            consumer.assign(partitions)
+            for partition in partitions:
+                consumer.seek(partition, 2 if polls else 0)
+                consumer.position(partition)
+            consumer.commit()
+    found = json.loads(run("status", "--json", cluster=root(cluster)).stdout)
+    assert {one["group_id"]: one["lag"] for one in found["groups"]} == {"fast": 0, "slow <b>&": 6}
+    printed = run("status", cluster=root(cluster)).stdout
+    assert printed.index("slow <b>&") < printed.index("fast")
+
+
+def test_fits_in_80_columns(cluster: LocalCluster) -> None:
+    """In a terminal, with colours, and with all columns."""
+    printed = run_in_terminal("status", cluster=root(cluster), NO_COLOR="1")
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    assert "a minute" in printed
+
+
+def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
+    """The exit code is that of the last status; --json with --watch is refused."""
+    assert (
+        "exclude each other"
+        in run("status", "--watch", "1", "--json", cluster=root(cluster)).stderr
+    )
+    command = "from sparklog.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "status", "--watch", "0.05"],
+        env={**os.environ, "SPARKLOG_CLUSTER": str(root(cluster))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    seen = 0
+    for line in process.stdout:
+        seen += "nothing is wrong" in line
+        if seen == 2:
+            break
+    process.send_signal(signal.SIGINT)
+    process.stdout.read()
+    assert process.wait(60) == 0
+
+
+class TestThePage:
+    @pytest.fixture
+    def page(self, cluster: LocalCluster, tmp_path: Path) -> Path:
+        """The page of a cluster after an unclean election, a truncation and a slow follower."""
+        cluster.create_topic(
+            "clicks",
+            assignment={0: [0, 1]},
+            configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+        )
+        cluster.tick_until_idle()
+        lose(cluster, 1)
+        cluster.produce("clicks", 0, [b"a"] * 3, acks="all")
+        cluster.tick_until_idle()
+        cluster.crash(0)
+        cluster.restart(1)
+        # Before broker 1 has copied what it lacks.
+        cluster.fence(0)
+        cluster.tick_until_idle()
+        cluster.produce("clicks", 0, [b"b"])
+        cluster.tick_until_idle()
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        file = tmp_path / "status.html"
+        found = run("status", "--html", file, "--utc", cluster=root(cluster))
+        assert found.stdout == f"{file}: open it in a browser\n"
+        return file
+
+    def test_shows_the_incidents(self, page: Path) -> None:
+        text = page.read_text(encoding="utf-8")
+        assert "clicks-0: broker 1 leads in place of broker 0" in text
+        assert "<td>unclean election</td>" in text
+        assert "3 records, 3 of them acknowledged" in text
+        assert "left the in-sync set" in text
+        assert "<td>controller</td>" in text
+
+    def test_loads_nothing_and_runs_nothing(self, page: Path) -> None:
+        text = page.read_text(encoding="utf-8")
+        assert "<script" not in text
+        assert "http://" not in text
+        assert "https://" not in text
+        assert "http-equiv" not in text
+
+    @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+    def test_is_drawn_by_a_browser(self, page: Path, tmp_path: Path) -> None:
+        """The browser keeps the document as it is, reports no error, and paints it."""
+        picture = tmp_path / "page.png"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b"]
+        drawn = subprocess.run(
+            [str(BROWSER), *options, f"--screenshot={picture}", "--dump-dom", page.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in drawn.stderr
+        for part in ('class="tiles"', 'class="map"', "<svg", "unclean election"):
+            assert part in drawn.stdout
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_that_cannot_be_written_is_refused(self, cluster: LocalCluster, tmp_path: Path) -> None:
+        refusal = run(
+            "status", "--html", tmp_path / "none" / "a.html", cluster=root(cluster)
+        ).refusal
+        assert refusal.endswith("a.html cannot be written: No such file or directory")
