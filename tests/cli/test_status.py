@@ -175,7 +175,11 @@ def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
         "exclude each other"
         in run("status", "--watch", "1", "--json", cluster=root(cluster)).stderr
     )
-    command = "from sparklog.cli import main; main()"
+    # A process in the background of a shell has inherited that it ignores SIGINT.
+    command = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from sparklog.cli import main; main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", command, "status", "--watch", "0.05"],
         env={**os.environ, "SPARKLOG_CLUSTER": str(root(cluster))},
@@ -189,8 +193,8 @@ def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
         if seen == 2:
             break
     process.send_signal(signal.SIGINT)
-    process.stdout.read()
-    assert process.wait(60) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 class TestThePage:
