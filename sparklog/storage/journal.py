@@ -188,7 +188,7 @@ class Renewal(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a broker does: for people who watch it, no decision depends on it.
+    """The activity of a broker: for people who watch it, no decision depends on it.
 
     `tick_ms` is the duration of its last tick of all roles in ms; `requests_per_minute` are its
     process's requests to object stores, over the last minute or since its start.

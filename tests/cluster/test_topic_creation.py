@@ -37,12 +37,12 @@ class Creating:
         root = self.connection.root
 
         def interrupted(update: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 nonlocal commits
                 commits += 1
                 if commits == number:
                     action()
-                return update(*args)
+                return update(*args, **kwargs)
 
             return call
 

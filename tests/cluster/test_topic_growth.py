@@ -42,12 +42,12 @@ def before(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Before:
 
     def arrange(number: int, action: Callable[[], object]) -> None:
         def interrupted(update: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 nonlocal commits
                 commits += 1
                 if commits == number:
                     action()
-                return update(*args)
+                return update(*args, **kwargs)
 
             return call
 
