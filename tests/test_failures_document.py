@@ -90,7 +90,8 @@ class TestIncidents:
 
     def test_the_first_commands_describe_the_cluster(self, cluster: LocalCluster) -> None:
         text = (CHECKOUT / DOCUMENT).read_text(encoding="utf-8").split("\n## ")[0]
-        brokers, topics, directories, audit = map(self.done, commands_of(text))
+        status, brokers, topics, directories, audit = map(self.done, commands_of(text))
+        assert "nothing is wrong" in status.printed
         assert brokers.printed.count("alive") == 4
         assert "Isr: 0,1,2" in topics.printed
         assert directories.printed.count('"error": null') == 4
@@ -111,7 +112,7 @@ class TestIncidents:
         shutil.rmtree(cluster.root / "broker-2")
         assert self.done(directories).exit_code == 1
         cluster.restart(2)
-        assert " 2 " in self.done(lagging).printed
+        assert " 2\n" in self.done(lagging).printed
         cluster.tick_until_idle()
         assert "(0 rows)" in self.done(lagging).printed
         assert [record.value for record in cluster.log(2, "t", 0)] == [b"a", b"b"]

@@ -83,7 +83,7 @@ def test_the_commands_for_s3_run(
         [example] = examples(DOCUMENT)
         exec(compile(example, DOCUMENT, "exec"), {})
         assert "[b'a click']" in capsys.readouterr().out
-        assert re.search(r"clicks +\d +1 ", run(*offsets).printed)
+        assert re.search(r"clicks +\d +1\n", run(*offsets).printed)
         assert run(*audit).exit_code == 0
 
 

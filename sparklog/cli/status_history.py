@@ -16,12 +16,16 @@ _Row = dict[str, Any]
 
 
 class Incident(NamedTuple):
-    """Something that has happened, at a time in ms since 1970."""
+    """Something that has happened, at a time in ms since 1970.
+
+    `records_lost` is the number of acknowledged records that it took from a replica.
+    """
 
     at_ms: int
     severity: Severity
     kind: str
     text: str
+    records_lost: int = 0
 
 
 class InSync(NamedTuple):
@@ -173,7 +177,7 @@ def _incidents(read: _Read, since_ms: int, until_ms: int) -> Iterator[Incident]:
             f"acknowledged: {row['cause']}"
         )
         severity = Severity.CRITICAL if lost else Severity.WARNING
-        yield Incident(row["at_ms"], severity, "truncation", text)
+        yield Incident(row["at_ms"], severity, "truncation", text, lost)
     for row in read(f"select * from controller_history where {during}"):
         text = f"broker {row['broker_id']} is the controller, epoch {row['controller_epoch']}"
         because = f": {row['cause']}" if row["cause"] else ""
@@ -201,8 +205,9 @@ def _of_partition(row: _Row) -> Iterator[Incident]:
         text = f"{_name(row)}: broker {broker_id} left the in-sync set{because}"
         yield Incident(row["at_ms"], Severity.WARNING, "ISR shrinks", text)
     for broker_id in json.loads(row["joined_isr"] or "[]") if row["partition_epoch"] else ():
-        text = f"{_name(row)}: broker {broker_id} is in sync again"
-        yield Incident(row["at_ms"], Severity.OK, "ISR expands", text)
+        if not (row["is_elected"] and broker_id == row["leader"]):
+            text = f"{_name(row)}: broker {broker_id} is in sync again"
+            yield Incident(row["at_ms"], Severity.OK, "ISR expands", text)
 
 
 def _name(row: _Row) -> str:

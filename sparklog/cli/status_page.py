@@ -65,6 +65,7 @@ def page(status: ClusterStatus, past: PastStatus, refresh_s: float | None, *, ut
         since=escape(time_text(past.since_ms, utc=utc)),
         in_sync=_in_sync(past, utc=utc),
         lag=_lag(past, utc=utc),
+        summary=_summary(past),
         incidents=_incidents(past.incidents, utc=utc),
     )
 
@@ -117,13 +118,10 @@ def _brokers(status: ClusterStatus) -> str:
     rows = []
     for one in status.brokers:
         broker = one.description.broker
-        is_well = broker.state in ("alive", "parked") and not one.is_silent(
-            status.session_timeout_ms
-        )
         rows.append(
             (
                 f"{broker.broker_id}{' (controller)' if one.description.is_controller else ''}",
-                broker.state if is_well or broker.state != "alive" else "silent",
+                one.shown_state(status.session_timeout_ms),
                 str(one.description.leads),
                 f"{one.description.in_sync} of {one.description.replicas}",
                 broker.rack or "",
@@ -304,6 +302,18 @@ def _lag(past: PastStatus, *, utc: bool) -> str:
 
 def _svg(height: float, content: str) -> str:
     return f'<svg viewBox="0 0 {_WIDTH} {height + 20}" role="img">{content}</svg>'
+
+
+def _summary(past: PastStatus) -> str:
+    """Return a sentence on unclean elections and lost records, which a reader must not miss."""
+    unclean = sum(one.kind == "unclean election" for one in past.incidents)
+    lost = sum(one.records_lost for one in past.incidents)
+    if not (unclean or lost):
+        return ""
+    return (
+        f'<p class="loss">{unclean} unclean elections; {lost} acknowledged records were cut from '
+        "replicas.</p>"
+    )
 
 
 def _incidents(incidents: Sequence[Incident], *, utc: bool) -> str:

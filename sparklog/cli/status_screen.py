@@ -140,12 +140,10 @@ def _brokers(status: ClusterStatus) -> Table:
     table.add_column("requests\na minute", justify="right")
     for one in status.brokers:
         broker = one.description.broker
-        is_well = broker.state in ("alive", "parked") and not one.is_silent(
-            status.session_timeout_ms
-        )
+        shown = one.shown_state(status.session_timeout_ms)
         table.add_row(
             f"{broker.broker_id}{'*' if one.description.is_controller else ''}",
-            Text(broker.state, "default" if is_well else _STYLES[Severity.CRITICAL]),
+            Text(shown, "default" if shown in ("alive", "parked") else _STYLES[Severity.CRITICAL]),
             str(one.description.leads),
             f"{one.description.in_sync}/{one.description.replicas}",
             Text(broker.rack or ""),
@@ -218,13 +216,13 @@ def as_json(status: ClusterStatus) -> dict[str, Any]:
             "broker_id": status.controller.broker.broker_id,
             "since_ms": status.controller.controller_since_ms,
         },
-        "brokers": [_broker_json(one) for one in status.brokers],
+        "brokers": [_broker_json(one, status.session_timeout_ms) for one in status.brokers],
         "partitions": [_partition_json(one) for one in status.partitions],
         "groups": [one._asdict() for one in status.groups],
     }
 
 
-def _broker_json(one: BrokerStatus) -> dict[str, Any]:
+def _broker_json(one: BrokerStatus, timeout_ms: int) -> dict[str, Any]:
     return {
         "broker_id": one.description.broker.broker_id,
         "state": one.description.broker.state,
@@ -232,6 +230,7 @@ def _broker_json(one: BrokerStatus) -> dict[str, Any]:
         "leads": one.description.leads,
         "in_sync": one.description.in_sync,
         "replicas": one.description.replicas,
+        "is_silent": one.is_silent(timeout_ms),
         "silent_ms": one.silent_ms,
         "last_tick_ms": None if one.activity is None else one.activity.tick_ms,
         "storage_requests_per_minute": None

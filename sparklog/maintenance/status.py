@@ -58,8 +58,14 @@ class BrokerStatus(NamedTuple):
     unreadable: Mapping[str, str]
 
     def is_silent(self, timeout_ms: int) -> bool:
-        """Whether no commit has been made for more than `timeout_ms`."""
-        return self.silent_ms is not None and self.silent_ms > timeout_ms
+        """Whether it counts as alive and has committed nothing for more than `timeout_ms`."""
+        broker = self.description.broker
+        runs = broker.is_alive and not broker.is_parked
+        return runs and self.silent_ms is not None and self.silent_ms > timeout_ms
+
+    def shown_state(self, timeout_ms: int) -> str:
+        """Return its state in `brokers`, or silent if it counts as alive and is silent."""
+        return "silent" if self.is_silent(timeout_ms) else self.description.broker.state
 
 
 class ReplicaStatus(NamedTuple):
@@ -156,10 +162,23 @@ class ClusterStatus(NamedTuple):
 
     def problems(self) -> list[Problem]:
         """Return what is wrong, the worst first."""
-        found = [*self._of_partitions(), *self._of_controller()]
+        found = [*self._of_processes(), *self._of_partitions(), *self._of_controller()]
         for one in self.brokers:
             found += self._of_broker(one)
         return sorted(found, key=lambda problem: -problem.severity)
+
+    def _of_processes(self) -> list[Problem]:
+        running = [
+            one
+            for one in self.brokers
+            if one.description.broker.is_alive
+            and not one.description.broker.is_parked
+            and not one.is_silent(self.session_timeout_ms)
+        ]
+        if running or self.is_parked:
+            return []
+        text = "no broker runs, so no record can be written: the rest is the state when they ended"
+        return [Problem(Severity.CRITICAL, text)]
 
     def _of_partitions(self) -> list[Problem]:
         conditions = (
@@ -192,7 +211,7 @@ class ClusterStatus(NamedTuple):
         found = []
         if broker.state == "fenced":
             found.append(Problem(Severity.WARNING, f"{name} is fenced: start it again"))
-        elif broker.is_alive and not broker.is_parked and one.is_silent(self.session_timeout_ms):
+        elif one.is_silent(self.session_timeout_ms):
             text = (
                 f"{name} counts as alive and has committed nothing for "
                 f"{(one.silent_ms or 0) / 1000:.0f} s: check that it and a controller run"
