@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sparklog.cli.kafka_keys import KAFKA_DEFAULTS
+from sparklog.cli.kafka_keys import KAFKA_DEFAULTS, PRODUCER_DEFAULTS
 from sparklog.cluster.dynamic_configs import CLUSTER_WIDE_KEYS, DYNAMIC_BROKER_KEYS
 from sparklog.config import (
     BrokerConfig,
@@ -30,23 +30,6 @@ from sparklog.config import (
 from tests.test_config import CONSUMER_DEFAULTS, NOT_KAFKAS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
-
-PRODUCER_DEFAULTS = {
-    "acks": "all",
-    "batch.size": 16_384,
-    "linger.ms": 5,
-    "buffer.memory": 33_554_432,
-    "max.block.ms": 60_000,
-    "max.request.size": 1_048_576,
-    "enable.idempotence": True,
-    "transactional.id": None,
-    "request.timeout.ms": 30_000,
-    "delivery.timeout.ms": 120_000,
-    "retry.backoff.ms": 100,
-    "retry.backoff.max.ms": 1_000,
-    "client.id": "",
-}
-"""Kafka 4's defaults, from its producer configuration reference."""
 
 KAFKAS_ASSIGNORS = {"partition.assignment.strategy": ["range", "cooperative-sticky"]}
 
@@ -135,7 +118,7 @@ def locations() -> Iterator[tuple[str, str, str]]:
         yield f"`{key}`", kind, described[key]
 
 
-def of_clients(model: type[BaseModel], kafka: dict[str, Any]) -> list[str]:
+def of_clients(model: type[BaseModel], kafka: Mapping[str, Any]) -> list[str]:
     head = ["| key | default | Kafka | values | description |", "|---|---|---|---|---|"]
     return head + [
         row(f"`{key}`", default(field), kafkas(key, field, kafka), values(field), text)
