@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ _SAMPLE_MS = 5_000
 
 
 class RequestRate:
-    """The requests of this process to object stores over the last minute.
+    """The requests of this process to object stores over the last minute; threads may share it.
 
     Parameters: `clock`, whose monotonic time is used; `total`, a function that returns the number
     of requests since the process started.
@@ -26,17 +27,19 @@ class RequestRate:
     def __init__(self, clock: Clock, total: Callable[[], int]) -> None:
         self._clock = clock
         self._total = total
+        self._lock = threading.Lock()
         # Times on the monotonic clock in ms, with the requests until then.
         self._samples: deque[tuple[int, int]] = deque([(clock.monotonic_ms(), total())])
 
     def per_minute(self) -> int:
         """Return the requests per minute; of the time since the start while it is shorter."""
         now_ms, total = self._clock.monotonic_ms(), self._total()
-        if now_ms - self._samples[-1][0] >= _SAMPLE_MS:
-            self._samples.append((now_ms, total))
-        while len(self._samples) > 2 and now_ms - self._samples[1][0] >= _WINDOW_MS:
-            self._samples.popleft()
-        since_ms, before = self._samples[0]
+        with self._lock:
+            if now_ms - self._samples[-1][0] >= _SAMPLE_MS:
+                self._samples.append((now_ms, total))
+            while len(self._samples) > 2 and now_ms - self._samples[1][0] >= _WINDOW_MS:
+                self._samples.popleft()
+            since_ms, before = self._samples[0]
         return round((total - before) * _WINDOW_MS / max(now_ms - since_ms, 1_000))
 
 
@@ -50,6 +53,6 @@ def carry_activity(
         """Return the activity; called by all threads that commit."""
         if cluster.format_version < FORMAT_WITH_ACTIVITY:
             return None
-        return Activity(round(1000 * sum([*counts.last_tick_seconds.values()])), rate.per_minute())
+        return Activity(round(1000 * sum(counts.last_tick_seconds.values())), rate.per_minute())
 
     root.log.activity = activity

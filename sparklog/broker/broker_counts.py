@@ -11,8 +11,16 @@ _TICK_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 _LATENCY_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 
 
+_ROLES = ("controller", "leader", "follower")
+
+
 def _tick_times() -> dict[str, Histogram]:
-    return {role: Histogram(_TICK_SECONDS) for role in ("controller", "leader", "follower")}
+    return {role: Histogram(_TICK_SECONDS) for role in _ROLES}
+
+
+def _no_ticks() -> dict[str, float]:
+    # With every role from the start: threads iterate over it while ticks set values.
+    return dict.fromkeys(_ROLES, 0.0)
 
 
 @dataclass
@@ -39,7 +47,7 @@ class BrokerCounts:
     tick_seconds : dict of str to Histogram
         Durations of ticks in s, by role.
     last_tick_seconds : dict of str to float
-        The duration of the last tick in s, by role.
+        The duration of the last tick in s, by role; 0 before the first.
     work : Counts
         Of ticks, by kind: commits, spark_jobs, files_copied, bytes_copied.
     """
@@ -52,7 +60,7 @@ class BrokerCounts:
     elections_ms: Histogram = field(default_factory=lambda: Histogram(_LATENCY_MS))
     elections: Counts = field(default_factory=Counts)
     tick_seconds: dict[str, Histogram] = field(default_factory=_tick_times)
-    last_tick_seconds: dict[str, float] = field(default_factory=dict)
+    last_tick_seconds: dict[str, float] = field(default_factory=_no_ticks)
     work: Counts = field(default_factory=Counts)
 
     def note_tick(self, role: str, seconds: float) -> None:
