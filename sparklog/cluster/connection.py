@@ -399,7 +399,7 @@ class Connection:
         of = (location.uri, self.registered_epoch(location))
         journal = self._journals.get(of)
         if journal is None:
-            self._journals = {key: one for key, one in self._journals.items() if key[0] != of[0]}
+            self.release(location)
             journal = self._journals[of] = Journal(location)
         return journal
 
@@ -411,7 +411,9 @@ class Connection:
         location : Location
             The broker root.
         """
-        self._journals = {of: one for of, one in self._journals.items() if of[0] != location.uri}
+        # Changed in place: threads that open the journals of other roots must not lose theirs.
+        for of in [one for one in list(self._journals) if one[0] == location.uri]:
+            self._journals.pop(of, None)
 
     def table(self, location: Location, schema: Any) -> ControlTable:
         """Return a table of a broker root, at its newest version.

@@ -23,6 +23,7 @@ from sparklog.storage.commits import read_commit
 from sparklog.storage.errors import UNREADABLE_CONTENT
 from sparklog.storage.journal import Activity, Journal, newest_activity
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 
 
 class Severity(IntEnum):
@@ -240,6 +241,18 @@ def _named(partitions: list[PartitionStatus]) -> str:
     return ", ".join(names) + (f" and {left} more" if left else "")
 
 
+class _ReadJournal(NamedTuple):
+    """A journal and the signs of life in its newest commit.
+
+    `made_at_ms` is the commit's time by its broker's clock, in ms since 1970; 0 if it cannot be
+    read.
+    """
+
+    journal: Journal
+    made_at_ms: int
+    activity: Activity | None
+
+
 class StatusReader:
     """Reads the status of a cluster; a further `read` reads only what is new.
 
@@ -286,24 +299,50 @@ class StatusReader:
 
     def _journals(
         self, described: list[BrokerDescription]
-    ) -> tuple[dict[tuple[int, int], Journal], dict[int, dict[str, str]]]:
-        """Return the journals by broker and log directory, and the reasons of unreadable ones."""
-        found: dict[tuple[int, int], Journal] = {}
+    ) -> tuple[dict[tuple[int, int], _ReadJournal], dict[int, dict[str, str]]]:
+        """Return the journals by broker and log directory, and the reasons of unreadable ones.
+
+        Journals on object stores are read in parallel.
+        """
+        roots = [
+            (one.broker.broker_id, number, Location.of(uri, self._connection.storage_options))
+            for one in described
+            for number, uri in one.broker.online_roots.items()
+        ]
+        is_local = all(location.is_local for _, _, location in roots)
+        results = map_in_parallel(
+            self._read_journal, [location for _, _, location in roots], 0, is_local=is_local
+        )
+        found: dict[tuple[int, int], _ReadJournal] = {}
         unreadable: dict[int, dict[str, str]] = defaultdict(dict)
-        for one in described:
-            for number, uri in one.broker.online_roots.items():
-                location = Location.of(uri, self._connection.storage_options)
-                try:
-                    found[one.broker.broker_id, number] = self._connection.journal(location)
-                except UNREADABLE_CONTENT as error:
-                    unreadable[one.broker.broker_id][uri] = one_line(error)
+        for (broker_id, number, location), result in zip(roots, results, strict=True):
+            if isinstance(result, str):
+                unreadable[broker_id][location.uri] = result
+            else:
+                found[broker_id, number] = result
         return found, unreadable
+
+    def _read_journal(self, location: Location) -> _ReadJournal | str:
+        """Return the journal of a log directory, or the reason that it cannot be read."""
+        try:
+            journal = self._connection.journal(location)
+        except UNREADABLE_CONTENT as error:
+            return one_line(error)
+        try:
+            commit = read_commit(journal.location, journal.version, lambda _: True)
+            if commit is not None:
+                activity = newest_activity(journal.location, commit)
+                return _ReadJournal(journal, commit.made_at_ms or 0, activity)
+        except UNREADABLE_CONTENT:
+            # A clean-up has removed it since; the next reading finds a later one.
+            pass
+        return _ReadJournal(journal, 0, None)
 
     def _partition(
         self,
         metadata: Metadata,
         state: PartitionState,
-        journals: Mapping[tuple[int, int], Journal],
+        journals: Mapping[tuple[int, int], _ReadJournal],
     ) -> PartitionStatus:
         leads = next((one for one in state.replicas if one.broker_id == state.leader), None)
         ends = {
@@ -313,9 +352,9 @@ class StatusReader:
         leader_end = high_watermark = None
         if leads is not None:
             leader_end = ends[leads.broker_id]
-            journal = journals.get((leads.broker_id, leads.root))
-            if journal is not None and state.key in journal.rows:
-                high_watermark = journal.rows[state.key]["high_watermark"]
+            read = journals.get((leads.broker_id, leads.root))
+            if read is not None and state.key in read.journal.rows:
+                high_watermark = read.journal.rows[state.key]["high_watermark"]
         replicas = []
         for one in state.replicas:
             end = ends[one.broker_id]
@@ -358,31 +397,26 @@ class StatusReader:
         return tuple(found)
 
 
-def _log_end_offset(journal: Journal | None, key: TopicIdPartition) -> int | None:
-    if journal is None:
+def _log_end_offset(read: _ReadJournal | None, key: TopicIdPartition) -> int | None:
+    if read is None:
         return None
+    journal = read.journal
     row = journal.rows.get(key)
     return journal.log_end_offset(key, row["log_start_offset"] if row else 0)
 
 
 def _broker(
     described: BrokerDescription,
-    journals: Mapping[tuple[int, int], Journal],
+    journals: Mapping[tuple[int, int], _ReadJournal],
     unreadable: Mapping[str, str],
     now_ms: int,
 ) -> BrokerStatus:
     """Return a broker's status by the newest commit of its log directories."""
-    made_ms, activity = 0, None
-    for (broker_id, _), journal in journals.items():
-        if broker_id != described.broker.broker_id:
-            continue
-        try:
-            commit = read_commit(journal.location, journal.version, lambda _: True)
-            if commit is not None and (commit.made_at_ms or 0) > made_ms:
-                made_ms = commit.made_at_ms or 0
-                activity = newest_activity(journal.location, journal.version)
-        except UNREADABLE_CONTENT:
-            # A clean-up has removed it since; the next reading finds a later one.
-            continue
-    silent_ms = max(now_ms - made_ms, 0) if made_ms else None
-    return BrokerStatus(described, silent_ms, activity, unreadable)
+    read = [
+        one for (broker_id, _), one in journals.items() if broker_id == described.broker.broker_id
+    ]
+    newest = max(read, key=lambda one: one.made_at_ms, default=None)
+    if newest is None or not newest.made_at_ms:
+        return BrokerStatus(described, None, None, unreadable)
+    silent_ms = max(now_ms - newest.made_at_ms, 0)
+    return BrokerStatus(described, silent_ms, newest.activity, unreadable)

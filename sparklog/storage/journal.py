@@ -566,13 +566,16 @@ def seen_in(commit: Commit) -> SeenVersions | None:
         return None
 
 
-def newest_activity(log: Location, version: int) -> Activity | None:
-    """Return the activity in the newest commit up to `version` that carries one, or `None`.
+def newest_activity(log: Location, newest: Commit) -> Activity | None:
+    """Return the activity in the newest commit up to `newest` that carries one, or `None`.
 
-    Raises `OSError` or `StorageError` if a commit cannot be read.
+    Only commits before `newest` are read, and only if it carries none. Raises `OSError` or
+    `StorageError` if a commit cannot be read.
     """
-    for at in range(version, max(version - _MOST_WITHOUT, -1), -1):
-        commit = read_commit(log, at, lambda _: True)
+    commit: Commit | None = newest
+    for at in range(newest.version, max(newest.version - _MOST_WITHOUT, -1), -1):
+        if at != newest.version:
+            commit = read_commit(log, at, lambda _: True)
         if commit is None:
             break
         if (value := _entry(commit).get(_ACTIVITY)) is not None:

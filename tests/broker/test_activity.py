@@ -40,13 +40,14 @@ def test_every_commit_of_a_step_and_every_heartbeat_carries_it(tmp_path: Path) -
     cluster.tick_until_idle()
     log = Location.of(f"{tmp_path}/broker-0").child(LOG.name)
     version = newest_version(log)
-    found = newest_activity(log, version)
+    [newest] = read_commits(log, version, version)
+    found = newest_activity(log, newest)
     assert isinstance(found, Activity)
     cluster.clock.advance(10_000)
     [heartbeat] = read_commits(log, newest_version(log), newest_version(log))
     assert heartbeat.version > version
     assert not heartbeat.added
-    assert newest_activity(log, heartbeat.version) is not None
+    assert newest_activity(log, heartbeat) is not None
 
 
 def test_an_unknown_form_is_left_out(tmp_path: Path) -> None:
@@ -55,4 +56,5 @@ def test_an_unknown_form_is_left_out(tmp_path: Path) -> None:
     journal = cluster.brokers[0]._roots[0].log
     journal.activity = lambda: (1, 2, 3)  # type: ignore[assignment, return-value]
     assert journal.heartbeat()
-    assert newest_activity(journal.location, journal.version) is None
+    [newest] = read_commits(journal.location, journal.version, journal.version)
+    assert newest_activity(journal.location, newest) is None

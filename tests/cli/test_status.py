@@ -8,13 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
 from sparklog.maintenance.status import Severity, StatusReader
+from sparklog.model import LOG
+from sparklog.storage.delta_log_files import commit_path, newest_version
+from sparklog.storage.journal import Journal
+from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
 from tests.cli.terminal import run_in_terminal
@@ -140,6 +147,59 @@ def test_json_has_the_lags_and_the_activity(cluster: LocalCluster) -> None:
     assert lags == {0: 0, 1: 3, 2: 3}
     assert [one["storage_requests_per_minute"] for one in found["brokers"]] == [0, 0, 0]
     assert all(one["last_tick_ms"] >= 0 for one in found["brokers"])
+
+
+def test_a_further_reading_requests_each_newest_commit_once(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of commits that a reading requests does not grow with the history."""
+    requested: list[str] = []
+    read_bytes = Location.read_bytes
+
+    def noted(location: Location, path: str) -> bytes:
+        requested.append(f"{location.uri}/{path}")
+        return read_bytes(location, path)
+
+    reader = StatusReader(Connection(str(root(cluster))))
+    reader.read()
+    monkeypatch.setattr(Location, "read_bytes", noted)
+    counts = []
+    for _ in range(3):
+        reader.read()
+        requested.clear()
+        reader.read()
+        counts.append(len(requested))
+        for broker_id in range(3):
+            log = Location.of(f"{cluster.root}/broker-{broker_id}").child(LOG.name)
+            newest = f"{log.uri}/{commit_path(newest_version(log))}"
+            assert requested.count(newest) == 1
+        for number in range(20):
+            cluster.produce("orders", 0, [b"%d" % number])
+        cluster.tick_until_idle()
+    assert len(set(counts)) == 1
+
+
+def test_journals_on_an_object_store_are_read_in_parallel(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each journal is opened only when the others are being opened too."""
+    all_opening = Barrier(3)
+    opened = Connection.journal
+
+    def journal(connection: Connection, location: Location) -> Journal:
+        all_opening.wait(60)
+        return opened(connection, location)
+
+    monkeypatch.setattr(Connection, "journal", journal)
+    reader = StatusReader(Connection(str(root(cluster))))
+    as_remote = partial(map_in_parallel, is_local=False)
+    monkeypatch.setattr(
+        "sparklog.maintenance.status.map_in_parallel",
+        lambda action, of, size_bytes, **_: as_remote(action, of, size_bytes),
+    )
+    found = reader.read()
+    assert [one.silent_ms is not None for one in found.brokers] == [True] * 3
+    assert found.severity == Severity.OK
 
 
 def test_groups_are_sorted_by_lag(cluster: LocalCluster) -> None:
