@@ -32,12 +32,12 @@ class ClientLog:
 
 
 class Sent(NamedTuple):
-    """Records `first` to `first + count - 1` of a producer, about to be sent."""
+    """Records `first` to `first + size - 1` of a producer, about to be sent."""
 
     at_ms: int
     partition: int
     first: int
-    count: int
+    size: int
 
 
 class Answered(NamedTuple):
@@ -46,7 +46,7 @@ class Answered(NamedTuple):
     at_ms: int
     partition: int
     first: int
-    count: int
+    size: int
     error: str
     offset: int
 

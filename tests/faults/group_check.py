@@ -31,10 +31,13 @@ def check_sends(producer: ProducerLog) -> Iterator[Anomaly]:
         if one.offset < ends.get(one.partition, 0):
             yield (
                 "nonmonotonic send",
-                f"record {one.first} of {producer.name} was acknowledged at offset {one.offset} of "
-                f"partition {one.partition}, an earlier one at {ends[one.partition] - 1}",
+                (
+                    f"record {one.first} of {producer.name} was acknowledged at offset "
+                    f"{one.offset} of partition {one.partition}, "
+                    f"an earlier one at {ends[one.partition] - 1}"
+                ),
             )
-        ends[one.partition] = max(ends.get(one.partition, 0), one.offset + one.count)
+        ends[one.partition] = max(ends.get(one.partition, 0), one.offset + one.size)
 
 
 def check_polls(group: GroupLog, there: Offsets) -> Iterator[Anomaly]:
@@ -60,8 +63,10 @@ def check_polls(group: GroupLog, there: Offsets) -> Iterator[Anomaly]:
             if left_out:
                 yield (
                     "poll skip",
-                    f"{where} {offset} of partition {event.partition} and left out {len(left_out)} "
-                    f"records from offset {left_out[0]}",
+                    (
+                        f"{where} {offset} of partition {event.partition} and left out "
+                        f"{len(left_out)} records from offset {left_out[0]}"
+                    ),
                 )
             ends[of] = max(end or 0, offset + 1)
 
@@ -90,12 +95,15 @@ def check_unseen(producers: Sequence[ProducerLog], group: GroupLog) -> Iterator[
         for one in producer.answered:
             if one.error != "NONE":
                 continue
-            for number in range(one.count):
+            for number in range(one.size):
                 if one.offset + number not in seen[one.partition]:
                     yield (
                         "unseen",
-                        f"record {one.first + number} of {producer.name}, acknowledged at offset "
-                        f"{one.offset + number} of partition {one.partition}, was never polled",
+                        (
+                            f"record {one.first + number} of {producer.name}, acknowledged at "
+                            f"offset {one.offset + number} of partition {one.partition}, "
+                            "was never polled"
+                        ),
                     )
 
 
@@ -114,8 +122,10 @@ def check_commits(group: GroupLog) -> Iterator[Anomaly]:
             if offset < highest.get(partition, 0):
                 yield (
                     "commit backwards",
-                    f"{one.member} committed offset {offset} of partition {partition} after "
-                    f"{highest[partition]} was committed",
+                    (
+                        f"{one.member} committed offset {offset} of partition {partition} after "
+                        f"{highest[partition]} was committed"
+                    ),
                 )
 
 

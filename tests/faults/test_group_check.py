@@ -1,4 +1,4 @@
-"""Each kind of anomaly of sends, polls and commits is found in a forged log, and none without it."""
+"""Each kind of anomaly is found in a forged log of clients, and none in a correct one."""
 
 from __future__ import annotations
 
