@@ -6,7 +6,7 @@ VENV_PYTHON := .venv/bin/python
 PYTEST_OPTIONS ?= -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bundle docs explore clean lock setup setup-for-tests check-python
+.PHONY: help demo test lint bench bundle docs explore torture clean lock setup setup-for-tests check-python
 
 help: ## Show this list
 	@echo "make TARGET, from a bare clone; Python 3.10 or newer is all it needs."
@@ -40,9 +40,12 @@ docs: setup ## Build the site of docs/ into dist/site; a broken link is an error
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
+torture: setup-for-tests ## Kill, suspend and starve real processes for hours, and judge the logs of their clients
+	$(VENV_PYTHON) -m tests.faults $(TORTURE_OPTIONS)
+
 clean: ## Remove what the set-up, the tests and the demo made
 	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist conf/databricks/dist \
-		spark-warehouse sparklog-demo sparklog-benchmarks
+		spark-warehouse sparklog-demo sparklog-benchmarks sparklog-torture
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true
 

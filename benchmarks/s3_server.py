@@ -401,7 +401,10 @@ class Connection(asyncio.Protocol):
         del self._received[:size_bytes]
         self._pending = None
         self._is_busy = True
-        request = request._replace(content=content)
+        self._execute(request._replace(content=content))
+
+    def _execute(self, request: Request) -> None:
+        """Carry a request out after half of the latency, and answer it after the other half."""
         latency = self._api.latency_ms / 1000
         if not latency or request.bucket.startswith("_"):
             self._send(self._api.respond(request))

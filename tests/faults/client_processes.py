@@ -1,0 +1,72 @@
+"""The clients of a round as processes: producers, and members of one group."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.faults.broker_processes import PARTITIONS, TOPIC, BrokerProcesses
+from tests.jobs.processes import Process
+
+GROUP = "fire-readers"
+_END_SECONDS = 900.0
+
+
+class ClientProcesses:
+    """Producers and consumers; a killed one is followed by another one with its own log."""
+
+    def __init__(
+        self, brokers: BrokerProcesses, producers: int, consumers: int, records_per_second: float
+    ) -> None:
+        self._brokers = brokers
+        self._rate = records_per_second / producers
+        self.producer_logs: list[Path] = []
+        self.consumer_logs: list[Path] = []
+        self.producers = [self._start_producer() for _ in range(producers)]
+        self.consumers = [self._start_consumer() for _ in range(consumers)]
+
+    def _start_producer(self) -> Process:
+        file = self._brokers.folder / f"p{len(self.producer_logs)}.jsonl"
+        file.touch()
+        self.producer_logs.append(file)
+        given = (self._brokers.cluster, TOPIC, str(PARTITIONS), str(self._rate), str(file))
+        return self._brokers.run("tests.faults.producer_process", *given)
+
+    def _start_consumer(self) -> Process:
+        file = self._brokers.folder / f"c{len(self.consumer_logs)}.jsonl"
+        file.touch()
+        self.consumer_logs.append(file)
+        given = (self._brokers.cluster, TOPIC, GROUP, str(self._brokers.session_ms), str(file))
+        return self._brokers.run("tests.faults.consumer_process", *given)
+
+    def replace_producer(self, place: int) -> None:
+        """Kill a producer and start another one."""
+        self.producers[place].kill()
+        self.producers[place] = self._start_producer()
+
+    def replace_consumer(self, place: int) -> None:
+        """Kill a member of the group and start another one."""
+        self.consumers[place].kill()
+        self.consumers[place] = self._start_consumer()
+
+    def check(self) -> None:
+        """Fail if a client has ended by itself."""
+        for process in [*self.producers, *self.consumers]:
+            if process.popen.poll() is not None:
+                raise AssertionError(f"a client has ended by itself: {process.stderr[-3000:]}")
+
+    def stop_producers(self) -> None:
+        """Let the producers deliver the records in flight, and wait for their end."""
+        for process in self.producers:
+            process.send(signal.SIGTERM)
+        for process in self.producers:
+            code = process.popen.wait(_END_SECONDS)
+            assert code == 0, process.stderr[-3000:]
+
+    def stop_consumers(self) -> None:
+        """Let the members leave the group, and wait for their end."""
+        for process in self.consumers:
+            process.send(signal.SIGTERM)
+        for process in self.consumers:
+            code = process.popen.wait(_END_SECONDS)
+            assert code == 0, process.stderr[-3000:]

@@ -1,0 +1,103 @@
+"""The verdict of a round: anomalies in the client logs, then the audit with its epoch histories."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparklog.cluster.connection import Connection
+from sparklog.consumer.consumer import Consumer
+from sparklog.maintenance.audit import audit
+from sparklog.testing.history import Answer, History
+from sparklog.testing.history_check import check
+from tests.faults.broker_processes import PARTITIONS, TOPIC
+from tests.faults.client_logs import GroupLog, ProducerLog, read_group, read_producer
+from tests.faults.group_check import Anomaly, check_commits, check_polls, check_sends, check_unseen
+from tests.faults.nemesis import Deed
+
+FinalLog = dict[int, list[tuple[int, bytes]]]
+"""All records of each partition as (offset, value)."""
+
+
+def final_log(cluster: str) -> FinalLog:
+    """Read every partition from its start to its end by a new consumer."""
+    found: FinalLog = {one: [] for one in range(PARTITIONS)}
+    with Consumer(cluster, auto_offset_reset="earliest") as consumer:
+        partitions = [(TOPIC, one) for one in range(PARTITIONS)]
+        consumer.assign(partitions)
+        ends = consumer.end_offsets(partitions)
+        while any(consumer.position(one) < end for one, end in ends.items()):
+            for (_, partition), records in consumer.poll(1_000, max_records=50_000).items():
+                found[partition] += [(one.offset, one.value or b"") for one in records]
+    return found
+
+
+def anomalies(producers: Sequence[ProducerLog], group: GroupLog, log: FinalLog) -> list[Anomaly]:
+    """Return the anomalies that logs of clients and the final log show."""
+    history = History()
+    numbers: dict[tuple[str, int], int] = {}
+    for producer in producers:
+        for sent in producer.sent:
+            for number in range(sent.first, sent.first + sent.size):
+                value = b"%s:%d" % (producer.name.encode(), number)
+                given = history.record_sent(producer.name, TOPIC, value, sent.partition)
+                numbers[producer.name, number] = given
+        for answer in producer.answered:
+            for place in range(answer.size):
+                offset = answer.offset + place if answer.error == "NONE" else -1
+                number = numbers[producer.name, answer.first + place]
+                history.answers.append(
+                    Answer(producer.name, number, answer.error, answer.partition, offset)
+                )
+    for poll in group.polled:
+        history.record_read(TOPIC, poll.partition, poll.records, poll.records[0][0])
+    for partition, records in log.items():
+        history.record_read(TOPIC, partition, records)
+    there = {partition: [offset for offset, _ in records] for partition, records in log.items()}
+    return [
+        *((one.kind, one.sentence) for one in check(history)),
+        *(anomaly for producer in producers for anomaly in check_sends(producer)),
+        *check_polls(group, there),
+        *check_unseen(producers, group),
+        *check_commits(group),
+    ]
+
+
+def judge(
+    cluster: str, producer_logs: Sequence[Path], consumer_logs: Sequence[Path]
+) -> tuple[list[Anomaly], list[ProducerLog]]:
+    """Return the anomalies of a round, and the logs of its producers."""
+    producers = [read_producer(file) for file in producer_logs]
+    group = read_group(consumer_logs)
+    found = anomalies(producers, group, final_log(cluster))
+    findings = audit(Connection(cluster), verify_files=True)
+    return [*found, *(("audit", str(one)) for one in findings)], producers
+
+
+def unavailable_ms(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> list[int]:
+    """Return the longest gap between acknowledgements of each led partition, per killed leader.
+
+    The gap ends after the kill, and begins before the next action.
+    """
+    gaps = []
+    for place, deed in enumerate(deeds):
+        if deed.action != "kill broker":
+            continue
+        until = deeds[place + 1].at_ms if place + 1 < len(deeds) else None
+        for partition in deed.partitions:
+            times = sorted(
+                one.at_ms
+                for producer in producers
+                for one in producer.answered
+                if one.partition == partition and one.error == "NONE"
+            )
+            first = max(bisect_right(times, deed.at_ms) - 1, 0)
+            of = [
+                after - before
+                for before, after in zip(times[first:], times[first + 1 :], strict=False)
+                if until is None or before < until
+            ]
+            if of:
+                gaps.append(max(of))
+    return gaps
