@@ -1,0 +1,124 @@
+"""Runs seeds, shrinks those that fail, and measures how many seeds each mutation needs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sparklog.logger import ROOT as LOGGER
+from tests.faults.simulation import script
+from tests.faults.simulation.mutations import MUTATIONS
+from tests.faults.simulation.script import Step
+from tests.faults.simulation.shrinking import shrink
+from tests.faults.simulation.stories import shape_of, steps_of
+from tests.faults.simulation.world import Outcome, World
+
+RESULTS = "results.json"
+
+
+class Results(NamedTuple):
+    """The results of all runs with one folder: seeds, counts, and problems by failing seed."""
+
+    seeds: int
+    counts: Counter[str]
+    failures: dict[int, list[str]]
+
+
+def play(seed: int, steps: Sequence[Step], mutation: str | None = None) -> Outcome:
+    """Play a script in the cluster of a seed, with a mutation of the product if one is named."""
+    with _mutated(mutation), _quiet():
+        return World(shape_of(seed)).play(steps)
+
+
+def shrunk(seed: int, steps: Sequence[Step], mutation: str | None = None) -> list[Step]:
+    """Return a short script that fails with the same kind of problem as `steps`."""
+    kind = _kind(play(seed, steps, mutation))
+
+    def fails(candidate: Sequence[Step]) -> bool:
+        return _kind(play(seed, candidate, mutation)) == kind
+
+    return shrink(steps, fails)
+
+
+def seeds_needed(mutation: str, steps: int, most: int, first: int = 0) -> int | None:
+    """Return the number of seeds until one finds a mutation, or `None` if `most` do not."""
+    for seed in range(first, first + most):
+        if play(seed, steps_of(seed, steps), mutation).problems:
+            return seed - first + 1
+    return None
+
+
+def run(
+    seeds: Iterable[int], steps: int, minutes: float, folder: Path, processes: int = 1
+) -> Results:
+    """Run seeds for a time, go on after those that `folder` has, and keep the results in it.
+
+    Failing seeds leave a shrunk script `seed-N.json` and its text `seed-N.txt` in `folder`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / RESULTS
+    known: dict[str, Any] = {"steps": steps, "done": [], "counts": {}, "failures": {}}
+    if file.exists():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["steps"] != steps:
+            raise ValueError(f"{file} is of {known['steps']} steps a seed: use another folder")
+    done, counts = set(known["done"]), Counter(known["counts"])
+    failures = {int(seed): problems for seed, problems in known["failures"].items()}
+    end = time.monotonic() + minutes * 60
+    left = iter([(seed, steps) for seed in seeds if seed not in done])
+    # New processes for every 50 seeds: caches of the product grow with the roots that it has seen.
+    with get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
+        while time.monotonic() < end and (batch := [*islice(left, 4 * processes)]):
+            for seed, outcome in pool.map(_played, batch, chunksize=1):
+                done.add(seed)
+                counts += outcome.counts
+                if outcome.problems:
+                    failures[seed] = outcome.problems
+            known = {"steps": steps, "done": sorted(done), "counts": counts, "failures": failures}
+            file.write_text(json.dumps(known, sort_keys=True), encoding="utf-8")
+    for seed in sorted(failures):
+        if not (folder / f"seed-{seed}.json").exists():
+            short = shrunk(seed, steps_of(seed, steps))
+            script.save(short, folder / f"seed-{seed}.json")
+            (folder / f"seed-{seed}.txt").write_text("\n".join(map(str, short)), encoding="utf-8")
+    return Results(len(done), counts, failures)
+
+
+def _played(item: tuple[int, int]) -> tuple[int, Outcome]:
+    seed, steps = item
+    return seed, play(seed, steps_of(seed, steps))
+
+
+def _kind(outcome: Outcome) -> str | None:
+    """The kind of the first problem, without its details."""
+    return outcome.problems[0].split(":")[0] if outcome.problems else None
+
+
+@contextmanager
+def _mutated(mutation: str | None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if mutation is not None:
+            change: Callable[[pytest.MonkeyPatch], None] = MUTATIONS[mutation]
+            change(patch)
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger(LOGGER)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,78 @@
+"""The simulation replays a seed exactly, finds nothing in the product, and finds mutations of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.simulation import script
+from tests.faults.simulation.runner import play, run, shrunk
+from tests.faults.simulation.script import Step
+from tests.faults.simulation.shrinking import shrink
+from tests.faults.simulation.stories import steps_of
+
+_DIGEST = (
+    "from tests.faults.simulation.runner import play\n"
+    "from tests.faults.simulation.stories import steps_of\n"
+    "print(play(3, steps_of(3, 150)).digest)\n"
+)
+
+
+def _digest(hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", _DIGEST], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_seed_replays_one_history_in_every_process() -> None:
+    """Two processes with different hash seeds make the same operations, with the same outcomes."""
+    first = _digest("1")
+    assert len(first) == 64
+    assert _digest("2") == first
+
+
+def test_another_seed_is_another_history() -> None:
+    assert steps_of(1, 100) != steps_of(2, 100)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seed_is_clean(seed: int) -> None:
+    outcome = play(seed, steps_of(seed, 200))
+    assert outcome.problems == []
+    assert outcome.counts["acknowledged"] > 0
+
+
+def test_runs_go_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
+    assert run(range(1), 20, 1, tmp_path).seeds == 1
+    results = run(range(2), 20, 1, tmp_path)
+    assert results.seeds == 2
+    assert results.failures == {}
+
+
+def test_a_script_is_saved_and_loaded(tmp_path: Path) -> None:
+    steps = steps_of(1, 200)
+    assert any(step.events for step in steps)
+    script.save(steps, tmp_path / "script.json")
+    assert script.load(tmp_path / "script.json") == steps
+
+
+def test_shrinking_keeps_what_fails_and_nothing_else() -> None:
+    steps = [Step("clock", "advance", (number,)) for number in range(40)]
+    steps[7] = Step("broker-0a", "leader_tick", (), ((1, "refused"), (2, "suspend")))
+    steps[31] = Step("producer-0", "poll")
+
+    def fails(candidate: list[Step]) -> bool:
+        ticks = [one for one in candidate if (2, "suspend") in one.events]
+        return bool(ticks) and Step("producer-0", "poll") in candidate
+
+    short = shrink(steps, fails)  # type: ignore[arg-type]
+    assert list(map(str, short)) == [
+        "broker-0a leader_tick; at operation 2: suspend",
+        "producer-0 poll",
+    ]

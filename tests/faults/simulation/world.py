@@ -1,0 +1,388 @@
+"""A simulated cluster: brokers, clients and an administrator, played by a script."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from deltalake.exceptions import DeltaError
+
+from sparklog.broker.broker import Broker
+from sparklog.broker.engines import execution_of, rules_of
+from sparklog.broker.tick import StoppedError
+from sparklog.cluster.admin import Admin
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.roots import BrokerRoot, ClusterRoot
+from sparklog.config import Settings, parse
+from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.maintenance.audit import audit
+from sparklog.model import TopicPartition
+from sparklog.storage.location import Location
+from sparklog.testing import History, check
+from tests.faults.simulation.clients import (
+    TOPIC,
+    SimulatedConsumer,
+    SimulatedProducer,
+    is_refused,
+)
+from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
+from tests.faults.simulation.script import Step
+from tests.faulty_files import Kept
+
+BROKERS = 3
+ROLES = ("controller_tick", "leader_tick", "follower_tick", "heartbeat", "poll", "merge", "clean")
+IDEMPOTENT, PLAIN = "producer-0", "producer-1"
+PRODUCERS = (IDEMPOTENT, PLAIN)
+_FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError, StoppedError)
+"""The errors after which a process goes on."""
+
+_QUIET_ROUNDS = 90
+_ROUND_MS = 1_000
+_KEPT: tuple[Kept, ...] = ("none", "half", "all")
+_MEMORY = "/dev/shm"
+_CONFIG = {
+    "replica.lag.time.max.ms": 6_000,
+    "broker.session.timeout.ms": 9_000,
+    "min.insync.replicas": 1,
+    "log.merger.min.lag.ms": 60_000,
+    "log.merger.min.batches": 2,
+}
+
+
+class Shape(NamedTuple):
+    """The fixed part of a simulation; clocks drift by `drifts_ppm` parts per million."""
+
+    partitions: int
+    replication_factor: int
+    drifts_ppm: tuple[int, ...]
+
+
+class Outcome(NamedTuple):
+    """The result of a simulation; `problems` is empty if it is clean."""
+
+    problems: list[str]
+    digest: str
+    counts: Counter[str]
+
+
+class World:
+    """A cluster whose processes do one step of a script after the other."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sparklog-", dir=_in_memory())
+        self.root = Path(self._folder.name)
+        self.shape = shape
+        self.scheduler = Scheduler(self.root)
+        self.counts = self.scheduler.counts
+        self.history = History()
+        self.problems: list[str] = []
+        self._settings = parse(Settings, _CONFIG, "simulation")
+        self._rules = rules_of(self._settings, None)
+        self._execution = execution_of(self._settings, None, None)
+        self._cluster = str(self.root / "cluster")
+        for name in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
+            shutil.copytree(_empty_roots() / name, self.root / name)
+        self._boots = Counter[int]()
+        self._processes = {
+            name: Process(
+                name,
+                self.scheduler,
+                shape.drifts_ppm[number % len(shape.drifts_ppm)],
+                self.root / f"boot_id-{_machine(name)}",
+            )
+            for number, name in enumerate(process_names())
+        }
+        for one in range(BROKERS + 1):
+            (self.root / f"boot_id-{one}").write_text("0")
+        self.brokers: dict[str, Broker] = {}
+        self._clients: dict[str, SimulatedProducer | SimulatedConsumer] = {}
+        self._incarnations = Counter[str]()
+        self._past_producers: list[SimulatedProducer] = []
+
+    # --- a simulation ---------------------------------------------------------------------------
+
+    def play(self, steps: Iterable[Step]) -> Outcome:
+        """Play a script, then let the cluster come to rest and check the history."""
+        with self.scheduler.installed():
+            try:
+                self._open()
+                for step in steps:
+                    self.do(step)
+                    if self.problems:
+                        break
+                if not self.problems:
+                    self._come_to_rest()
+            except AssertionError as error:
+                self.problems.append(f"{type(error).__name__}: {error}")
+            finally:
+                self._close()
+        self.counts["acknowledged"] = sum(one.is_acknowledgement for one in self.history.answers)
+        return Outcome(self.problems, self.scheduler.digest, self.counts)
+
+    def is_suspended(self, process: str) -> bool:
+        """Whether a process is within an action."""
+        return self._processes[process].is_busy
+
+    def do(self, step: Step) -> None:
+        """Do one step, if it makes sense."""
+        self.scheduler.note(str(step))
+        if step.what == "advance":
+            self.scheduler.now_ms += step.arguments[0]
+        elif step.what == "power":
+            self._lose_power(*step.arguments)
+        elif step.what == "jump":
+            self._processes[step.process].clock.offset_ms = step.arguments[0]
+        elif step.what == "kill":
+            self._kill(step.process)
+        else:
+            process = self._processes[step.process]
+            if (step.what == "resume") != process.is_busy:
+                return
+            if not process.is_busy:
+                action = self._action(step)
+                if action is None:
+                    return
+                self.counts[step.what] += 1
+                process.begin(action)
+            self._run(process, step)
+
+    def _run(self, process: Process, step: Step) -> None:
+        self.scheduler.run(process, step.events)
+        if process.is_busy:
+            return
+        if process.is_killed or isinstance(process.error, KilledError | FencedError):
+            self._end(process.name)
+        elif process.error is not None:
+            self.scheduler.note(type(process.error).__name__)
+            if not isinstance(process.error, _FORESEEN) and not is_refused(process.error):
+                error = process.error
+                self.problems.append(f"{step}: {type(error).__name__}: {error}")
+
+    def _action(self, step: Step) -> Callable[[], None] | None:
+        name, what, arguments = step.process, step.what, step.arguments
+        if name.startswith("broker"):
+            broker = self.brokers.get(name)
+            if what == "start":
+                return (lambda: self._start(name)) if broker is None else None
+            if broker is None:
+                return None
+            if what == "stop":
+                return lambda: self._stop(name)
+            return functools.partial(_call, broker, what)
+        if name.startswith("producer"):
+            if what == "send":
+                acks = ("all", 1, 0)[arguments[2]]
+                return lambda: self._producer(name).send(*arguments[:2], acks)  # type: ignore[arg-type]
+            return lambda: self._producer(name).poll()
+        if name.startswith("consumer"):
+            return lambda: self._read(name, arguments[0])
+        return lambda: self._administer(what, arguments)
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        number = _machine(name)
+        location = Location.of(str(self.root / f"broker-{number}"))
+        self.brokers[name] = Broker(
+            number,
+            Location.of(self._cluster),
+            [location],
+            rules=self._rules,
+            execution=self._execution,
+            clock=self._processes[name].clock,
+            settings=self._settings,
+        )
+
+    def _stop(self, name: str) -> None:
+        broker = self.brokers[name]
+        broker.prepare_to_stop()
+        broker.stop()
+        del self.brokers[name]
+
+    def _producer(self, name: str) -> SimulatedProducer:
+        found = self._clients.get(name)
+        if found is None:
+            self._incarnations[name] += 1
+            found = self._clients[name] = SimulatedProducer(
+                f"{name}.{self._incarnations[name]}",
+                self._cluster,
+                self._rules,
+                self._processes[name].clock,
+                self.history,
+                is_idempotent=name == IDEMPOTENT,
+            )
+            self._past_producers.append(found)
+        assert isinstance(found, SimulatedProducer)
+        return found
+
+    def _read(self, name: str, partition: int) -> None:
+        found = self._clients.get(name)
+        if found is None:
+            found = SimulatedConsumer(self._cluster, self._rules, self.history)
+            self._clients[name] = found
+        assert isinstance(found, SimulatedConsumer)
+        self.counts["read"] += found.read(partition)
+
+    def _administer(self, what: str, arguments: tuple[int, ...]) -> None:
+        connection = Connection(self._cluster, rules=self._rules)
+        admin = Admin(connection, settings=self._settings, clock=self._processes["admin"].clock)
+        if what == "elect":
+            admin.elect_leaders("preferred", [(TOPIC, arguments[0])])
+        elif what == "delete_records":
+            admin.delete_records({TopicPartition(TOPIC, arguments[0]): arguments[1]})
+        elif what == "reassign":
+            of = TopicPartition(TOPIC, arguments[0])
+            admin.alter_partition_reassignments({of: list(arguments[1:])})
+
+    def _kill(self, name: str) -> None:
+        process = self._processes[name]
+        if process.is_busy:
+            self.scheduler.kill(process)
+        self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Forget the memory of a process that has ended."""
+        self.brokers.pop(name, None)
+        self._clients.pop(name, None)
+
+    def _lose_power(self, machine: int, names: int, content: int) -> None:
+        """Cut the power of a broker's machine.
+
+        Not while another process is suspended: it could hold an open file of the machine, which the
+        file system would refuse after the restart, and here would not.
+        """
+        own = {name for name in self._processes if _machine(name) == machine}
+        if any(one.is_busy for name, one in self._processes.items() if name not in own):
+            return
+        self.counts["power cuts"] += 1
+        for name in sorted(own):
+            self._kill(name)
+        folder = str(self.root / f"broker-{machine}")
+        self.scheduler.files.lose_power(folder, _KEPT[names], _KEPT[content])
+        self._boots[machine] += 1
+        (self.root / f"boot_id-{machine}").write_text(str(self._boots[machine]))
+
+    # --- begin and end --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Start the brokers and create the topic, without faults."""
+        for one in range(BROKERS):
+            self.do(Step(f"broker-{one}a", "start"))
+        connection = Connection(self._cluster, rules=self._rules)
+        assignment = {
+            one: [(one + other) % BROKERS for other in range(self.shape.replication_factor)]
+            for one in range(self.shape.partitions)
+        }
+        Admin(connection, settings=self._settings).create_topic(TOPIC, assignment=assignment)
+        for _ in range(3):
+            self._round()
+        self.scheduler.files.write_back(str(self.root))
+
+    def _round(self) -> None:
+        self.scheduler.now_ms += _ROUND_MS
+        for what in ("heartbeat", "controller_tick", "leader_tick", "follower_tick"):
+            for name in sorted(self.brokers):
+                self.do(Step(name, what))
+
+    def _come_to_rest(self) -> None:
+        """End all faults and let the cluster converge, then check what clients have seen."""
+        for name, process in self._processes.items():
+            while process.is_busy:
+                self.do(Step(name, "resume"))
+            process.clock.offset_ms = 0
+        for name in [name for name in self.brokers if name.endswith("b")]:
+            self._kill(name)
+        for one in range(BROKERS):
+            # A broker whose second process has run is fenced, and is restarted.
+            self._kill(f"broker-{one}a")
+            self.do(Step(f"broker-{one}a", "start"))
+        for _ in range(_QUIET_ROUNDS):
+            self._round()
+            for name in PRODUCERS:
+                if name in self._clients:
+                    self.do(Step(name, "poll"))
+            if self.problems or (self._is_at_rest() and self._read_all()):
+                break
+        else:
+            self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
+        if self.problems:
+            return
+        self.problems += [f"{one.kind}: {one.sentence}" for one in check(self.history)]
+        for producer in self._past_producers:
+            self.problems += [f"{producer.name} got {error}" for error in producer.errors]
+        connection = Connection(self._cluster, rules=self._rules)
+        self.problems += [f"audit: {one}" for one in audit(connection, self._rules)]
+
+    def _read_all(self) -> bool:
+        """Read all partitions; return whether all of them can be read."""
+        reads = len(self.history.reads)
+        for one in range(self.shape.partitions):
+            self.do(Step("consumer-0", "read", (one,)))
+        return len(self.history.reads) == reads + self.shape.partitions
+
+    def _is_at_rest(self) -> bool:
+        for name in PRODUCERS:
+            client = self._clients.get(name)
+            if isinstance(client, SimulatedProducer) and not client.is_done:
+                return False
+        partitions = Connection(self._cluster, rules=self._rules).metadata().partitions.values()
+        return all(
+            len(one.isr) == len(one.replicas) and one.leader is not None for one in partitions
+        )
+
+    def _states(self) -> str:
+        partitions = Connection(self._cluster, rules=self._rules).metadata().partitions.values()
+        waiting = [
+            name
+            for name, one in self._clients.items()
+            if isinstance(one, SimulatedProducer) and not one.is_done
+        ]
+        states = [f"{one.partition}: leader {one.leader}, ISR {one.isr}" for one in partitions]
+        return "; ".join([*states, f"unanswered {waiting}", f"brokers {sorted(self.brokers)}"])
+
+    def _close(self) -> None:
+        for process in self._processes.values():
+            if process.is_busy:
+                self.scheduler.kill(process)
+            if not process.is_busy:
+                process.end()
+        self._folder.cleanup()
+
+
+def process_names() -> list[str]:
+    """The names of all processes; a broker's processes a and b may run at once."""
+    brokers = [f"broker-{one}{slot}" for one in range(BROKERS) for slot in "ab"]
+    return [*brokers, *PRODUCERS, "consumer-0", "admin"]
+
+
+def _machine(process: str) -> int:
+    """The number of the machine of a process; all clients share the last one."""
+    return int(process[7:-1]) if process.startswith("broker-") else BROKERS
+
+
+def _call(broker: Broker, what: str) -> None:
+    getattr(broker, what)()
+
+
+def _in_memory() -> str | None:
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+
+@functools.cache
+def _empty_roots() -> Path:
+    """The roots of a new cluster; copying them is faster than creating them."""
+    folder = Path(tempfile.mkdtemp(prefix="sparklog-", dir=_in_memory()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with Scheduler(folder).installed():
+        cluster = ClusterRoot.create(Location.of(str(folder / "cluster")))
+        for broker in range(BROKERS):
+            root = Location.of(str(folder / f"broker-{broker}"))
+            BrokerRoot.create(root, cluster.cluster_id, broker)
+    return folder
