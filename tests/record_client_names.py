@@ -17,7 +17,10 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+VARIADIC: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 
 
 def parameters(method: Any) -> list[str] | None:

@@ -40,6 +40,11 @@ _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 _OF_JOURNALS = (*(schema.name for schema in CHECKPOINTS), PRODUCE_REQUESTS.name, "batches")
 """The tables of broker roots that are no control tables with versions of their own."""
 
+_COMPARES_A_TIME = re.compile(r"Cannot (compare|mix) values of type BIGINT and .*(DATE|TIME)")
+_TIMES_ARE_NUMBERS = (
+    "; the columns *_ms are ms since 1970: write epoch_ms(timestamp '2026-01-31 12:00:00')"
+)
+
 
 class QueryResult(NamedTuple):
     """The rows of a statement, and a line for each broker root that could not be read for it."""
@@ -68,6 +73,8 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
+        # Spark's name, so that the texts of the views and of docs/questions.md run on both engines.
+        connection.execute("create macro unix_millis(time) as epoch_ms(time)")
         for name, text in SQL_VIEWS.items():
             connection.execute(f"create view {name} as {text}")
         try:
@@ -88,7 +95,8 @@ def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
     if unknown is None:
         # The rest of the message shows the statement on several lines.
         sentence = str(error).split("\n\nLINE ", maxsplit=1)[0]
-        return SparklogError(f"the statement cannot be run: {sentence}")
+        hint = _TIMES_ARE_NUMBERS if _COMPARES_A_TIME.search(sentence) else ""
+        return SparklogError(f"the statement cannot be run: {sentence}{hint}")
     name = unknown[1].strip('"')
     if name.lower() in ("records", "log"):
         return SparklogError(

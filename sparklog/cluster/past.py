@@ -245,17 +245,14 @@ with reports as (
     where s.broker_id <> coalesce(s.leader, -1)
 ),
 missing as (
-    select r.topic_id, r.partition, r.broker_id, min(b.min_timestamp_ms) as since_ms
+    select
+        r.topic_id, r.partition, r.broker_id,
+        min_by(b.min_timestamp_ms, b.base_offset) as since_ms
     from reports r
     join batches b
         on b.topic_id = r.topic_id and b.partition = r.partition and b.broker_id = r.leader
         and b.next_offset > r.log_end_offset
     group by r.topic_id, r.partition, r.broker_id
-),
-newest as (
-    select topic_id, partition, broker_id, max(max_timestamp_ms) as newest_ms
-    from batches
-    group by topic_id, partition, broker_id
 ),
 departures as (
     select
@@ -276,7 +273,7 @@ select
     cast(greatest(r.leader_log_end_offset - r.log_end_offset, 0) as bigint) as lag,
     case
         when r.log_end_offset >= r.leader_log_end_offset then cast(0 as double)
-        else cast(n.newest_ms - m.since_ms as double) / 1000
+        else cast(greatest(unix_millis(current_timestamp) - m.since_ms, 0) as double) / 1000
     end as lag_seconds,
     case
         when r.log_end_offset >= r.leader_log_end_offset then r.reported_at_ms
@@ -287,8 +284,6 @@ select
 from reports r
 left join missing m
     on m.topic_id = r.topic_id and m.partition = r.partition and m.broker_id = r.broker_id
-left join newest n
-    on n.topic_id = r.topic_id and n.partition = r.partition and n.broker_id = r.leader
 left join departures d
     on d.topic_id = r.topic_id and d.partition = r.partition and d.broker_id = r.broker_id
     and d.place = 1
@@ -296,8 +291,9 @@ left join departures d
 """The SQL text of the view `replica_progress`: each follower as its leader sees it.
 
 `last_caught_up_ms` is the time of the newest report of a follower at the leader's log end, or the
-timestamp of the first record that it lacks. `lag_seconds` is the time between this record and the
-newest one. The last three columns say when and why a follower outside the ISR has left it.
+timestamp of the first batch that it lacks. `lag_seconds` is the time from this timestamp until now,
+0 at the leader's log end, and null where the leader, its log end or that batch is not known. The
+last three columns say when and why a follower outside the ISR has left it.
 """
 
 LAG = """
@@ -312,7 +308,11 @@ select
     cast(greatest(c.high_watermark - o.committed_offset, 0) as bigint),
     case
         when o.committed_offset >= c.high_watermark then cast(0 as double)
-        else cast(max(b.max_timestamp_ms) - min(b.min_timestamp_ms) as double) / 1000
+        else cast(
+            greatest(
+                unix_millis(current_timestamp) - min_by(b.min_timestamp_ms, b.base_offset), 0
+            ) as double
+        ) / 1000
     end
 from consumer_offsets o
 join partition_state s
@@ -325,8 +325,8 @@ left join batches b
 group by o.group_id, o.topic_id, o.topic, o.partition, o.committed_offset, c.high_watermark
 """
 """The SQL text of the view `lag`: of each follower to its leader's log end (`kind` is replica), and
-of each consumer group to the high watermark (`kind` is group), in offsets and in seconds between
-the timestamps of the first record behind and the newest one.
+of each consumer group to the high watermark (`kind` is group), in offsets, and in seconds from the
+timestamp of the first batch behind until now.
 """
 
 PAST_VIEWS: Mapping[str, str] = {

@@ -241,6 +241,10 @@ def test_a_table_of_the_cluster_that_cannot_be_read_is_one_line(tmp_path: Path) 
         (["selec 1"], 'cannot be run: Parser Error: syntax error at or near "selec"'),
         (["select nope from topics"], 'Referenced column "nope" not found'),
         (["select nope(1)"], "Scalar Function with name nope does not exist"),
+        (
+            ["from elections where at_ms > timestamp '2026-01-31'"],
+            "; the columns *_ms are ms since 1970: write epoch_ms(timestamp '2026-01-31 12:00:00')",
+        ),
         (["select 'a'::int"], "Could not convert string 'a' to INT32"),
         ([""], "only one SELECT statement is run"),
         (["select 1; select 2"], "only one SELECT statement is run"),

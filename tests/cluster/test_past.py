@@ -155,7 +155,7 @@ ANSWERS: dict[int, Rows] = {
     13: [(1,)],
     14: [(0, "orders", 0, 5, 3, 1, "divergence")],
     15: [("orders", 0, 2)],
-    16: [(0, 4, 4, 0, 0.0), (2, 3, 4, 1, 0.0)],
+    16: [(0, 4, 4, 0), (2, 3, 4, 1)],
     17: [("2", "orders", 0, 1)],
     18: [("orders", 0, 1, 4, 3)],
     19: [("NOT_ENOUGH_REPLICAS", 2)],
@@ -175,6 +175,31 @@ def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_five_questions()
     assert [number for number, _ in lines] == [str(number) for number in range(1, 26)]
     assert headings == lines
     assert queries(0).keys() == set(range(1, 26))
+
+
+LAGS_IN_SECONDS = """
+select
+    broker_id,
+    lag_seconds = case
+        when lag = 0 then 0
+        else cast(unix_millis(current_timestamp) - last_caught_up_ms as double) / 1000
+    end as is_until_now,
+    lag_seconds > 0 as is_behind
+from replica_progress
+where topic = 'orders'
+order by broker_id
+"""
+
+
+def test_the_lag_of_a_follower_in_seconds_is_until_now(
+    spark: SparkSession, prepared: Prepared
+) -> None:
+    """It was 0 where the missing records share one timestamp, however long the broker was gone."""
+    expected = [(0, True, False), (2, True, True)]
+    assert [tuple(row.values()) for row in rows(prepared.cluster, LAGS_IN_SECONDS)] == expected
+    session = spark.newSession()
+    create_views(session, str(prepared.cluster.root / "cluster"))
+    assert [tuple(row) for row in session.sql(LAGS_IN_SECONDS).collect()] == expected
 
 
 def test_each_query_of_the_page_gives_its_answer(prepared: Prepared) -> None:

@@ -1,8 +1,8 @@
 """The S3 API server of the benchmarks with faults, and buckets that are away.
 
-`python -m tests.faults.faulty_store PORT MS SHARE SEED` fails that share of requests by 503, 500, a
-closed connection or no answer for 10 s; half of them before and half of them after the request was
-carried out. Beside the server's own control paths:
+`python -m tests.faults.faulty_store PORT MS SHARE SEED SECONDS` fails that share of requests by
+503, 500, a closed connection or no answer for SECONDS; half of them before and half of them after
+the request was carried out. Beside the server's own control paths:
 
     POST /_faults?share=0     set the share of requests that fail
     POST /_away?bucket=NAME   answer 503 for that bucket; an empty name ends it
@@ -31,15 +31,15 @@ from benchmarks.s3_store import Store, await_port
 KINDS = {"503": 10, "500": 5, "reset": 4, "hang": 1}
 """The kinds of faults and their weights; a hang costs much more time than its share."""
 
-_HANG_SECONDS = 10.0
 _CODES = {"503": "SlowDown", "500": "InternalError"}
 
 
 class Faults:
     """The faults of the server, which all connections share."""
 
-    def __init__(self, share: float, seed: int) -> None:
+    def __init__(self, share: float, seed: int, hang_seconds: float = 10.0) -> None:
         self.share = share
+        self.hang_seconds = hang_seconds
         self.away = ""
         self.counts: Counter[str] = Counter()
         self._random = random.Random(seed)
@@ -94,7 +94,7 @@ class FaultyConnection(Connection):
             text = f"<Error><Code>{_CODES[kind]}</Code><Message>a fault</Message></Error>"
             self._send(Response(int(kind), {"Content-Type": "application/xml"}, text.encode()))
         elif kind == "hang":
-            self._loop.call_later(_HANG_SECONDS, self._fail, "reset")
+            self._loop.call_later(self._faults.hang_seconds, self._fail, "reset")
         elif self._transport is not None:
             self._transport.abort()
 
@@ -122,13 +122,13 @@ class FaultyStore(Store):
 
 @contextmanager
 def running_faulty_store(
-    log: Path, latency_ms: float, share: float, seed: int
+    log: Path, latency_ms: float, share: float, seed: int, hang_seconds: float = 10.0
 ) -> Iterator[FaultyStore]:
     """Run a server in a process of its own within the context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = [str(one) for one in (port, latency_ms, share, seed)]
+    given = [str(one) for one in (port, latency_ms, share, seed, hang_seconds)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.faulty_store", *given],
@@ -157,6 +157,8 @@ async def serve(port: int, latency_ms: float, faults: Faults) -> None:
 
 if __name__ == "__main__":
     gc.disable()  # as the server of the benchmarks does
+    port, latency_ms, *given = sys.argv[1:]
+    share, seed, hang_seconds = given
     asyncio.run(
-        serve(int(sys.argv[1]), float(sys.argv[2]), Faults(float(sys.argv[3]), int(sys.argv[4])))
+        serve(int(port), float(latency_ms), Faults(float(share), int(seed), float(hang_seconds)))
     )

@@ -21,12 +21,12 @@ from tests.jobs.processes import wait_for
 SESSION_MS = 9_000
 """The default session of a broker, as in Kafka."""
 
-_LATENCY_MS, _FAULT_SHARE = 30.0, 0.05
+_FAULT_SHARE = 0.05
 _DRAIN_SECONDS = 900.0
 
 
 class Configuration(NamedTuple):
-    """What a round runs on."""
+    """What a round runs on; `latency_ms` and `hang_seconds` are those of the S3 server."""
 
     storage: Literal["folder", "s3", "s3 buckets"] = "folder"
     brokers: int = 3
@@ -35,6 +35,8 @@ class Configuration(NamedTuple):
     producers: int = 2
     consumers: int = 2
     records_per_second: float = 1_000.0
+    latency_ms: float = 30.0
+    hang_seconds: float = 10.0
 
 
 CONFIGURATIONS = (
@@ -74,7 +76,7 @@ def run_round(
         buckets: tuple[str, ...] = ()
         if configuration.storage != "folder":
             store = stack.enter_context(
-                running_faulty_store(folder / "store.log", _LATENCY_MS, 0.0, seed)
+                running_faulty_store(folder / "store.log", configuration.latency_ms, 0.0, seed)
             )
             roots, buckets = _uris(store, configuration)
         brokers = BrokerProcesses(

@@ -1,4 +1,4 @@
-"""Short rounds of the torture of processes: a folder, and S3 with 30 ms and 5% faults."""
+"""Short rounds of the torture of processes: in a folder, and on S3 with 30 ms and 5% faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def test_a_round_shows_no_anomaly_to_its_clients(
 ) -> None:
     """No record is lost, duplicated, moved, skipped or unseen, and the audit is clean."""
     configuration = Configuration(
-        "s3" if storage == "s3" else "folder", session_ms=3_000, producers=1, consumers=1
+        "s3" if storage == "s3" else "folder",
+        session_ms=3_000,
+        producers=1,
+        consumers=1,
+        hang_seconds=1.0,
     )
     result = run_round(tmp_path / "round", configuration, seed=1, seconds=0, actions=actions)
     assert result["anomalies"] == 0, result

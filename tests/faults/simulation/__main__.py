@@ -18,7 +18,9 @@ from tests.faults.simulation.runner import run, seeds_needed
 
 
 def main(
-    seeds: Annotated[str, typer.Option(help="The first seed, and the one after the last.")] = "0:100",
+    seeds: Annotated[
+        str, typer.Option(help="The first seed, and the one after the last.")
+    ] = "0:100",
     steps: Annotated[int, typer.Option(help="Steps of each seed.")] = 500,
     minutes: Annotated[float, typer.Option(help="Minutes after which no seed is begun.")] = 10.0,
     processes: Annotated[int, typer.Option(help="Seeds that run in parallel.")] = 1,

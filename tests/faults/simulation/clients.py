@@ -190,5 +190,3 @@ class SimulatedConsumer:
 def is_refused(error: BaseException) -> bool:
     """Return whether a client may get this error from a sound cluster, and tries again later."""
     return isinstance(error, ProtocolError) and error.code.retriable
-
-

@@ -1,7 +1,7 @@
-"""Mutations of the real code that the simulation finds, as programming mistakes would be.
+"""Mutations of the real code, as programming mistakes would be, for the simulation to find.
 
-Those of the state machine, and some of its own. `python -m tests.faults.simulation.search` measures
-how many seeds each needs.
+Those of the state machine, and some of its own. `python -m tests.faults.simulation --mutations`
+measures how many seeds each needs.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def divergence_not_truncated(patch: Patch) -> None:
     _change_output(patch, "truncation_point", lambda _: None)
 
 
-def no_election_after_a_death(patch: Patch) -> None:
-    """The controller elects no leader in the place of a dead one."""
-    _change_output(patch, "leader_election", lambda _: None)
-
-
 def no_return_to_the_isr(patch: Patch) -> None:
     """A follower that has caught up does not return to the ISR."""
     _change_output(patch, "isr_expand", lambda _: None)
@@ -83,7 +78,6 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
             duplicates_not_recognised,
             sequences_not_checked,
             divergence_not_truncated,
-            no_election_after_a_death,
             no_return_to_the_isr,
             log_end_offset_too_small,
         )

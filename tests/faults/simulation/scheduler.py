@@ -127,7 +127,11 @@ class Scheduler:
             for target, name, value in (
                 (parallel, "process_threads", lambda _name, _count: inline),
                 (uuid, "uuid4", lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4)),
-                (secrets, "token_hex", lambda size: f"{self._ids.getrandbits(8 * size):0{2 * size}x}"),
+                (
+                    secrets,
+                    "token_hex",
+                    lambda size: f"{self._ids.getrandbits(8 * size):0{2 * size}x}",
+                ),
                 (time, "time_ns", lambda: self._clocks().now_ms() * 1_000_000),
                 (time, "time", lambda: self._clocks().now_ms() / 1000),
                 (time, "monotonic", lambda: self._clocks().monotonic_ms() / 1000),

@@ -1,4 +1,4 @@
-"""The simulation replays a seed exactly, finds nothing in the product, and finds mutations of it."""
+"""The simulation replays a seed exactly, and short seeds find nothing in the product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.simulation import script
-from tests.faults.simulation.runner import play, run, shrunk
+from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Step
 from tests.faults.simulation.shrinking import shrink
 from tests.faults.simulation.stories import steps_of

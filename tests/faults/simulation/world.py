@@ -24,6 +24,7 @@ from sparklog.config import Settings, parse
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import TopicPartition
+from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
 from sparklog.testing import History, check
 from tests.faults.simulation.clients import (
@@ -40,6 +41,7 @@ BROKERS = 3
 ROLES = ("controller_tick", "leader_tick", "follower_tick", "heartbeat", "poll", "merge", "clean")
 IDEMPOTENT, PLAIN = "producer-0", "producer-1"
 PRODUCERS = (IDEMPOTENT, PLAIN)
+ACKS: tuple[Acks, ...] = ("all", 1, 0)
 _FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError, StoppedError)
 """The errors after which a process goes on."""
 
@@ -178,8 +180,9 @@ class World:
             return functools.partial(_call, broker, what)
         if name.startswith("producer"):
             if what == "send":
-                acks = ("all", 1, 0)[arguments[2]]
-                return lambda: self._producer(name).send(*arguments[:2], acks)  # type: ignore[arg-type]
+                partition, count, number = arguments
+                acks = ACKS[number]
+                return lambda: self._producer(name).send(partition, count, acks)
             return lambda: self._producer(name).poll()
         if name.startswith("consumer"):
             return lambda: self._read(name, arguments[0])
