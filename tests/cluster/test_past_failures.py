@@ -114,7 +114,7 @@ class TestTruncations:
         """The copy fails, or the process dies between the copy and the checkpoint after it."""
         before = shown(cluster, TRUNCATIONS)
         assert [row["from_offset"] for row in before.values()] == [4]
-        # The first commit to `truncations` is the fence of the broker's epoch; the copy is the second.
+        # The first commit to `truncations` is the fence of the epoch; the copy is the second one.
         skip = int(schema is TRUNCATIONS)
         files.fail(f"{cluster.location(0).child(schema.name).uri}/_delta_log", failure, skip)
         with suppress(StoppedError):

@@ -41,7 +41,7 @@ class TestSends:
         )
         assert [kind for kind, _ in check_sends(log)] == ["nonmonotonic send"]
 
-    def test_answers_that_come_in_another_order_than_the_sends_are_none(self) -> None:
+    def test_answers_may_come_in_another_order_than_the_sends(self) -> None:
         """Order counts by record, not by the time at which an answer was logged."""
         answers = [Answered(1, 0, 2, 1, "NONE", 9), Answered(2, 0, 0, 2, "NONE", 4)]
         failed = Answered(3, 0, 3, 1, "REQUEST_TIMED_OUT", -1)

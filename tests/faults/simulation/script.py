@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 Event = tuple[int, str]
-"""What happens at a storage operation of a step, which is given by its number within the step."""
+"""The outcome of a storage operation of a step, which is given by its number in the step."""
 
 
 class Step(NamedTuple):
