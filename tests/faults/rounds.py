@@ -26,7 +26,10 @@ _DRAIN_SECONDS = 900.0
 
 
 class Configuration(NamedTuple):
-    """The storage, brokers and clients of a round; `latency_ms` and `hang_seconds` are those of the S3 server."""
+    """The storage, brokers and clients of a round.
+
+    `latency_ms` and `hang_seconds` are those of the S3 server.
+    """
 
     storage: Literal["folder", "s3", "s3 buckets"] = "folder"
     brokers: int = 3
