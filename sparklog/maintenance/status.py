@@ -25,6 +25,9 @@ from sparklog.storage.journal import Activity, Journal, newest_activity
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import map_in_parallel
 
+CLOCK_TOLERANCE_MS = 5_000
+"""The difference of clocks in ms up to which a status does not warn of it."""
+
 
 class Severity(IntEnum):
     """The severity of a problem; `sparklog status` exits with the highest one."""
@@ -48,7 +51,8 @@ class BrokerStatus(NamedTuple):
     """A broker and the signs of its life.
 
     `silent_ms` is the time in ms since the newest commit of its log directories, by the clocks of
-    the broker and of this process; `None` if none can be read. `unreadable` are its log directories
+    the broker and of this process; below 0 if the broker's clock is ahead, and `None` if none can
+    be read. `unreadable` are its log directories
     that cannot be read here, each with the reason. `activity` is what its newest commits say that
     it does; `None` if they say nothing, as those of earlier releases.
     """
@@ -63,6 +67,11 @@ class BrokerStatus(NamedTuple):
         broker = self.description.broker
         runs = broker.is_alive and not broker.is_parked
         return runs and self.silent_ms is not None and self.silent_ms > timeout_ms
+
+    @property
+    def ahead_ms(self) -> int:
+        """The time in ms by which its clock is at least ahead of this machine's; 0 if unknown."""
+        return max(-(self.silent_ms or 0), 0)
 
     def shown_state(self, timeout_ms: int) -> str:
         """Return its state in `brokers`, or silent if it counts as alive and is silent."""
@@ -218,6 +227,12 @@ class ClusterStatus(NamedTuple):
                 f"{(one.silent_ms or 0) / 1000:.0f} s: check that it and a controller run"
             )
             found.append(Problem(Severity.CRITICAL, text))
+        if one.ahead_ms > CLOCK_TOLERANCE_MS:
+            text = (
+                f"the clock of {name} is {one.ahead_ms / 1000:.0f} s ahead of this machine's: set "
+                "both by NTP; until then this machine notices its silence later by as much"
+            )
+            found.append(Problem(Severity.WARNING, text))
         if broker.offline_log_dirs:
             dirs = _counted(len(broker.offline_log_dirs), "log directory", "log directories")
             found.append(
@@ -418,5 +433,4 @@ def _broker(
     newest = max(read, key=lambda one: one.made_at_ms, default=None)
     if newest is None or not newest.made_at_ms:
         return BrokerStatus(described, None, None, unreadable)
-    silent_ms = max(now_ms - newest.made_at_ms, 0)
-    return BrokerStatus(described, silent_ms, newest.activity, unreadable)
+    return BrokerStatus(described, now_ms - newest.made_at_ms, newest.activity, unreadable)

@@ -68,6 +68,13 @@ class LaterClock(SystemClock):
         return super().now_ms() + 3_600_000
 
 
+class EarlierClock(SystemClock):
+    """A clock that is an hour behind the brokers'."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() - 3_600_000
+
+
 class TestTheVerdict:
     def test_is_ok_for_a_sound_cluster(self, cluster: LocalCluster) -> None:
         before = files_in(Path(cluster.root))
@@ -112,6 +119,16 @@ class TestTheVerdict:
         names = [text.partition(" counts as alive")[0] for text in others]
         assert names == ["broker 0", "broker 1", "broker 2"]
         assert {one.shown_state(9_000) for one in status.brokers} == {"silent"}
+
+    def test_is_a_warning_if_the_clock_of_a_broker_is_ahead(self, cluster: LocalCluster) -> None:
+        """A broker that has died would be shown as alive until this machine's clock is as far."""
+        status = StatusReader(Connection(root(cluster)), clock=EarlierClock()).read()
+        assert status.severity is Severity.WARNING
+        texts = [one.text for one in status.problems()]
+        assert [text.partition(" is ")[0] for text in texts] == [
+            f"the clock of broker {broker}" for broker in range(3)
+        ]
+        assert all(0 < one.ahead_ms <= 3_600_000 for one in status.brokers)
 
     def test_is_ok_between_two_scheduled_runs(self, cluster: LocalCluster) -> None:
         """Parked brokers are silent, and no controller leads, as it should be."""
