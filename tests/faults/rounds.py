@@ -79,7 +79,13 @@ def run_round(
         buckets: tuple[str, ...] = ()
         if configuration.storage != "folder":
             store = stack.enter_context(
-                running_faulty_store(folder / "store.log", configuration.latency_ms, 0.0, seed)
+                running_faulty_store(
+                    folder / "store.log",
+                    configuration.latency_ms,
+                    0.0,
+                    seed,
+                    configuration.hang_seconds,
+                )
             )
             roots, buckets = _uris(store, configuration)
         brokers = BrokerProcesses(
