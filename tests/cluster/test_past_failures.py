@@ -156,7 +156,7 @@ class TestOnRootsOfAnEarlierFormat:
         [election] = before["elections"]
         assert (election["leader"], election["cause"]) == (0, "created")
         assert len(before[CONTROLLER_HISTORY.name]) == 1
-        # The vacuum of a root without the tables extends none of them, and fails not.
+        # The vacuum of a root without the tables leaves them out.
         cluster.vacuum(controller(cluster), after_ms=0)
         assert views() == before
         for broker in (0, 1):
