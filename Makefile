@@ -40,7 +40,7 @@ docs: setup ## Build the site of docs/ into dist/site; a broken link is an error
 explore: setup-for-tests ## Visit every state of the protocol's model at its full bounds, for hours
 	$(VENV_PYTHON) -m tests.model.explore --max-states 50000000
 
-torture: setup-for-tests ## Kill, suspend and starve real processes for hours, and judge the logs of their clients
+torture: setup-for-tests ## Kill and suspend real processes for hours, fail their store, and judge the logs of their clients
 	$(VENV_PYTHON) -m tests.faults $(TORTURE_OPTIONS)
 
 clean: ## Remove what the set-up, the tests and the demo made

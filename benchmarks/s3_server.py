@@ -448,13 +448,18 @@ def _parsed(head: bytes) -> Request:
     return Request(method, unquote(bucket), unquote(key), asked, headers, b"")
 
 
-async def serve(port: int, latency_ms: float, until: Callable[[asyncio.Event], None]) -> None:
-    """Serve on a local port until the event that is passed to `until` is set."""
-    api = S3Api(latency_ms)
+def run(port: int, connection: Callable[[], asyncio.Protocol]) -> None:
+    """Serve on a local port until a signal, or the end of the parent process."""
+    # Objects are not part of cycles, and a collection would visit all of them.
+    gc.disable()
+    asyncio.run(_serve(port, connection))
+
+
+async def _serve(port: int, connection: Callable[[], asyncio.Protocol]) -> None:
     ended = asyncio.Event()
-    until(ended)
+    _end_with_parent(ended)
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(api), "127.0.0.1", port, backlog=1024
+        connection, "127.0.0.1", port, backlog=1024
     )
     async with server:
         await ended.wait()
@@ -476,10 +481,8 @@ def _end_with_parent(ended: asyncio.Event) -> None:
 
 def main() -> None:
     """Serve until the process ends."""
-    # Objects are not part of cycles, and a collection would visit all of them.
-    gc.disable()
-    latency_ms = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-    asyncio.run(serve(int(sys.argv[1]), latency_ms, _end_with_parent))
+    api = S3Api(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    run(int(sys.argv[1]), lambda: Connection(api))
 
 
 if __name__ == "__main__":

@@ -87,15 +87,22 @@ class Store:
 
 @contextmanager
 def running_store(log: Path, latency_ms: float = 0.0) -> Iterator[Store]:
+    """Run a server within the block; raises `SparklogError` if it does not start."""
+    with running_server(log, "benchmarks.s3_server", latency_ms) as port:
+        yield Store(port)
+
+
+@contextmanager
+def running_server(log: Path, module: str, *arguments: object) -> Iterator[int]:
     """Run a server in a separate process, since one in this process would be starved.
 
-    The server ends with the block, or with this process. Raises `SparklogError` if it does not
-    start.
+    Its arguments are its port and `arguments`; the port is returned. The server ends with the
+    block, or with this process. Raises `SparklogError` if it does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.s3_server", str(port), str(latency_ms)]
+    command = [sys.executable, "-m", module, str(port), *map(str, arguments)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -106,7 +113,7 @@ def running_store(log: Path, latency_ms: float = 0.0) -> Iterator[Store]:
         )
     try:
         await_port(port, process, log)
-        yield Store(port)
+        yield port
     finally:
         process.kill()
         process.communicate()

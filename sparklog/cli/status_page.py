@@ -125,7 +125,7 @@ def _brokers(status: ClusterStatus) -> str:
                 str(one.description.leads),
                 f"{one.description.in_sync} of {one.description.replicas}",
                 broker.rack or "",
-                "" if one.silent_ms is None else f"{duration(max(one.silent_ms, 0))} ago",
+                "" if one.silent_ms is None else f"{duration(one.silent_ms)} ago",
                 "" if one.activity is None else f"{one.activity.tick_ms} ms",
                 "" if one.activity is None else str(one.activity.requests_per_minute),
             )

@@ -147,7 +147,7 @@ def _brokers(status: ClusterStatus) -> Table:
             str(one.description.leads),
             f"{one.description.in_sync}/{one.description.replicas}",
             Text(broker.rack or ""),
-            "" if one.silent_ms is None else f"{duration(max(one.silent_ms, 0))} ago",
+            "" if one.silent_ms is None else f"{duration(one.silent_ms)} ago",
             "" if one.activity is None else f"{one.activity.tick_ms:.0f} ms",
             "" if one.activity is None else f"{one.activity.requests_per_minute:.0f}",
         )
@@ -231,7 +231,7 @@ def _broker_json(one: BrokerStatus, timeout_ms: int) -> dict[str, Any]:
         "in_sync": one.description.in_sync,
         "replicas": one.description.replicas,
         "is_silent": one.is_silent(timeout_ms),
-        "silent_ms": None if one.silent_ms is None else max(one.silent_ms, 0),
+        "silent_ms": one.silent_ms,
         "clock_ahead_ms": one.ahead_ms,
         "last_tick_ms": None if one.activity is None else one.activity.tick_ms,
         "storage_requests_per_minute": None

@@ -51,14 +51,15 @@ class BrokerStatus(NamedTuple):
     """A broker and the signs of its life.
 
     `silent_ms` is the time in ms since the newest commit of its log directories, by the clocks of
-    the broker and of this process; below 0 if the broker's clock is ahead, and `None` if none can
-    be read. `unreadable` are its log directories
-    that cannot be read here, each with the reason. `activity` is what its newest commits say that
-    it does; `None` if they say nothing, as those of earlier releases.
+    the broker and of this process; `None` if none can be read. `ahead_ms` is the least time in ms
+    by which the broker's clock is ahead, and 0 if that does not show. `unreadable` are its log
+    directories that cannot be read here, each with the reason. `activity` is what its newest
+    commits say that it does; `None` if they say nothing, as those of earlier releases.
     """
 
     description: BrokerDescription
     silent_ms: int | None
+    ahead_ms: int
     activity: Activity | None
     unreadable: Mapping[str, str]
 
@@ -67,11 +68,6 @@ class BrokerStatus(NamedTuple):
         broker = self.description.broker
         runs = broker.is_alive and not broker.is_parked
         return runs and self.silent_ms is not None and self.silent_ms > timeout_ms
-
-    @property
-    def ahead_ms(self) -> int:
-        """The time in ms by which its clock is at least ahead of this machine's; 0 if unknown."""
-        return max(-(self.silent_ms or 0), 0)
 
     def shown_state(self, timeout_ms: int) -> str:
         """Return its state in `brokers`, or silent if it counts as alive and is silent."""
@@ -432,5 +428,6 @@ def _broker(
     ]
     newest = max(read, key=lambda one: one.made_at_ms, default=None)
     if newest is None or not newest.made_at_ms:
-        return BrokerStatus(described, None, None, unreadable)
-    return BrokerStatus(described, now_ms - newest.made_at_ms, newest.activity, unreadable)
+        return BrokerStatus(described, None, 0, None, unreadable)
+    since_ms = now_ms - newest.made_at_ms
+    return BrokerStatus(described, max(since_ms, 0), max(-since_ms, 0), newest.activity, unreadable)

@@ -29,7 +29,7 @@ from sparklog.model import (
 )
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
-from tests.cluster.test_past import controller, ended_uncleanly, rows, table
+from tests.cluster.test_past import controller, rows, table, truncated_cluster
 from tests.faulty_files import LANDING, Failure, FaultyFiles
 from tests.maintenance.releases import EARLIER, MixedCluster, earlier_cluster_root
 
@@ -44,14 +44,7 @@ def files(tmp_path: Path) -> Iterator[FaultyFiles]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, files: FaultyFiles) -> LocalCluster:
-    """A cluster after an unclean election and the truncation that follows."""
-    cluster = LocalCluster(tmp_path / "cluster")
-    unclean = {"unclean.leader.election.enable": "true"}
-    cluster.create_topic("orders", assignment={0: [0, 1, 2]}, configs=unclean)
-    cluster.produce("orders", 0, [b"a", b"b"])
-    cluster.tick_until_idle()
-    ended_uncleanly(cluster)
-    return cluster
+    return truncated_cluster(tmp_path / "cluster")
 
 
 def shown(cluster: LocalCluster, schema: TableSchema) -> dict[tuple[Any, ...], dict[str, Any]]:

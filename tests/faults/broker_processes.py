@@ -108,13 +108,6 @@ class BrokerProcesses:
         """Wait until every partition has a leader and all of its replicas in the ISR."""
         wait_for(self.is_in_sync, "full in-sync sets", patience=PATIENCE_SECONDS)
 
-    def stop_brokers(self) -> None:
-        """Stop the brokers cleanly."""
-        for process in self.brokers.values():
-            process.send(signal.SIGTERM)
-        for process in self.brokers.values():
-            process.exit_code()
-
     def close(self) -> None:
         """End all processes."""
         for process in self.processes:

@@ -11,12 +11,8 @@ the request was carried out. Beside the server's own control paths:
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import random
-import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,8 +21,8 @@ from pathlib import Path
 from urllib.request import Request as Call
 from urllib.request import urlopen
 
-from benchmarks.s3_server import Connection, Request, Response, S3Api
-from benchmarks.s3_store import Store, await_port
+from benchmarks.s3_server import Connection, Request, Response, S3Api, run
+from benchmarks.s3_store import Store, running_server
 
 KINDS = {"503": 10, "500": 5, "reset": 4, "hang": 1}
 """The kinds of faults and their weights; a hang costs much more time than its share."""
@@ -125,40 +121,17 @@ def running_faulty_store(
     log: Path, latency_ms: float, share: float, seed: int, hang_seconds: float = 10.0
 ) -> Iterator[FaultyStore]:
     """Run a server in a process of its own within the context."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = [str(one) for one in (port, latency_ms, share, seed, hang_seconds)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.faulty_store", *given],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        await_port(port, process, log)
+    given = (latency_ms, share, seed, hang_seconds)
+    with running_server(log, "tests.faults.faulty_store", *given) as port:
         yield FaultyStore(port)
-    finally:
-        process.kill()
-        process.wait()
 
 
-async def serve(port: int, latency_ms: float, faults: Faults) -> None:
-    """Serve until the process ends."""
-    api = S3Api(latency_ms)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: FaultyConnection(api, faults), "127.0.0.1", port, backlog=1024
-    )
-    async with server:
-        await server.serve_forever()
+def main(port: str, latency_ms: str, share: str, seed: str, hang_seconds: str) -> None:
+    """Serve until the process or its parent ends."""
+    api = S3Api(float(latency_ms))
+    faults = Faults(float(share), int(seed), float(hang_seconds))
+    run(int(port), lambda: FaultyConnection(api, faults))
 
 
 if __name__ == "__main__":
-    gc.disable()  # as the server of the benchmarks does
-    port, latency_ms, *given = sys.argv[1:]
-    share, seed, hang_seconds = given
-    asyncio.run(
-        serve(int(port), float(latency_ms), Faults(float(share), int(seed), float(hang_seconds)))
-    )
+    main(*sys.argv[1:])

@@ -29,19 +29,6 @@ _RETRY_MS = 40_000
 """The time without an answer after which an idempotent producer sends a batch again, in ms."""
 
 _ALL: Acks = "all"
-_RETRIED = {
-    "NOT_LEADER_OR_FOLLOWER",
-    "FENCED_LEADER_EPOCH",
-    "UNKNOWN_LEADER_EPOCH",
-    "LEADER_NOT_AVAILABLE",
-    "NOT_ENOUGH_REPLICAS",
-    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-    "REQUEST_TIMED_OUT",
-    "UNKNOWN_TOPIC_OR_PARTITION",
-    "CORRUPT_MESSAGE",
-    "KAFKA_STORAGE_ERROR",
-}
-"""The answers after which an idempotent producer sends a batch again."""
 
 
 class _Batch(NamedTuple):
@@ -125,7 +112,7 @@ class SimulatedProducer:
             self._retry(response.error)
 
     def _retry(self, error: str) -> None:
-        if self._is_idempotent and error in _RETRIED:
+        if self._is_idempotent and ProtocolError(error).retriable:
             self._send_batch()
             return
         if self._is_idempotent:

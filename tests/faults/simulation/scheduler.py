@@ -27,6 +27,8 @@ START_MS = 1_700_000_000_000
 _DEADLOCK_S = 60
 """The real time after which a process that does not reach its next operation is stuck."""
 
+_SLEEP = time.sleep
+
 _FAILURES: dict[str, Failure] = {
     "create": "full",
     "write": "torn",
@@ -203,7 +205,11 @@ class Scheduler:
         return self._clock if self.current is None else self.current.clock
 
     def _sleep(self, seconds: float) -> None:
-        self.now_ms += max(1, round(seconds * 1000))
+        """Advance the clock for a simulated process; other threads of this process sleep."""
+        if self.current is not None and threading.current_thread() is self.current.thread:
+            self.now_ms += max(1, round(seconds * 1000))
+        else:
+            _SLEEP(seconds)
 
 
 class _SimulatedFiles(FaultyFiles):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,25 @@ def test_a_seed_replays_one_history_in_every_process() -> None:
     assert _digest("2") == first
 
 
+def test_threads_beside_the_simulation_do_not_change_its_history() -> None:
+    """Their sleep advanced its clock, so that requests timed out in every round."""
+    steps = steps_of(0, 50)
+    alone = play(0, steps).digest
+    ended = threading.Event()
+
+    def sleeping() -> None:
+        while not ended.is_set():
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=sleeping)
+    thread.start()
+    try:
+        assert play(0, steps).digest == alone
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_another_seed_is_another_history() -> None:
     assert steps_of(1, 100) != steps_of(2, 100)
 
@@ -67,11 +89,11 @@ def test_shrinking_keeps_what_fails_and_nothing_else() -> None:
     steps[7] = Step("broker-0a", "leader_tick", (), ((1, "refused"), (2, "suspend")))
     steps[31] = Step("producer-0", "poll")
 
-    def fails(candidate: list[Step]) -> bool:
+    def fails(candidate: Sequence[Step]) -> bool:
         ticks = [one for one in candidate if (2, "suspend") in one.events]
         return bool(ticks) and Step("producer-0", "poll") in candidate
 
-    short = shrink(steps, fails)  # type: ignore[arg-type]
+    short = shrink(steps, fails)
     assert list(map(str, short)) == [
         "broker-0a leader_tick; at operation 2: suspend",
         "producer-0 poll",

@@ -23,7 +23,6 @@ from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.maintenance.audit import audit
-from sparklog.model import TopicPartition
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
 from sparklog.testing import History, check
@@ -128,10 +127,6 @@ class World:
         self.counts["acknowledged"] = sum(one.is_acknowledgement for one in self.history.answers)
         return Outcome(self.problems, self.scheduler.digest, self.counts)
 
-    def is_suspended(self, process: str) -> bool:
-        """Whether a process is within an action."""
-        return self._processes[process].is_busy
-
     def do(self, step: Step) -> None:
         """Do one step, if it makes sense."""
         self.scheduler.note(str(step))
@@ -186,7 +181,7 @@ class World:
             return lambda: self._producer(name).poll()
         if name.startswith("consumer"):
             return lambda: self._read(name, arguments[0])
-        return lambda: self._administer(what, arguments)
+        return lambda: self._elect(arguments[0])
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -233,16 +228,10 @@ class World:
         assert isinstance(found, SimulatedConsumer)
         self.counts["read"] += found.read(partition)
 
-    def _administer(self, what: str, arguments: tuple[int, ...]) -> None:
+    def _elect(self, partition: int) -> None:
         connection = Connection(self._cluster, rules=self._rules)
         admin = Admin(connection, settings=self._settings, clock=self._processes["admin"].clock)
-        if what == "elect":
-            admin.elect_leaders("preferred", [(TOPIC, arguments[0])])
-        elif what == "delete_records":
-            admin.delete_records({TopicPartition(TOPIC, arguments[0]): arguments[1]})
-        elif what == "reassign":
-            of = TopicPartition(TOPIC, arguments[0])
-            admin.alter_partition_reassignments({of: list(arguments[1:])})
+        admin.elect_leaders("preferred", [(TOPIC, partition)])
 
     def _kill(self, name: str) -> None:
         process = self._processes[name]
