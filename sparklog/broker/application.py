@@ -23,7 +23,7 @@ from sparklog.broker.background import BackgroundWork, Work
 from sparklog.broker.broker import Broker
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.log_directories import faults_at_start
-from sparklog.broker.metrics_export import MetricsExport
+from sparklog.broker.metrics_export import MetricsExport, check_export
 from sparklog.broker.pace import SPARSE_MS, Pace, TickStep
 from sparklog.broker.peers import Peer
 from sparklog.broker.registration import LastProcess, await_session
@@ -228,10 +228,8 @@ class Application:
             raise
 
     def _start(self) -> None:
-        check_roots(self.config)
+        check_start(self.config)
         self._metrics.open()
-        if self.config.tracing_enable:
-            tracer()  # A missing package is reported before anything is created.
         _ = self._execution  # One that is impossible is refused before anything is created.
         _log.debug("starting", brokers=[entry.broker_id for entry in self.config.brokers])
         roots = [root for entry in self.config.brokers for root in entry.log_dirs]
@@ -833,7 +831,19 @@ def _kind(error: Exception) -> object:
     return type(error), re.sub(r"[0-9a-f]{6,}", "", str(error))
 
 
-def check_roots(config: ClusterConfig | BrokerConfig) -> None:
+def check_start(config: ClusterConfig | BrokerConfig) -> None:
+    """Raise the error of a start that would be refused; nothing is created, and no Spark is needed.
+
+    `StorageError` for the roots, `ConfigError` for metrics or traces that cannot be exported as
+    the keys metrics.* and tracing.enable ask for.
+    """
+    _check_roots(config)
+    check_export(config)
+    if config.tracing_enable:
+        tracer()
+
+
+def _check_roots(config: ClusterConfig | BrokerConfig) -> None:
     """Raise `StorageError` for roots that cannot be those of this cluster and these brokers.
 
     Nothing is created. The cluster root need not exist if the brokers may create it: with

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,20 +52,9 @@ class MetricsExport:
     def open(self) -> None:
         """Serve the endpoint, and begin to write the textfile, as far as they are asked for.
 
-        Raises `ConfigError` if prometheus-client is missing, the address cannot be bound to, or the
-        textfile cannot be written.
+        Raises `ConfigError` as `check_export` does, which is called before.
         """
         port, path = self._settings.metrics_http_port, self._settings.metrics_textfile
-        if port is None and path is None:
-            return
-        try:
-            import prometheus_client  # noqa: F401
-        except ImportError:
-            key = "metrics.textfile" if port is None else "metrics.http.port"
-            raise ConfigError(
-                f"{key} needs the package prometheus-client: install sparklog[metrics], or remove "
-                "the key"
-            ) from None
         if path is not None:
             self._textfile = _Textfile(Path(path))
         if port is not None:
@@ -74,14 +65,8 @@ class MetricsExport:
     def _serve(self, host: str, port: int) -> None:
         from prometheus_client import start_http_server
 
-        try:
+        with _serving_at(host, port):
             self._server, _ = start_http_server(port, host, _registry(self.samples))
-        except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(
-                f"metrics.http.port: cannot serve metrics at {host}:{port} ({reason}): name "
-                "another metrics.http.port or metrics.http.host"
-            ) from None
         _log.info("metrics served", host=host, port=self._server.server_port)
 
     def samples(self) -> list[Sample]:
@@ -133,6 +118,56 @@ class MetricsExport:
             self._failures.over(str(self._textfile.path))
 
 
+def check_export(settings: Settings) -> None:
+    """Raise `ConfigError` if metrics cannot be exported as the keys metrics.* ask for.
+
+    prometheus-client is missing, the address cannot be bound to, or the folder of the textfile
+    cannot be written to. The port is bound for a moment; nothing is written.
+    """
+    host, port, path = (
+        settings.metrics_http_host,
+        settings.metrics_http_port,
+        settings.metrics_textfile,
+    )
+    if port is None and path is None:
+        return
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        key = "metrics.textfile" if port is None else "metrics.http.port"
+        raise ConfigError(
+            f"{key} needs the package prometheus-client: install sparklog[metrics], or remove "
+            "the key"
+        ) from None
+    if path is not None:
+        _check_folder(Path(path))
+    if port is not None:
+        with _serving_at(host, port):
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            socket.create_server(address[:2], family=family).close()
+
+
+@contextmanager
+def _serving_at(host: str, port: int) -> Iterator[None]:
+    """Turn a failure to bind to an address into a `ConfigError` that names its keys."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"metrics.http.port: cannot serve metrics at {host}:{port} ({reason}): name "
+            "another metrics.http.port or metrics.http.host"
+        ) from None
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(
+            f"metrics.textfile: {path} cannot be written: create the folder {path.parent}, and "
+            "let the brokers write to it"
+        )
+
+
 class _Textfile:
     """A textfile whose counters are the totals of all processes that have written it.
 
@@ -142,11 +177,6 @@ class _Textfile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise ConfigError(
-                f"metrics.textfile: {path} cannot be written: create the folder {path.parent}, and "
-                "let the brokers write to it"
-            )
         self._earlier = list(_read(path))
 
     def write(self, found: Sequence[Sample], *, has_failed: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from sparklog.broker.application import Application, check_roots
+from sparklog.broker.application import Application, check_start
 from sparklog.cli.exit_codes import OF_SIGNALS, ExitCode, exit_code
 from sparklog.cli.jvm_shutdown import stop_before_jvm
 from sparklog.config import BrokerConfig, ClusterConfig
@@ -97,7 +97,7 @@ def run_application(
     second one ends the process at once. If a signal has ended a run until idle, work may be left,
     and the exit code is 128 plus its number. Must be called in the main thread.
     """
-    check_roots(config)
+    check_start(config)
     spark = spark_session(app_name="sparklog") if with_spark else None
     application = Application(config, spark)
     # Installed after Spark has started: it sets its own handler, and there is nothing to stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sparklog.broker.application import Application
 from sparklog.broker.metrics import METRICS, samples
+from sparklog.cli.application import one_line_errors, run_application
+from sparklog.cli.exit_codes import ExitCode
 from sparklog.config import ClusterConfig, parse
 from sparklog.counts import FAILURES, Histogram, HistogramState
 from sparklog.errors import ConfigError
@@ -267,6 +270,47 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     with pytest.raises(ConfigError, match=rf"install sparklog\[{extra}\]") as refused:
         application(tmp_path, **settings).start()
     assert str(refused.value).startswith(key.replace("_", "."))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("metrics.http.port", None, "cannot serve metrics at 127.0.0.1:{port} (Address already in"),
+        ("metrics.http.host", "no.such.host.invalid", "cannot serve metrics at no.such.host"),
+        ("metrics.textfile", "{folder}/none/a.prom", "create the folder"),
+    ],
+)
+def test_metrics_that_cannot_be_exported_are_refused_before_spark_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: str | None,
+    message: str,
+) -> None:
+    """Spark took 10 s to start, on Databricks minutes, before the one line about a taken port."""
+
+    def start_spark(**_: object) -> None:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr("sparklog.cli.application.spark_session", start_spark)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = {
+            "cluster.root": str(tmp_path / "cluster"),
+            "brokers": [{"broker.id": 0, "log.dirs": str(tmp_path / "broker-0")}],
+            "metrics.http.port": port if key == "metrics.http.port" else 0,
+        }
+        if value is not None:
+            config[key] = value.format(folder=tmp_path)
+        parsed = parse(ClusterConfig, config, "the test")
+        with pytest.raises(SystemExit) as ended, one_line_errors():
+            run_application(parsed, until_idle=True, with_spark=True)
+    assert ended.value.code == ExitCode.UNUSABLE
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("sparklog: metrics.")
+    assert message.format(port=port) in line
     assert list(tmp_path.iterdir()) == []
 
 
