@@ -168,12 +168,13 @@ def _print(repairs: Sequence[Repair], *, as_json: bool) -> None:
 def _progress(
     on_progress: OnProgress | None,
 ) -> Callable[[ScrubProgress], None] | None:
-    """Return a function that shows the progress of a scrub, whose number of files is not known."""
+    """Return a function that shows the progress of each phase of a scrub."""
     if on_progress is None:
         return None
 
     def show(progress: ScrubProgress) -> None:
-        on_progress(f"{progress.phase}, {progress.findings} findings", progress.files, None)
+        name = f"{progress.phase}, {progress.findings} findings"
+        on_progress(name, progress.done, progress.total)
 
     return show
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -62,18 +63,26 @@ class ScrubProgress(NamedTuple):
         The bytes that it has read.
     findings : int
         The damaged objects that it has found.
+    done : int
+        The steps of the phase that are done: tables, batch files, or ranges of records that two
+        replicas have in different batches.
+    total : int
+        All steps of the phase, as the cluster was when the run began.
 
     Examples
     --------
     >>> from sparklog.maintenance.scrub import ScrubProgress
-    >>> ScrubProgress("files", 120, 5_000_000, 0).findings
-    0
+    >>> progress = ScrubProgress("files", 120, 5_000_000, 0, done=80, total=200)
+    >>> progress.done / progress.total
+    0.4
     """
 
     phase: str
     files: int
     bytes: int
     findings: int
+    done: int
+    total: int
 
 
 class ScrubReport(NamedTuple):
@@ -204,6 +213,7 @@ class _Run:
         self.reading = ScrubReading(connection)
         self._checks = Checks(self.reading, execution)
         self.files = self.bytes = 0
+        self._steps: Counter[str] = Counter()
         self.is_complete = False
         self.unreadable = [
             (one.location.uri, one.failure)
@@ -219,8 +229,10 @@ class _Run:
     @property
     def progress(self) -> ScrubProgress:
         """The progress of the scrub, with its earlier runs."""
-        row = self._row
-        return ScrubProgress(row["phase"], row["files"], row["bytes"], row["findings"])
+        row, phase = self._row, self.position.phase
+        done = self.reading.passed[phase] + self._steps[phase]
+        total = self.reading.total(phase)
+        return ScrubProgress(phase, row["files"], row["bytes"], row["findings"], done, total)
 
     def check(self, items: list[Item]) -> None:
         """Check a slice; record the findings, and after them the position."""
@@ -238,6 +250,7 @@ class _Run:
         self.bytes += checked.size_bytes
         self.unreadable += checked.unreadable
         self.position = items[-1].after
+        self._steps[self.position.phase] += len(items)
         self._row = {
             **self._row,
             **self.position._asdict(),

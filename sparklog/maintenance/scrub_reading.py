@@ -6,6 +6,7 @@ continues after its position although batches were appended, merged or truncated
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -143,7 +144,10 @@ class ScrubbedRoot:
 
 
 class ScrubReading:
-    """The cluster as it was when the run began."""
+    """The cluster as it was when the run began.
+
+    Attributes: `passed`, the numbers of items before the position of `items`, by phase.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -160,13 +164,23 @@ class ScrubReading:
             is_local=all(location.is_local for location in places.values()),
         )
         self.roots: dict[tuple[int, int], ScrubbedRoot] = dict(zip(places, read, strict=True))
+        self.passed: Counter[str] = Counter()
 
     def items(self, position: ScrubPosition) -> Iterator[Item]:
         """Yield the items at or after a position, in order."""
-        for phase in (self._tables, self._files, self._records):
+        for phase in (lambda: self._tables, self._files, lambda: self._records):
             for item in phase():
                 if item.position.order >= position.order:
                     yield item
+                else:
+                    self.passed[item.position.phase] += 1
+
+    def total(self, phase: str) -> int:
+        """Return the number of all items of a phase, from what is in memory."""
+        if phase == "files":
+            logs = [root.log for root in self.roots.values() if root.log is not None]
+            return sum(len(log.batches(key, -1)) for log in logs for key in log.partitions())
+        return len(self._tables if phase == "tables" else self._records)
 
     def log_of(self, state: PartitionState, broker_id: int) -> RecordLog | None:
         """Return the log of a broker's replica of a partition, or `None` if it is not readable."""
@@ -198,6 +212,7 @@ class ScrubReading:
         root = self.root_of(state, broker_id)
         return root.rows.get(state.key) if root is not None else None
 
+    @cached_property
     def _tables(self) -> list[TableItem]:
         root = self._connection.root
         # Roots of earlier releases may lack tables that a later release has added.
@@ -223,7 +238,9 @@ class ScrubReading:
                 for batch in root.log.batches(key, -1):
                     yield FileItem(root.broker_id, root.location, batch)
 
-    def _records(self) -> Iterator[RecordItem]:
+    @cached_property
+    def _records(self) -> list[RecordItem]:
+        items: list[RecordItem] = []
         for state in sorted(self.metadata.partitions.values(), key=lambda one: one.key):
             in_sync = [one for one in state.isr if self._row(state, one) is not None]
             if len(in_sync) < 2:
@@ -231,7 +248,8 @@ class ScrubReading:
             other = state.leader if state.leader in in_sync else in_sync[0]
             for broker_id in in_sync:
                 if broker_id != other and other is not None:
-                    yield from self._differing(state, broker_id, other)
+                    items += self._differing(state, broker_id, other)
+        return items
 
     def _differing(
         self, state: PartitionState, broker_id: int, other_id: int

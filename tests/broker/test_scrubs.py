@@ -80,10 +80,19 @@ class TestPosition:
     def test_a_run_that_is_limited_is_continued_by_the_next(
         self, cluster: LocalCluster, read: list[str]
     ) -> None:
-        """Each run goes on at the stored position, until all is read once."""
+        """Each run goes on at the stored position, until all is read once, and reports how far it
+        is: a bar without a total said nothing of the hours that were left.
+        """
         runs = 0
+        steps: dict[str, list[int]] = {}
+        totals: dict[str, set[int]] = {}
+
+        def note(progress: ScrubProgress) -> None:
+            steps.setdefault(progress.phase, []).append(progress.done)
+            totals.setdefault(progress.phase, set()).add(progress.total)
+
         while True:
-            done = in_small_slices(cluster, max_bytes=2_000)
+            done = in_small_slices(cluster, max_bytes=2_000, on_progress=note)
             runs += 1
             if done.is_complete:
                 break
@@ -91,6 +100,9 @@ class TestPosition:
         assert runs > 3
         assert len(read) == len(set(read)) == 3 * BATCHES
         assert done.progress.files > done.files
+        assert steps["files"] == [*range(1, 3 * BATCHES + 1)]
+        assert steps["tables"] == sorted(steps["tables"])
+        assert {phase: {numbers[-1]} for phase, numbers in steps.items()} == totals
 
     @pytest.mark.parametrize("point", ["findings", "position"])
     def test_a_scrub_that_is_killed_is_continued(

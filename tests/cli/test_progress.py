@@ -68,6 +68,7 @@ def test_bars_are_shown_in_a_terminal_and_removed(root: Path) -> None:
     found = run("audit", "--verify-files", "--json", cluster=root)
     assert json.loads(found.printed) == {"partitions": 1, "findings": []}
     without = run_in_terminal("scrub", cluster=root, NO_COLOR="1")
+    assert "6/6" in without
     assert not re.search(r"\x1b\[[0-9;]*m", without)
 
 
