@@ -21,7 +21,7 @@ import typer
 import yaml
 from rich.markup import escape
 
-from jobs.demo_brokers import PATIENCE_SECONDS, Brokers, InOneProcess, InProcesses
+from jobs.demo_brokers import PATIENCE_SECONDS, Brokers, InOneProcess, InProcesses, LastAppend
 from jobs.demo_output import (
     Story,
     console,
@@ -226,12 +226,12 @@ class Demo:
 
         how = "kill -9 the process of" if self.kills_process else "kill"
         with step(f"{what}: {how} broker {crashed} right after its append, before any copy"):
-            self.brokers.crash_after_append(
-                crashed,
+            last = LastAppend(
                 lambda: pending.append(self.producer.send(batch, TOPIC)),
                 lambda: len(self.unacknowledged(led)) == len(led),
                 fence,
             )
+            self.brokers.crash_after_append(crashed, last)
         with step(
             "fail over: the controller elects, and the producer sends unanswered batches again"
         ):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import yaml
 
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 120
 END_SECONDS = 60
+
+
+class LastAppend(NamedTuple):
+    """The append after which a leader crashes.
+
+    `send` sends the batch, `has_appended` checks for it in the leader's log, and `fence` fences the
+    leader after its crash.
+    """
+
+    send: Callable[[], None]
+    has_appended: Callable[[], bool]
+    fence: Callable[[], None]
 
 
 class Brokers(Protocol):
@@ -46,19 +58,11 @@ class Brokers(Protocol):
     def check(self) -> None:
         """Raise `SparklogError` if a broker has ended by itself."""
 
-    def crash_after_append(
-        self,
-        broker_id: int,
-        send: Callable[[], None],
-        has_appended: Callable[[], bool],
-        fence: Callable[[], None],
-    ) -> None:
-        """Crash a leader after it has appended a batch and before any follower has a copy.
+    def crash_after_append(self, broker_id: int, append: LastAppend) -> None:
+        """Crash a leader after its last append and before any follower has a copy.
 
-        `send` sends the batch, `has_appended` checks for it in the leader's log, and `fence` fences
-        the leader. The followers do nothing from before the append until after the fence: a
-        crashed broker's log is still readable, and they would copy the batch until another broker
-        leads.
+        The followers do nothing from before the append until after the fence: a crashed broker's
+        log is still readable, and they would copy the batch until another broker leads.
         """
 
 
@@ -90,23 +94,17 @@ class InOneProcess:
         if not self._rounds.is_alive():
             raise SparklogError("the brokers have ended by themselves: see their log")
 
-    def crash_after_append(
-        self,
-        broker_id: int,
-        send: Callable[[], None],
-        has_appended: Callable[[], bool],
-        fence: Callable[[], None],
-    ) -> None:
+    def crash_after_append(self, broker_id: int, append: LastAppend) -> None:
         """Stop the leader's tick after the commit of its log, between the rounds of the others."""
         with self._application.between_rounds() as brokers:
-            send()
+            append.send()
             try:
                 brokers[broker_id].leader_tick(stop_after="log_commit")
             except StoppedError:
                 self._application.drop_broker(broker_id)
-            if not has_appended():
+            if not append.has_appended():
                 raise SparklogError(f"broker {broker_id} had nothing to append: it was not killed")
-            fence()
+            append.fence()
 
 
 class InProcesses:
@@ -177,25 +175,19 @@ class InProcesses:
             if (code := process.poll()) is not None:
                 raise SparklogError(f"the process of broker {broker_id} has ended with {code}")
 
-    def crash_after_append(
-        self,
-        broker_id: int,
-        send: Callable[[], None],
-        has_appended: Callable[[], bool],
-        fence: Callable[[], None],
-    ) -> None:
+    def crash_after_append(self, broker_id: int, append: LastAppend) -> None:
         """Stop the followers by SIGSTOP, kill the leader by SIGKILL, fence it, continue them."""
         followers = [one for of, one in self._running.items() if of != broker_id]
         for follower in followers:
             follower.send_signal(signal.SIGSTOP)
         try:
-            send()
-            if not wait_until(has_appended, PATIENCE_SECONDS * 1000, pause_ms=10):
+            append.send()
+            if not wait_until(append.has_appended, PATIENCE_SECONDS * 1000, pause_ms=10):
                 raise SparklogError(f"broker {broker_id} has appended nothing: it was not killed")
             leader = self._running.pop(broker_id)
             leader.kill()
             leader.wait()
-            fence()
+            append.fence()
         finally:
             for follower in followers:
                 follower.send_signal(signal.SIGCONT)
