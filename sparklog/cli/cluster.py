@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from sparklog.cluster.connection import Connection
     from sparklog.config import Settings
 
-ClusterOption = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        envvar="SPARKLOG_CLUSTER",
-        metavar="URI",
-        help="The cluster's root, a path or URI, or a configuration file (*.yaml) that names it.",
-    ),
-]
+_CLUSTER = typer.Option(
+    "--cluster",
+    envvar="SPARKLOG_CLUSTER",
+    metavar="URI",
+    help="The cluster's root, a path or URI, or a configuration file (*.yaml) that names it.",
+)
+
+ClusterOption = Annotated[str, _CLUSTER]
+OptionalClusterOption = Annotated[str | None, _CLUSTER]
 
 
 StorageOptionsOption = Annotated[

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.cluster import Cluster, ClusterOption, OptionalClusterOption, reaching
+from sparklog.cli.config_values import shown, synonyms, values_of_brokers, values_of_topics
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
+    from sparklog.cli.config_values import ValueInForce
     from sparklog.cluster.admin import Admin
     from sparklog.cluster.topic_admin import ConfigEntry
 
@@ -23,15 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Describe and change settings of topics and brokers, and quotas of clients.",
 )
-
-_SOURCES = {
-    "topic": "DYNAMIC_TOPIC_CONFIG",
-    "dynamic broker": "DYNAMIC_BROKER_CONFIG",
-    "dynamic default": "DYNAMIC_DEFAULT_BROKER_CONFIG",
-    "broker": "STATIC_BROKER_CONFIG",
-    "default": "DEFAULT_CONFIG",
-}
-"""Kafka's names of the sources of a value."""
 
 
 class _Entity(str, Enum):
@@ -84,8 +77,8 @@ def describe(
             own = "dynamic broker"
     kind = entity_type.value.removesuffix("s")
     for name, entries in found.items():
-        shown = [one for one in entries.values() if is_all or one.source == own]
-        found[name] = {one.name: one for one in shown}
+        chosen_entries = [one for one in entries.values() if is_all or one.source == own]
+        found[name] = {one.name: one for one in chosen_entries}
     if as_json:
         rows = [_as_json(kind, name, list(of.values())) for name, of in found.items()]
         typer.echo(json.dumps(rows, indent=2))
@@ -104,24 +97,63 @@ def explain(
     key: Annotated[
         str | None, typer.Argument(help="A key such as min.insync.replicas; by default all.")
     ] = None,
+    cluster: OptionalClusterOption = None,
+    entity_type: Annotated[
+        _Entity | None, typer.Option(help="Show the values of topics or of brokers only.")
+    ] = None,
+    entity_name: Annotated[
+        str | None, typer.Option(help="A topic, or the id of a broker: show its value only.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the meaning of a key: description, default, values, places, and Kafka's default.
 
-    Without KEY all keys are listed. No cluster is needed.
+    With a cluster, also the values in force in it, with their sources: for all
+    topics or brokers, and for each that sets the key itself. Without KEY all
+    keys are listed, and no cluster is needed.
     """
     from sparklog.cli import explain as explaining
     from sparklog.cli import output
 
     found = explaining.all_explanations() if key is None else explaining.explanations(key)
+    in_force: list[ValueInForce] = []
+    if key is not None and cluster is not None:
+        in_force = _values_in_force(cluster, key, entity_type, entity_name)
+    elif entity_type is not None or entity_name is not None:
+        raise ConfigError("values are those of a key in a cluster: give KEY and --cluster")
     if as_json:
-        output.print_value([one._asdict() for one in found])
+        output.print_value([explaining.as_json(one, in_force) for one in found])
     elif key is None:
         rows = [(one.key, one.default, "; ".join(one.valid_in)) for one in found]
         columns = dict.fromkeys(("key", "default", "valid_in"), "string")
         output.print_rows(rows, columns, as_json=False)
     else:
-        typer.echo("\n\n".join(explaining.text_of(one) for one in found))
+        typer.echo("\n\n".join(explaining.text_of(one, in_force) for one in found))
+        if in_force and Cluster.of(cluster or "").settings is None:
+            typer.echo(
+                "\nValues of the brokers' configuration file are shown if --cluster names it."
+            )
+
+
+def _values_in_force(
+    cluster: str, key: str, entity_type: _Entity | None, name: str | None
+) -> list[ValueInForce]:
+    """Return the values of a key; a name alone is that of a topic, as for `describe`."""
+    if entity_type is None and name is not None:
+        entity_type = _Entity.TOPICS
+    if entity_type in (_Entity.CLIENTS, _Entity.USERS):
+        raise ConfigError(
+            f"--entity-type {entity_type.value}: give topics or brokers; quotas are shown by "
+            "`sparklog configs describe --entity-type clients`"
+        )
+    broker_id = _broker_id(name) if entity_type is _Entity.BROKERS and name is not None else None
+    found: list[ValueInForce] = []
+    with _admin(cluster) as admin:
+        if entity_type is not _Entity.TOPICS:
+            found += values_of_brokers(admin, key, broker_id)
+        if entity_type is not _Entity.BROKERS:
+            found += values_of_topics(admin, key, name)
+    return found
 
 
 @app.command()
@@ -181,16 +213,16 @@ def _alter_topic(admin: Admin, name: str, new: dict[str, str], removed: list[str
 
 def _print_quotas(admin: Admin, name: str | None, *, is_default: bool, as_json: bool) -> None:
     found = admin.describe_client_quotas()
-    shown = {
+    chosen = {
         of: quotas
         for of, quotas in found.items()
         if (of is None if is_default else name in (None, of))
     }
     if as_json:
-        rows = [{"client_id": of, "quotas": quotas} for of, quotas in shown.items()]
+        rows = [{"client_id": of, "quotas": quotas} for of, quotas in chosen.items()]
         typer.echo(json.dumps(rows, indent=2))
         return
-    for of, quotas in shown.items():
+    for of, quotas in chosen.items():
         whose = "the default client-id" if of is None else f"client-id '{of}'"
         values = ", ".join(f"{key}={float(value)}" for key, value in sorted(quotas.items()))
         typer.echo(f"Quota configs for {whose} are {values}")
@@ -245,9 +277,7 @@ def _added(text: str) -> dict[str, str]:
 
 
 def _line(entry: ConfigEntry) -> str:
-    synonyms = ", ".join(f"{_SOURCES[one.source]}:{one.name}={one.value}" for one in entry.synonyms)
-    value = "null" if entry.value is None else entry.value
-    return f"{entry.name}={value} sensitive=false synonyms={{{synonyms}}}"
+    return f"{entry.name}={shown(entry)} sensitive=false synonyms={{{synonyms(entry)}}}"
 
 
 def _as_json(kind: str, name: str, entries: list[ConfigEntry]) -> dict[str, Any]:

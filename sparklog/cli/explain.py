@@ -7,12 +7,13 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from sparklog.cli.config_values import ValueInForce
 from sparklog.cli.kafka_keys import DELIBERATE, KAFKA_DEFAULTS, PRODUCER_DEFAULTS
 from sparklog.cluster.dynamic_configs import CLUSTER_WIDE_KEYS, DYNAMIC_BROKER_KEYS
 from sparklog.config import (
@@ -35,6 +36,13 @@ _PLACES: Mapping[type[BaseModel], str] = {
     ProducerConfig: "a producer",
     ConsumerConfig: "a consumer",
 }
+
+_ENTITIES: Mapping[type[BaseModel], str] = {
+    ClusterConfig: "brokers",
+    BrokerConfig: "brokers",
+    TopicConfig: "topics",
+}
+"""The entities whose values can be described."""
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
@@ -74,12 +82,26 @@ def all_explanations() -> list[Explanation]:
     return sorted(merged, key=lambda one: one.key)
 
 
-def text_of(one: Explanation) -> str:
-    """Return a meaning as lines of 80 columns."""
+def text_of(one: Explanation, in_force: Sequence[ValueInForce] = ()) -> str:
+    """Return a meaning as lines of 80 columns, with those of the values that are of its places."""
     lines = [one.key, *_filled("", one.description)]
     lines += _filled("Default: ", one.default) + _filled("Values: ", one.values)
     lines += [line for place in one.valid_in for line in _filled("Valid in: ", place)]
-    return "\n".join([*lines, *_filled("Kafka: ", one.kafka)])
+    lines += _filled("Kafka: ", one.kafka)
+    lines += [line for value in _of(one, in_force) for line in _filled("In force: ", value.text)]
+    return "\n".join(lines)
+
+
+def as_json(one: Explanation, in_force: Sequence[ValueInForce]) -> dict[str, Any]:
+    """Return a meaning as JSON, with the values of its places, if there are values at all."""
+    values = {"in_force": [value.fields for value in _of(one, in_force)]} if in_force else {}
+    return one._asdict() | values
+
+
+def _of(one: Explanation, in_force: Sequence[ValueInForce]) -> list[ValueInForce]:
+    """Return the values that are of a meaning's places."""
+    entities = {_ENTITIES[model] for model in _ENTITIES if _PLACES[model] in one.valid_in}
+    return [value for value in in_force if value.entity in entities]
 
 
 def _filled(name: str, text: str) -> list[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from rich.cells import cell_len
 
 from sparklog.cli.explain import all_explanations, explanations, text_of
 from sparklog.cli.kafka_keys import PRODUCER_DEFAULTS
 from sparklog.config import ProducerConfig
+from sparklog.testing import LocalCluster
 from tests.cli.command_line import run
+
+BACKOFF = "log.cleaner.backoff.ms"
 
 
 def test_a_key_is_explained_in_all_of_its_places() -> None:
@@ -43,6 +48,88 @@ cleanup.policy
     )
     of_topic, of_client = explanations("producer_byte_rate")
     assert of_topic.valid_in != of_client.valid_in
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration file of a cluster with topics `t`, which sets a key, and `u`."""
+    made = LocalCluster(tmp_path_factory.mktemp("explain"), [0, 1])
+    made.create_topic("t", configs={"min.insync.replicas": 2})
+    made.create_topic("u")
+    of_1 = ("--entity-type", "brokers", "--entity-name", "1")
+    run("configs", "alter", *of_1, "--add-config", f"{BACKOFF}=5000", cluster=made.root / "cluster")
+    file = made.root / "cluster.yaml"
+    file.write_text(
+        f"cluster.root: {made.root}/cluster\n{BACKOFF}: 4000\nmin.insync.replicas: 1\n"
+        f"brokers:\n- {{broker.id: 0, log.dirs: {made.root}/broker-0}}\n"
+    )
+    return file
+
+
+def test_with_a_cluster_the_values_in_force_are_shown_with_their_sources(cluster: Path) -> None:
+    """For all, and for each topic or broker that sets the key itself; as describe has them."""
+    of_brokers, of_topics = run(
+        "configs", "explain", "min.insync.replicas", cluster=cluster
+    ).printed.split("\n\n")
+    assert of_brokers.endswith(
+        """
+  In force: 1 for all brokers,
+            synonyms={STATIC_BROKER_CONFIG:min.insync.replicas=1,
+            DEFAULT_CONFIG:min.insync.replicas=1}"""
+    )
+    assert of_topics.endswith(
+        """
+  In force: 1 for all topics,
+            synonyms={STATIC_BROKER_CONFIG:min.insync.replicas=1,
+            DEFAULT_CONFIG:min.insync.replicas=1}
+  In force: 2 for topic t, synonyms={DYNAMIC_TOPIC_CONFIG:min.insync.replicas=2,
+            STATIC_BROKER_CONFIG:min.insync.replicas=1,
+            DEFAULT_CONFIG:min.insync.replicas=1}
+"""
+    )
+    [one] = json.loads(run("configs", "explain", BACKOFF, "--json", cluster=cluster).printed)
+    static = {"source": "STATIC_BROKER_CONFIG", "name": BACKOFF, "value": "4000"}
+    default = {"source": "DEFAULT_CONFIG", "name": BACKOFF, "value": "15000"}
+    own = {"source": "DYNAMIC_BROKER_CONFIG", "name": BACKOFF, "value": "5000"}
+    assert [(of["entity_name"], of["value"], of["synonyms"]) for of in one["in_force"]] == [
+        (None, "4000", [static, default]),
+        ("1", "5000", [own, static, default]),
+    ]
+    assert "in_force" not in json.loads(run("configs", "explain", BACKOFF, "--json").printed)[0]
+
+
+def test_the_value_of_one_topic_or_broker_is_shown_alone(cluster: Path) -> None:
+    """A root does not know the brokers' file, which the last line says."""
+    root = cluster.parent / "cluster"
+    of_topic = run("config", "explain", "max.message.bytes", "--entity-name", "t", cluster=root)
+    assert of_topic.printed.endswith(
+        """
+  In force: 1073741824 for topic t,
+            synonyms={DEFAULT_CONFIG:message.max.bytes=1073741824}
+
+Values of the brokers' configuration file are shown if --cluster names it.
+"""
+    )
+    of_broker = ("--entity-type", "brokers", "--entity-name")
+    told = run("config", "explain", BACKOFF, *of_broker, "0", cluster=root).printed
+    assert "  In force: 15000 for broker 0,\n            synonyms={DEFAULT_CONFIG:" in told
+    assert told.count("In force") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("cleanup.policy", "--entity-type", "brokers", "--entity-name", "0"), "of brokers: `spar"),
+        (("num.partitions", "--entity-name", "t"), "num.partitions is not a setting of topics: "),
+        ((BACKOFF, "--entity-type", "brokers", "--entity-name", "7"), "there is no broker 7"),
+        ((BACKOFF, "--entity-type", "clients"), "`sparklog configs describe --entity-type clients"),
+        (("--entity-name", "t"), "give KEY and --cluster"),
+    ],
+)
+def test_values_that_there_are_not_are_refused(
+    cluster: Path, options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in run("config", "explain", *options, cluster=cluster).refusal
 
 
 def test_every_key_is_described_within_80_columns() -> None:

@@ -1,0 +1,123 @@
+"""Values of settings as Kafka's tools print them, and the values of one key in a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparklog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparklog.cluster.admin import Admin
+    from sparklog.cluster.topic_admin import ConfigEntry
+
+SOURCES = {
+    "topic": "DYNAMIC_TOPIC_CONFIG",
+    "dynamic broker": "DYNAMIC_BROKER_CONFIG",
+    "dynamic default": "DYNAMIC_DEFAULT_BROKER_CONFIG",
+    "broker": "STATIC_BROKER_CONFIG",
+    "default": "DEFAULT_CONFIG",
+}
+"""Kafka's names of the sources of a value."""
+
+_OWN = ("topic", "dynamic broker")
+"""The sources of a value that one topic or one broker sets itself."""
+
+
+class ValueInForce(NamedTuple):
+    """The value of a key for a topic or a broker, or for all that do not set it themselves.
+
+    `entity` is topics or brokers, and `name` is `None` for all others.
+    """
+
+    entity: str
+    name: str | None
+    entry: ConfigEntry
+
+    @property
+    def text(self) -> str:
+        """The value with its source, and the values that it hides."""
+        whose = f"all {self.entity}" if self.name is None else f"{self.entity[:-1]} {self.name}"
+        return f"{shown(self.entry)} for {whose}, synonyms={{{synonyms(self.entry)}}}"
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The value as JSON."""
+        return {
+            "entity_type": self.entity,
+            "entity_name": self.name,
+            "value": self.entry.value,
+            "source": SOURCES[self.entry.source],
+            "synonyms": [
+                {"source": SOURCES[one.source], "name": one.name, "value": one.value}
+                for one in self.entry.synonyms
+            ],
+        }
+
+
+def shown(entry: ConfigEntry) -> str:
+    """Return the value as text, null if there is none."""
+    return "null" if entry.value is None else entry.value
+
+
+def synonyms(entry: ConfigEntry) -> str:
+    """Return the value and those that would take its place, each with its source and key."""
+    return ", ".join(f"{SOURCES[one.source]}:{one.name}={one.value}" for one in entry.synonyms)
+
+
+def values_of_topics(admin: Admin, key: str, name: str | None) -> list[ValueInForce]:
+    """Return the value of a key for topic `name`, or for all topics and those that set it.
+
+    Raises `ConfigError` if topic `name` is given and topics have no such key.
+    """
+    names = admin.list_topics() if name is None else [name]
+    found = {one: entry for one in names if (entry := admin.describe_configs(one).get(key))}
+    if name is not None:
+        if name not in found:
+            raise _no_setting(key, "topics")
+        return [ValueInForce("topics", name, found[name])]
+    own = {one: entry for one, entry in found.items() if entry.source in _OWN}
+    others = [entry for one, entry in found.items() if one not in own]
+    shared = others[:1] or [_without_own(entry) for entry in [*own.values()][:1]]
+    return [
+        *(ValueInForce("topics", None, entry) for entry in shared),
+        *(ValueInForce("topics", one, entry) for one, entry in own.items()),
+    ]
+
+
+def values_of_brokers(admin: Admin, key: str, broker_id: int | None) -> list[ValueInForce]:
+    """Return the value of a key for a broker, or for all brokers and those that set it.
+
+    Raises `ConfigError` if `broker_id` is given and brokers have no such key.
+    """
+    shared = admin.describe_broker_configs(broker_id)
+    if key not in shared:
+        if broker_id is not None:
+            raise _no_setting(key, "brokers")
+        return []
+    if broker_id is not None:
+        return [ValueInForce("brokers", str(broker_id), shared[key])]
+    ids = [one.broker.broker_id for one in admin.list_brokers()]
+    of_each = {one: admin.describe_broker_configs(one)[key] for one in ids}
+    return [
+        ValueInForce("brokers", None, shared[key]),
+        *(
+            ValueInForce("brokers", str(one), entry)
+            for one, entry in of_each.items()
+            if entry.source in _OWN
+        ),
+    ]
+
+
+def _without_own(entry: ConfigEntry) -> ConfigEntry:
+    """Return the entry of a topic that does not set the key."""
+    left = tuple(one for one in entry.synonyms if one.source not in _OWN)
+    if not left:
+        return entry._replace(value=None, source="default", synonyms=())
+    return entry._replace(value=left[0].value, source=left[0].source, synonyms=left)
+
+
+def _no_setting(key: str, entity: str) -> ConfigError:
+    return ConfigError(
+        f"{key} is not a setting of {entity}: `sparklog configs explain {key}` says where it is "
+        "valid"
+    )
