@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,28 @@ def test_every_alert_is_a_rule_on_existing_metrics_and_is_explained() -> None:
         r"^\| `(Sparklog\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
     )
     assert [rule["alert"] for rule in rules] == explained
+
+
+def test_each_alert_fires_on_the_series_of_its_test() -> None:
+    """`promtool test rules`, where promtool is installed; it names each alert that does not."""
+    folder = ROOT / "conf/prometheus"
+    tests = yaml.safe_load((folder / "alerts_test.yaml").read_text(encoding="utf-8"))["tests"]
+    firing = {
+        one["alertname"] for of in tests for one in of["alert_rule_test"] if one.get("exp_alerts")
+    }
+    rules = yaml.safe_load((folder / "alerts.yaml").read_text(encoding="utf-8"))
+    assert firing == {rule["alert"] for rule in rules["groups"][0]["rules"]}
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, a part of Prometheus, is not installed")
+    for arguments in (("check", "alerts.yaml"), ("test", "alerts_test.yaml")):
+        done = subprocess.run(
+            [promtool, arguments[0], "rules", arguments[1]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
