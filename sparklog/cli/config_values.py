@@ -96,8 +96,7 @@ def values_of_brokers(admin: Admin, key: str, broker_id: int | None) -> list[Val
         return []
     if broker_id is not None:
         return [ValueInForce("brokers", str(broker_id), shared[key])]
-    ids = [one.broker.broker_id for one in admin.list_brokers()]
-    of_each = {one: admin.describe_broker_configs(one)[key] for one in ids}
+    of_each = {one: admin.describe_broker_configs(one)[key] for one in registered_brokers(admin)}
     return [
         ValueInForce("brokers", None, shared[key]),
         *(
@@ -106,6 +105,11 @@ def values_of_brokers(admin: Admin, key: str, broker_id: int | None) -> list[Val
             if entry.source in _OWN
         ),
     ]
+
+
+def registered_brokers(admin: Admin) -> list[int]:
+    """Return the ids of the brokers that have settings: unregistered ones have none."""
+    return [one.broker.broker_id for one in admin.list_brokers() if one.broker.is_registered]
 
 
 def _without_own(entry: ConfigEntry) -> ConfigEntry:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, OptionalClusterOption, reaching
-from sparklog.cli.config_values import shown, synonyms, values_of_brokers, values_of_topics
+from sparklog.cli.config_values import (
+    registered_brokers,
+    shown,
+    synonyms,
+    values_of_brokers,
+    values_of_topics,
+)
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError
 
@@ -71,8 +77,7 @@ def describe(
             found = {"": admin.describe_broker_configs()}
             own = "dynamic default"
         else:
-            ids = [one.broker.broker_id for one in admin.list_brokers()]
-            chosen = ids if entity_name is None else [_broker_id(entity_name)]
+            chosen = registered_brokers(admin) if entity_name is None else [_broker_id(entity_name)]
             found = {f"broker {one}": admin.describe_broker_configs(one) for one in chosen}
             own = "dynamic broker"
     kind = entity_type.value.removesuffix("s")

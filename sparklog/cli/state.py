@@ -156,7 +156,8 @@ def _configs(admin: Admin, metadata: Metadata) -> dict[str, Any]:
         for one in sorted(metadata.topics.values(), key=lambda one: one.topic)
     }
     brokers: dict[str, Entry] = {}
-    for broker_id in (None, *sorted(metadata.brokers)):
+    registered = sorted(one.broker_id for one in metadata.brokers.values() if one.is_registered)
+    for broker_id in (None, *registered):
         source = "dynamic default" if broker_id is None else "dynamic broker"
         entries = admin.describe_broker_configs(broker_id).values()
         name = "<default>" if broker_id is None else str(broker_id)

@@ -294,3 +294,21 @@ def test_a_broker_that_will_not_return_is_drained(tmp_path: Path) -> None:
     assert printed == "Unregistered broker 3.\n"
     printed = run("brokers", "drain", "2", cluster=root(cluster)).printed
     assert printed.startswith("Started 1 reassignment. 1 partition is moving away from broker 2:")
+
+
+def test_the_state_and_the_settings_are_shown_after_a_broker_was_unregistered(
+    tmp_path: Path,
+) -> None:
+    """`state`, and `configs` without a name, asked for the settings of brokers that were no longer
+    registered, and ended with BROKER_ID_NOT_REGISTERED for ever after the first removal.
+    """
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    cluster.crash(1)
+    cluster.fence(1)
+    root = tmp_path / "cluster"
+    run("brokers", "unregister", "1", "--force", cluster=root)
+    assert "├── brokers" in run("state", cluster=root).printed
+    described = run("configs", "describe", "--entity-type", "brokers", cluster=root).printed
+    assert described == "Dynamic configs for broker 0 are:\n"
+    assert "for all brokers" in run("configs", "explain", "num.partitions", cluster=root).printed
