@@ -252,8 +252,8 @@ METRICS: Mapping[str, Metric] = {
             ("kind",),
             "",
             "Requests of the process to object stores: get, head, put, put_new (conditional), "
-            "delete, list, multipart. Local file systems, delta-rs's own requests (opening tables, "
-            "checkpoints) and the tasks of Spark's executors are not counted.",
+            "delete, list, multipart. Local file systems, delta-rs's clean-up of commits and "
+            "tasks of Spark's executors are not counted.",
         ),
         Metric(
             "sparklog_failures_total",

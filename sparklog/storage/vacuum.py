@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
@@ -35,6 +34,7 @@ from sparklog.storage.delta_log_files import (
     is_checkpoint,
     newest_checkpoint,
 )
+from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.json_text import json_value
 from sparklog.storage.local_files import StoredFile
 from sparklog.storage.location import Location
@@ -184,9 +184,11 @@ def set_retention(table: Location, files_ms: int, commits_ms: int | None = None)
 
     Parameters: `files_ms`, the least time in ms for which checkpoints name removed files;
     `commits_ms`, the exact time in ms for which commits are kept, unchanged by default. Returns
-    whether there was anything to set, which is a commit by delta-rs. Raises its errors.
+    whether there was anything to set, which is a commit by delta-rs. Raises its errors, and
+    `StorageError` if the table cannot be read.
     """
-    opened = DeltaTable(table.uri, storage_options=table.store_options)
+    # On an object store a copy of the log takes half the requests of delta-rs, and in parallel.
+    opened = open_delta_table(table) if table.is_local else open_table(table).snapshot
     properties = opened.metadata().configuration
     wanted = {}
     if interval_ms(properties.get(FILE_RETENTION, _DEFAULT_FILE_RETENTION)) < files_ms:
@@ -194,7 +196,7 @@ def set_retention(table: Location, files_ms: int, commits_ms: int | None = None)
     if commits_ms not in (None, interval_ms(properties.get(COMMIT_RETENTION))):
         wanted[COMMIT_RETENTION] = f"interval {commits_ms} milliseconds"
     if wanted:
-        opened.alter.set_table_properties(wanted)
+        open_delta_table(table).alter.set_table_properties(wanted)
     return bool(wanted)
 
 

@@ -11,7 +11,10 @@ import pytest
 
 from sparklog.broker.metrics import samples
 from sparklog.counts import STORE_REQUESTS
+from sparklog.model import CONFIGS
+from sparklog.storage.control_table import create_table
 from sparklog.storage.location import Location
+from sparklog.storage.vacuum import set_retention
 from tests.storage.test_s3 import Store, pytestmark
 from tests.storage.test_store_heartbeats import Cluster
 
@@ -79,6 +82,22 @@ def test_requests_are_counted_by_kind_and_a_report_makes_none(
     folder.remove_all(["a"])
     assert counted() - sent == received() - came
     assert sum((counted() - sent).values()) == 10
+
+
+def test_a_table_whose_retention_is_set_is_read_by_counted_requests(
+    store: Store, received: Received
+) -> None:
+    """delta-rs read each commit twice, one after another: 55 requests for 28 commits, none counted.
+
+    Each process asks once for each of its tables, so each scheduled run did.
+    """
+    root = Location.of(f"{store.bucket()}/root", store.options())
+    create_table(root, CONFIGS)
+    table = root.child(CONFIGS.name)
+    assert set_retention(table, 30 * 86_400_000)
+    sent, came = counted(), received()
+    assert not set_retention(table, 30 * 86_400_000)
+    assert counted() - sent == received() - came == {"GET": 3}
 
 
 def test_a_scrape_of_brokers_on_a_store_makes_no_request(store: Store, received: Received) -> None:
