@@ -68,19 +68,20 @@ def _show(
     utc: bool,
 ) -> int:
     from sparklog.cli import output, status_page, status_screen
-    from sparklog.cli.status_history import read_past
-    from sparklog.maintenance.status import StatusReader
+    from sparklog.cli.status_history import past_status
+    from sparklog.maintenance.cluster_past import ClusterPast
+    from sparklog.maintenance.status_reader import StatusReader
 
     connection = cluster.connect()
     reader = StatusReader(connection, cluster.settings)
+    past = ClusterPast(reader, hours)
 
     def read() -> ClusterStatus:
         with reaching(cluster.root):
             found = reader.read()
             if html is not None:
-                since_ms = found.read_at_ms - round(hours * 3_600_000)
-                past = read_past(cluster, since_ms, found.read_at_ms)
-                status_page.write(html, found, past, watch, utc=utc)
+                shown = past_status(past.read(found.read_at_ms))
+                status_page.write(html, found, shown, watch, utc=utc)
         return found
 
     if watch is not None:

@@ -1,31 +1,27 @@
-"""The last hours of a cluster for its status page, by SQL over the views of the past."""
+"""The last hours of a cluster for its status page: spans, lags and incidents."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sparklog.cli.cluster import Cluster
-from sparklog.cli.sql import query
-from sparklog.cli.times import time_text
+from sparklog.cli.status_tables import duration
+from sparklog.maintenance.cluster_past import GRAIN_MS, PastRows
 from sparklog.maintenance.status import Severity
 
 _Row = dict[str, Any]
 
+_MARGIN = 0.04
+"""The share of the shown time before its first change."""
 
-class Incident(NamedTuple):
-    """Something that has happened, at a time in ms since 1970.
+_IN_MS = re.compile(r"\b(\d+) ms\b")
+"""A duration in the detail of a change."""
 
-    `records_lost` is the number of acknowledged records that it took from a replica.
-    """
-
-    at_ms: int
-    severity: Severity
-    kind: str
-    text: str
-    records_lost: int = 0
+_LEAST_MS = 1_000
+"""The least time in ms that is shown."""
 
 
 class InSync(NamedTuple):
@@ -38,24 +34,98 @@ class InSync(NamedTuple):
     is_in_sync: bool
     leads: bool
 
-    def told(self, *, utc: bool) -> str:
-        """Return the span as a sentence."""
-        state = "led" if self.leads else "was in sync" if self.is_in_sync else "was not in sync"
-        between = (time_text(at_ms, utc=utc) for at_ms in (self.from_ms, self.until_ms))
-        return f"broker {self.broker_id} {state} from {' to '.join(between)}"
-
 
 class LagSample(NamedTuple):
-    """The lag of all replicas of a broker in one minute, in offsets."""
+    """The lag of all replicas of a broker at a time in ms since 1970, in offsets."""
 
     at_ms: int
     broker_id: int
     lag: int
 
 
-class PastStatus(NamedTuple):
-    """The past on a page: the time between `since_ms` and `until_ms`."""
+class Change(NamedTuple):
+    """One thing that a commit has changed in a partition.
 
+    `cause` is "" if it is not known; `detail` is what the commit says beyond it, or "".
+    """
+
+    severity: Severity
+    kind: str
+    partition: str | None
+    text: str
+    cause: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The change with its cause."""
+        because = ", ".join(filter(None, [self.cause, self.detail]))
+        return f"{self.text}: {because}" if because else self.text
+
+
+class Incident(NamedTuple):
+    """The changes of one commit, at a time in ms since 1970, in the order of partitions."""
+
+    at_ms: int
+    changes: tuple[Change, ...]
+
+    @property
+    def severity(self) -> Severity:
+        """That of the worst change."""
+        return max(one.severity for one in self.changes)
+
+    @property
+    def kinds(self) -> str:
+        """The kinds of its changes, the worst first."""
+        return ", ".join(self._counts())
+
+    @property
+    def summary(self) -> str:
+        """The partitions, the causes, and the number of changes of each kind, the worst first."""
+        if len(self.changes) == 1:
+            return self.changes[0].sentence
+        partitions = {one.partition: None for one in self.changes}
+        of = (
+            str(next(iter(partitions))) if len(partitions) == 1 else f"{len(partitions)} partitions"
+        )
+        known = dict.fromkeys(one.cause for one in self.changes if one.cause)
+        causes = ", ".join(sorted(known, key=lambda one: not one.startswith("leader")))
+        counts = (
+            f"{count} {_SEVERAL[kind] if count > 1 else _ONE[kind]}"
+            for kind, count in self._counts().items()
+        )
+        return ": ".join(filter(None, [of, causes, ", ".join(counts)]))
+
+    def _counts(self) -> dict[str, int]:
+        worst = sorted(self.changes, key=lambda one: -one.severity)
+        return dict(Counter(one.kind for one in worst))
+
+
+_ONE = {
+    "offline": "without a leader",
+    "unclean election": "unclean election",
+    "election": "election",
+    "ISR shrinks": "left the in-sync set",
+    "ISR expands": "joined the in-sync set",
+    "truncation": "truncation",
+    "controller": "controller",
+}
+"""The kinds of changes, and the words by which one of them is counted."""
+
+_SEVERAL = _ONE | {
+    "unclean election": "unclean elections",
+    "election": "elections",
+    "truncation": "truncations",
+}
+
+
+class PastStatus(NamedTuple):
+    """The past on a page; spans and lags are shown from `since_ms` to `until_ms`.
+
+    `asked_since_ms` is the beginning of the time whose incidents are shown.
+    """
+
+    asked_since_ms: int
     since_ms: int
     until_ms: int
     in_sync: list[InSync]
@@ -63,50 +133,47 @@ class PastStatus(NamedTuple):
     incidents: list[Incident]
 
 
-def read_past(cluster: Cluster, since_ms: int, until_ms: int) -> PastStatus:
-    """Return the past of a cluster between two times in ms since 1970.
-
-    Raises `StorageError` if the cluster root cannot be read; broker roots that cannot be read are
-    left out, as the status says.
-    """
-
-    def rows(statement: str) -> list[_Row]:
-        found: list[_Row] = query(statement, cluster).rows.to_pylist()
-        return found
-
+def past_status(rows: PastRows) -> PastStatus:
+    """Return the past of a cluster as it is shown; the newest incident is the first one."""
+    incidents = sorted(_incidents(rows), key=lambda one: -one.at_ms)
+    since_ms = _shown_since(rows)
     return PastStatus(
+        rows.since_ms,
         since_ms,
-        until_ms,
-        _in_sync(rows, since_ms, until_ms),
-        _lags(rows, since_ms, until_ms),
-        sorted(_incidents(rows, since_ms, until_ms)),
+        rows.until_ms,
+        _in_sync(rows, since_ms),
+        [one for one in _lags(rows) if one.at_ms >= since_ms],
+        incidents,
     )
 
 
-_Read = Callable[[str], list[_Row]]
+def _shown_since(rows: PastRows) -> int:
+    """Return the time from which on something is shown: a short history fills the width.
+
+    Nothing is missed before the first change of the last hours; the state then is known.
+    """
+    changed = [row["at_ms"] for row in rows.changes]
+    moved = [one.at_ms for found in rows.positions.values() for one in found]
+    earliest = min(changed or moved, default=rows.since_ms)
+    shown_ms = max(rows.until_ms - earliest, _LEAST_MS)
+    return max(rows.since_ms, rows.until_ms - round(shown_ms * (1 + _MARGIN)))
 
 
-def _in_sync(read: _Read, since_ms: int, until_ms: int) -> list[InSync]:
-    """Return the spans of the replicas of partitions that have changed in that time."""
-    changes: dict[tuple[str, str, int], list[_Row]] = defaultdict(list)
-    for row in read(
-        "select topic_id, topic, partition, at_ms, isr, replicas, leader from partition_history "
-        f"where at_ms <= {until_ms} order by topic_id, partition, partition_epoch"
-    ):
-        changes[row["topic_id"], row["topic"], row["partition"]].append(row)
+def _in_sync(rows: PastRows, since_ms: int) -> list[InSync]:
+    """Return the spans of the replicas of partitions that have changed after their creation."""
+    changes: dict[tuple[str, int], list[_Row]] = defaultdict(list)
+    for row in (*rows.changes_before, *rows.changes):
+        changes[row["topic_id"], row["partition"]].append(row)
     spans = []
-    for (_, topic, partition), rows in changes.items():
-        # The first row is the creation: nothing has changed by it.
-        if not any(row["at_ms"] > since_ms for row in rows[1:]):
+    for of_partition in changes.values():
+        if len(of_partition) < 2:
             continue
-        ends = [*(row["at_ms"] for row in rows[1:]), until_ms]
-        for row, end_ms in zip(rows, ends, strict=True):
-            if end_ms <= since_ms:
-                continue
+        ends = [*(row["at_ms"] for row in of_partition[1:]), rows.until_ms]
+        for row, end_ms in zip(of_partition, ends, strict=True):
             isr = json.loads(row["isr"])
             spans += [
                 InSync(
-                    f"{topic}-{partition}",
+                    _name(row),
                     broker_id,
                     max(row["at_ms"], since_ms),
                     end_ms,
@@ -114,6 +181,7 @@ def _in_sync(read: _Read, since_ms: int, until_ms: int) -> list[InSync]:
                     broker_id == row["leader"],
                 )
                 for broker_id in json.loads(row["replicas"] or row["isr"])
+                if end_ms > since_ms
             ]
     return list(_joined(sorted(spans)))
 
@@ -132,83 +200,102 @@ def _joined(spans: Iterable[InSync]) -> Iterator[InSync]:
         yield last
 
 
-def _lags(read: _Read, since_ms: int, until_ms: int) -> list[LagSample]:
-    """Return each broker's lag after each minute in which one of its replicas has changed."""
-    ends: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
-    leaders: dict[tuple[str, int], tuple[int, int]] = {}
-    lags: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
-    by_minute: dict[int, list[_Row]] = defaultdict(list)
-    for row in read(
-        "select at_ms, broker_id, topic_id, partition, role, leader_epoch, log_end_offset "
-        f"from high_watermark_history where at_ms <= {until_ms}"
-    ):
-        by_minute[row["at_ms"] // 60_000].append(row)
+def _lags(rows: PastRows) -> list[LagSample]:
+    """Return each broker's lag after each time in which one of its replicas has changed."""
+    ends: dict[object, dict[int, int]] = defaultdict(dict)
+    leaders: dict[object, tuple[int, int]] = {}
+    lags: dict[int, dict[object, int]] = defaultdict(dict)
+    moved = defaultdict(list)
+    for key, found in rows.positions.items():
+        for one in found:
+            moved[one.at_ms // GRAIN_MS].append((one.at_ms, key, one))
     samples = []
-    for _, rows in sorted(by_minute.items()):
-        moved = set()
-        for row in sorted(rows, key=lambda one: one["at_ms"]):
-            key = row["topic_id"], row["partition"]
-            moved.add(key)
-            ends[key][row["broker_id"]] = row["log_end_offset"]
-            leads = row["leader_epoch"], row["broker_id"]
-            if row["role"] == "leader" and leads > leaders.get(key, (-1, -1)):
+    for _, positions in sorted(moved.items()):
+        for _, key, one in sorted(positions):
+            ends[key][one.broker_id] = one.log_end_offset
+            leads = one.leader_epoch, one.broker_id
+            if one.leads and leads > leaders.get(key, (-1, -1)):
                 leaders[key] = leads
-        for key in moved & leaders.keys():
-            leader_end = ends[key][leaders[key][1]]
+        for key in {key for _, key, _ in positions} & leaders.keys():
+            leader_end = ends[key].get(leaders[key][1], 0)
             for broker_id, end in ends[key].items():
                 lags[broker_id][key] = max(leader_end - end, 0)
-        at_ms = max(row["at_ms"] for row in rows)
-        if at_ms >= since_ms:
-            samples += [
-                LagSample(at_ms, broker_id, sum(of.values())) for broker_id, of in lags.items()
-            ]
+        at_ms = max(at_ms for at_ms, _, _ in positions)
+        samples += [LagSample(at_ms, broker_id, sum(of.values())) for broker_id, of in lags.items()]
     return samples
 
 
-def _incidents(read: _Read, since_ms: int, until_ms: int) -> Iterator[Incident]:
-    during = f"at_ms > {since_ms} and at_ms <= {until_ms}"
-    for row in read(f"select * from partition_history where {during}"):
-        yield from _of_partition(row)
-    for row in read(f"select * from truncations where {during}"):
-        lost = row["records_lost"] or 0
-        text = (
-            f"{_name(row)}: broker {row['broker_id']} removed the offsets {row['to_offset']} to "
-            f"{row['from_offset'] - 1}, {row['records_removed']} records, {lost} of them "
-            f"acknowledged: {row['cause']}"
-        )
-        severity = Severity.CRITICAL if lost else Severity.WARNING
-        yield Incident(row["at_ms"], severity, "truncation", text, lost)
-    for row in read(f"select * from controller_history where {during}"):
+# --- incidents ----------------------------------------------------------------------------------
+
+
+def _incidents(rows: PastRows) -> Iterator[Incident]:
+    """Yield the incidents: all changes of one commit are one."""
+    of_commits: dict[int, list[_Row]] = defaultdict(list)
+    for row in rows.changes:
+        of_commits[row["version"]].append(row)
+    for changed in of_commits.values():
+        changes = [change for row in changed for change in _of_partition(row)]
+        if changes:
+            yield Incident(changed[0]["at_ms"], tuple(changes))
+    truncated: dict[tuple[int, int], list[_Row]] = defaultdict(list)
+    for row in rows.truncations:
+        truncated[row["broker_id"], row["version"]].append(row)
+    for cut in truncated.values():
+        yield Incident(cut[0]["at_ms"], tuple(map(_of_truncation, cut)))
+    for row in rows.controllers:
         text = f"broker {row['broker_id']} is the controller, epoch {row['controller_epoch']}"
-        because = f": {row['cause']}" if row["cause"] else ""
-        yield Incident(row["at_ms"], Severity.OK, "controller", text + because)
+        change = Change(Severity.OK, "controller", None, text, _words(row["cause"]))
+        yield Incident(row["at_ms"], (change,))
 
 
-def _of_partition(row: _Row) -> Iterator[Incident]:
-    because = f": {row['cause']}" if row["cause"] else ""
-    because += f", {row['detail']}" if row["detail"] else ""
-    if row["leader"] is None and row["leader_before"] is not None:
-        text = f"{_name(row)}: no leader in place of broker {row['leader_before']}{because}"
-        yield Incident(row["at_ms"], Severity.CRITICAL, "offline", text)
+def _of_truncation(row: _Row) -> Change:
+    lost = row["records_lost"] or 0
+    text = (
+        f"{_name(row)}: broker {row['broker_id']} removed the offsets {row['to_offset']} to "
+        f"{row['from_offset'] - 1}, {row['records_removed']} records, {lost} of them acknowledged"
+    )
+    severity = Severity.CRITICAL if lost else Severity.WARNING
+    return Change(severity, "truncation", _name(row), text, _words(row["cause"]))
+
+
+def _of_partition(row: _Row) -> Iterator[Change]:
+    name, before = _name(row), row["leader_before"]
+    left, joined = json.loads(row["left_isr"] or "[]"), json.loads(row["joined_isr"] or "[]")
+
+    def change(severity: Severity, kind: str, text: str, followers: Sequence[int]) -> Change:
+        detail = _IN_MS.sub(lambda found: duration(int(found[1])), row["detail"] or "")
+        return Change(severity, kind, name, f"{name}: {text}", _cause(row, followers), detail)
+
+    if row["leader"] is None and before is not None:
+        text = f"no leader in place of broker {before}"
+        yield change(Severity.CRITICAL, "offline", text, left)
     elif row["is_elected"] and row["leader_epoch"]:
-        before = row["leader_before"]
         place = f" in place of broker {before}" if before not in (None, row["leader"]) else ""
-        text = (
-            f"{_name(row)}: broker {row['leader']} leads{place}, leader epoch "
-            f"{row['leader_epoch']}{because}"
-        )
+        text = f"broker {row['leader']} leads{place}, leader epoch {row['leader_epoch']}"
         if row["is_unclean"]:
-            yield Incident(row["at_ms"], Severity.CRITICAL, "unclean election", text)
+            yield change(Severity.CRITICAL, "unclean election", text, left)
         else:
-            yield Incident(row["at_ms"], Severity.OK, "election", text)
-    for broker_id in json.loads(row["left_isr"] or "[]"):
-        text = f"{_name(row)}: broker {broker_id} left the in-sync set{because}"
-        yield Incident(row["at_ms"], Severity.WARNING, "ISR shrinks", text)
-    for broker_id in json.loads(row["joined_isr"] or "[]") if row["partition_epoch"] else ():
+            yield change(Severity.OK, "election", text, left)
+    for broker_id in left:
+        text = f"broker {broker_id} left the in-sync set"
+        yield change(Severity.WARNING, "ISR shrinks", text, [broker_id])
+    for broker_id in joined if row["partition_epoch"] else ():
         if not (row["is_elected"] and broker_id == row["leader"]):
-            text = f"{_name(row)}: broker {broker_id} is in sync again"
-            yield Incident(row["at_ms"], Severity.OK, "ISR expands", text)
+            text = f"broker {broker_id} is in sync again"
+            yield change(Severity.OK, "ISR expands", text, [broker_id])
+
+
+def _cause(row: _Row, followers: Sequence[int]) -> str:
+    """Return the cause of a change with the ids of the brokers that it is about."""
+    role, _, rest = _words(row["cause"]).partition(" ")
+    ids = followers if role == "follower" else [row["leader_before"]] if role == "leader" else []
+    of = [", ".join(str(one) for one in ids if one is not None)]
+    return " ".join(filter(None, [role, *of, rest]))
 
 
 def _name(row: _Row) -> str:
     return f"{row['topic']}-{row['partition']}"
+
+
+def _words(cause: str | None) -> str:
+    return (cause or "").replace("_", " ")

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from sparklog.cli.status_history import Incident, InSync, LagSample, PastStatus
-from sparklog.cli.status_screen import conditions, duration
-from sparklog.cli.times import time_text
+from sparklog.cli.status_charts import in_sync_chart, lag_chart
+from sparklog.cli.status_history import Change, Incident, PastStatus
+from sparklog.cli.status_tables import (
+    BROKER_COLUMNS,
+    LOSSES_QUERY,
+    UNCLEAN_QUERY,
+    conditions,
+    loss_text,
+    state_severity,
+)
+from sparklog.cli.times import short_time, zone_name
 from sparklog.errors import ConfigError
 from sparklog.maintenance.status import ClusterStatus, PartitionStatus, ReplicaStatus, Severity
 
 _MOST_PARTITIONS = 300
 """The number of rows of the replica map; partitions in trouble come first."""
 
-_MOST_TIMELINES = 60
 _MOST_INCIDENTS = 200
-
-_WIDTH, _ROW, _LABEL = 900, 18, 190
-"""In pixels: the width of a timeline with its labels, the height of its rows, their labels."""
-
-_LINES = ("var(--line-0)", "var(--line-1)", "var(--line-2)", "var(--line-3)", "var(--line-4)")
+_MOST_LOSSES = 20
 
 
 def write(
@@ -56,18 +58,39 @@ def page(status: ClusterStatus, past: PastStatus, refresh_s: float | None, *, ut
         verdict_class=name.lower(),
         root=escape(status.root),
         cluster_id=escape(status.cluster_id),
-        at=escape(time_text(status.read_at_ms, utc=utc)),
+        at=escape(short_time(status.read_at_ms, utc=utc)),
+        zone=escape(zone_name(status.read_at_ms, utc=utc)),
         problems=_problems(status),
+        losses=_losses(status, utc=utc),
         tiles=_tiles(status, utc=utc),
         brokers=_brokers(status),
         replicas=_replica_map(status),
         groups=_groups(status),
-        since=escape(time_text(past.since_ms, utc=utc)),
-        in_sync=_in_sync(past, utc=utc),
-        lag=_lag(past, utc=utc),
-        summary=_summary(past),
-        incidents=_incidents(past.incidents, utc=utc),
+        asked_since=escape(short_time(past.asked_since_ms, utc=utc)),
+        since=escape(short_time(past.since_ms, utc=utc)),
+        in_sync=in_sync_chart(past, utc=utc),
+        lag=lag_chart(past, utc=utc),
+        incidents=_incidents(past, utc=utc),
     )
+
+
+def _losses(status: ClusterStatus, *, utc: bool) -> str:
+    """Return the past losses, which a reader must not miss, and the statements that show more."""
+    if not status.losses:
+        return ""
+    lines = "".join(
+        f'<li class="{"critical" if one.records else "warning"}">'
+        f"<b>{'LOST' if one.records else 'UNCLEAN'}</b> "
+        f"{escape(loss_text(one, status.read_at_ms))} "
+        f"<time>{escape(short_time(one.at_ms, utc=utc))}</time></li>"
+        for one in status.losses[:_MOST_LOSSES]
+    )
+    left = len(status.losses) - _MOST_LOSSES
+    more = f"<li>{left} earlier ones are not shown.</li>" if left > 0 else ""
+    queries = "".join(
+        f'<code>sparklog query "{escape(one)}"</code> ' for one in (LOSSES_QUERY, UNCLEAN_QUERY)
+    )
+    return f'<h2>Past losses</h2><ul class="problems">{lines}{more}</ul><p>More by {queries}</p>'
 
 
 def _problems(status: ClusterStatus) -> str:
@@ -88,7 +111,7 @@ def _tiles(status: ClusterStatus, *, utc: bool) -> str:
     since = (
         ""
         if controller is None or controller.controller_since_ms is None
-        else f"since {time_text(controller.controller_since_ms, utc=utc)}"
+        else f"since {short_time(controller.controller_since_ms, utc=utc)}"
     )
     offline = sum(one.is_offline for one in found)
     under = sum(one.is_under_replicated for one in found)
@@ -115,32 +138,26 @@ def _tiles(status: ClusterStatus, *, utc: bool) -> str:
 
 
 def _brokers(status: ClusterStatus) -> str:
-    rows = []
-    for one in status.brokers:
-        broker = one.description.broker
-        rows.append(
-            (
-                f"{broker.broker_id}{' (controller)' if one.description.is_controller else ''}",
-                one.shown_state(status.session_timeout_ms),
-                str(one.description.leads),
-                f"{one.description.in_sync} of {one.description.replicas}",
-                broker.rack or "",
-                "" if one.silent_ms is None else f"{duration(one.silent_ms)} ago",
-                "" if one.activity is None else f"{one.activity.tick_ms} ms",
-                "" if one.activity is None else str(one.activity.requests_per_minute),
-            )
-        )
-    heads = (
-        "broker",
-        "state",
-        "leads",
-        "in sync",
-        "rack",
-        "last commit",
-        "last tick",
-        "storage requests/min",
+    classes = [
+        f' class="{"number" if column.is_number else column.head}"' for column in BROKER_COLUMNS
+    ]
+    heads = "".join(
+        f"<th{of}>{escape(column.head)}</th>"
+        for of, column in zip(classes, BROKER_COLUMNS, strict=True)
     )
-    return _table(heads, rows)
+    rows = "".join(
+        f'<tr class="{state_severity(one, status).name.lower()}">'
+        + "".join(
+            f"<td{of}>{escape(column.text(one, status))}</td>"
+            for of, column in zip(classes, BROKER_COLUMNS, strict=True)
+        )
+        + "</tr>"
+        for one in status.brokers
+    )
+    return (
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        "<p>* is the controller</p>"
+    )
 
 
 def _groups(status: ClusterStatus) -> str:
@@ -174,7 +191,7 @@ def _replica_map(status: ClusterStatus) -> str:
     alive = {
         one.description.broker.broker_id
         for one in status.brokers
-        if one.description.broker.is_alive
+        if one.runs(status.session_timeout_ms) or one.description.broker.is_parked
     }
     shown = sorted(status.partitions, key=lambda one: not conditions(one))[:_MOST_PARTITIONS]
     heads = "".join(f"<th>{one}</th>" for one in ids)
@@ -221,111 +238,26 @@ def _map_cell(one: PartitionStatus, replica: ReplicaStatus | None, is_alive: boo
 # --- the past -----------------------------------------------------------------------------------
 
 
-class _Scale:
-    """The x positions of times on a timeline."""
-
-    def __init__(self, since_ms: int, until_ms: int) -> None:
-        self.since_ms, self.until_ms = since_ms, max(until_ms, since_ms + 1)
-
-    def x(self, at_ms: float) -> float:
-        share = (at_ms - self.since_ms) / (self.until_ms - self.since_ms)
-        return _LABEL + min(max(share, 0.0), 1.0) * (_WIDTH - _LABEL)
-
-    def axis(self, height: float, *, utc: bool) -> str:
-        """Return lines and times at fifths of the width."""
-        parts = []
-        for fifth in range(6):
-            at_ms = self.since_ms + (self.until_ms - self.since_ms) * fifth // 5
-            x = self.x(at_ms)
-            anchor = "end" if fifth == 5 else "start" if fifth == 0 else "middle"
-            clock = time_text(at_ms, utc=utc)[11:19]
-            parts.append(
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" class="axis"/>'
-                f'<text x="{x:.1f}" y="{height + 14}" text-anchor="{anchor}">{clock}</text>'
-            )
-        return "".join(parts)
-
-
-def _in_sync(past: PastStatus, *, utc: bool) -> str:
-    """Return the timeline of in-sync sets: a row for each replica of a partition that changed."""
-    if not past.in_sync:
-        return "<p>No in-sync set has changed.</p>"
-    scale = _Scale(past.since_ms, past.until_ms)
-    by_replica: dict[tuple[str, int], list[InSync]] = defaultdict(list)
-    for one in past.in_sync:
-        by_replica[one.partition, one.broker_id].append(one)
-    shown = sorted(by_replica)[:_MOST_TIMELINES]
-    parts = []
-    for number, key in enumerate(shown):
-        y = number * _ROW
-        parts.append(f'<text x="0" y="{y + 13}">{escape(key[0])}, broker {key[1]}</text>')
-        for span in by_replica[key]:
-            x, end = scale.x(span.from_ms), scale.x(span.until_ms)
-            kind = "leader" if span.leads else "in-sync" if span.is_in_sync else "behind"
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y + 2}" width="{max(end - x, 1):.1f}" height="{_ROW - 4}" '
-                f'class="{kind}"><title>{escape(span.told(utc=utc))}</title></rect>'
-            )
-    height = len(shown) * _ROW
-    left = len(by_replica) - len(shown)
-    more = f"<p>{left} more replicas changed and are not shown.</p>" if left else ""
-    return _svg(height, scale.axis(height, utc=utc) + "".join(parts)) + more
-
-
-def _lag(past: PastStatus, *, utc: bool) -> str:
-    """Return the curves of the lag of each broker's replicas, in offsets, summed."""
-    if not any(one.lag for one in past.lag):
-        return "<p>No replica was behind when checkpoints were written.</p>"
-    scale, height = _Scale(past.since_ms, past.until_ms), 120
-    by_broker: Mapping[int, list[LagSample]] = defaultdict(list)
-    for one in past.lag:
-        by_broker[one.broker_id].append(one)
-    most = max(one.lag for one in past.lag)
-    parts = [f'<text x="{_LABEL - 6}" y="12" text-anchor="end">{most}</text>']
-    for number, (broker_id, samples) in enumerate(sorted(by_broker.items())):
-        points: list[str] = []
-        for one in sorted(samples):
-            # A lag holds until the next sample.
-            y = height - one.lag / most * (height - 4)
-            if points:
-                points.append(f"{scale.x(one.at_ms):.1f},{points[-1].split(',')[1]}")
-            points.append(f"{scale.x(one.at_ms):.1f},{y:.1f}")
-        points.append(f"{scale.x(past.until_ms):.1f},{points[-1].split(',')[1]}")
-        colour = _LINES[number % len(_LINES)]
-        parts.append(
-            f'<polyline points="{" ".join(points)}" style="stroke:{colour}"/>'
-            f'<text x="0" y="{30 + number * _ROW}" style="fill:{colour}">broker {broker_id}</text>'
-        )
-    height = max(height, 30 + len(by_broker) * _ROW)
-    return _svg(height, scale.axis(height, utc=utc) + "".join(parts))
-
-
-def _svg(height: float, content: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height + 20}" role="img">{content}</svg>'
-
-
-def _summary(past: PastStatus) -> str:
-    """Return a sentence on unclean elections and lost records, which a reader must not miss."""
-    unclean = sum(one.kind == "unclean election" for one in past.incidents)
-    lost = sum(one.records_lost for one in past.incidents)
-    if not (unclean or lost):
-        return ""
-    return (
-        f'<p class="loss">{unclean} unclean elections; {lost} acknowledged records were cut from '
-        "replicas.</p>"
-    )
-
-
-def _incidents(incidents: Sequence[Incident], *, utc: bool) -> str:
-    if not incidents:
+def _incidents(past: PastStatus, *, utc: bool) -> str:
+    """Return the incidents, the newest first; one with several changes unfolds."""
+    if not past.incidents:
         return "<p>There was none.</p>"
-    newest = sorted(incidents, reverse=True)[:_MOST_INCIDENTS]
-    rows = "".join(
-        f'<tr class="{one.severity.name.lower()}"><td>{escape(time_text(one.at_ms, utc=utc))}</td>'
-        f"<td>{escape(one.kind)}</td><td>{escape(one.text)}</td></tr>"
-        for one in newest
-    )
-    left = len(incidents) - len(newest)
+    shown = past.incidents[:_MOST_INCIDENTS]
+    rows = "".join(_incident(one, past, utc=utc) for one in shown)
+    left = len(past.incidents) - len(shown)
     more = f"<p>{left} earlier ones are not shown: see the view elections.</p>" if left else ""
-    head = "<tr><th>time</th><th>kind</th><th>what happened</th></tr>"
-    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}"
+    return f'<div class="incidents">{rows}</div>{more}'
+
+
+def _incident(one: Incident, past: PastStatus, *, utc: bool) -> str:
+    at = short_time(one.at_ms, utc=utc, since_ms=past.asked_since_ms)
+    head = f"<time>{escape(at)}</time><b>{escape(one.kinds)}</b><span>{escape(one.summary)}</span>"
+    kind = one.severity.name.lower()
+    if len(one.changes) == 1:
+        return f'<div class="incident {kind}">{head}</div>'
+    changes = "".join(map(_change, sorted(one.changes, key=lambda change: -change.severity)))
+    return f'<details class="incident {kind}"><summary>{head}</summary><ul>{changes}</ul></details>'
+
+
+def _change(one: Change) -> str:
+    return f'<li class="{one.severity.name.lower()}">{escape(one.sentence)}</li>'

@@ -15,8 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from sparklog.cli.output import console_of
+from sparklog.cli.status_tables import (
+    BROKER_COLUMNS,
+    LOSSES_QUERY,
+    UNCLEAN_QUERY,
+    conditions,
+    loss_text,
+    state_severity,
+)
 from sparklog.cli.times import time_text
 from sparklog.errors import SparklogError
+from sparklog.maintenance.losses import Loss
 from sparklog.maintenance.status import (
     BrokerStatus,
     ClusterStatus,
@@ -25,6 +34,11 @@ from sparklog.maintenance.status import (
 )
 
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
+
+_LISTED_MS = 7 * 86_400_000
+"""The age in ms up to which the screen lists a past loss; earlier ones are counted."""
+
+_MOST_LOSSES = 5
 
 _MOST_ROWS = 12
 """The number of partitions in trouble, and of groups, that the screen lists."""
@@ -36,6 +50,7 @@ def screen(status: ClusterStatus, *, utc: bool) -> list[RenderableType]:
         Text(f"cluster {status.root}"),
         Text(f"{status.cluster_id}, {time_text(status.read_at_ms, utc=utc)}\n", "dim"),
         *_judgement(status),
+        *_losses(status, utc=utc),
         Text(),
         _summary(status, utc=utc),
         _brokers(status),
@@ -75,16 +90,6 @@ def watch(read: Callable[[], ClusterStatus], seconds: float, *, utc: bool) -> in
                 time.sleep(seconds)
         except KeyboardInterrupt:
             return int(severity)
-
-
-def conditions(partition: PartitionStatus) -> list[str]:
-    """Return what is wrong with a partition, in the words of Kafka's tools."""
-    named = {
-        "offline": partition.is_offline,
-        "under min ISR": partition.is_under_min_isr and not partition.is_offline,
-        "under-replicated": partition.is_under_replicated,
-    }
-    return [name for name, holds in named.items() if holds]
 
 
 def _judgement(status: ClusterStatus) -> Iterator[Text]:
@@ -133,23 +138,38 @@ def _summary(status: ClusterStatus, *, utc: bool) -> Table:
     return grid
 
 
+def _losses(status: ClusterStatus, *, utc: bool) -> Iterator[Text]:
+    """Yield the newest losses of the last days, the number of earlier ones, and the query."""
+    recent = [one for one in status.losses if status.read_at_ms - one.at_ms <= _LISTED_MS]
+    for one in recent[:_MOST_LOSSES]:
+        kind, style = ("LOST", "bold red") if one.records else ("UNCLEAN", "yellow")
+        yield Text(f"{kind:<9}", style) + Text(loss_text(one, status.read_at_ms), "default")
+    left = status.losses[len(recent[:_MOST_LOSSES]) :]
+    if left:
+        before = time_text(left[0].at_ms, utc=utc)
+        text = f"{len(left)} earlier unclean elections or losses, the last at {before}"
+        yield Text(f"{'EARLIER':<9}{text}")
+    if status.losses:
+        has_records = any(one.records for one in status.losses)
+        statement = LOSSES_QUERY if has_records else UNCLEAN_QUERY
+        yield Text(f'{"":<9}sparklog query "{statement}"', "dim")
+
+
 def _brokers(status: ClusterStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("broker", "state", "leads", "in sync", "rack", "last\ncommit", "last\ntick"):
-        table.add_column(name, justify="left" if name in ("state", "rack") else "right")
-    table.add_column("requests\na minute", justify="right")
+    for column in BROKER_COLUMNS:
+        head = "\n".join(column.head.split(" ", 1)) if column.is_number else column.head
+        table.add_column(head, justify="right" if column.is_number else "left")
     for one in status.brokers:
-        broker = one.description.broker
-        shown = one.shown_state(status.session_timeout_ms)
+        severity = state_severity(one, status)
         table.add_row(
-            f"{broker.broker_id}{'*' if one.description.is_controller else ''}",
-            Text(shown, "default" if shown in ("alive", "parked") else _STYLES[Severity.CRITICAL]),
-            str(one.description.leads),
-            f"{one.description.in_sync}/{one.description.replicas}",
-            Text(broker.rack or ""),
-            "" if one.silent_ms is None else f"{duration(one.silent_ms)} ago",
-            "" if one.activity is None else f"{one.activity.tick_ms:.0f} ms",
-            "" if one.activity is None else f"{one.activity.requests_per_minute:.0f}",
+            *(
+                Text(
+                    column.text(one, status),
+                    _STYLES[severity] if column.head == "state" and severity else "default",
+                )
+                for column in BROKER_COLUMNS
+            )
         )
     return table
 
@@ -192,14 +212,6 @@ def _groups(status: ClusterStatus) -> Table:
     return table
 
 
-def duration(ms: int) -> str:
-    """Return a time in ms in the unit that fits, as in `1.2 s` or `3 h`."""
-    for unit, of_unit, digits in (("d", 86_400_000, 0), ("h", 3_600_000, 0), ("min", 60_000, 0)):
-        if ms >= 2 * of_unit:
-            return f"{ms / of_unit:.{digits}f} {unit}"
-    return f"{ms / 1000:.1f} s"
-
-
 def as_json(status: ClusterStatus) -> dict[str, Any]:
     """Return a status as a JSON object; its names are those of the tables."""
     return {
@@ -219,6 +231,7 @@ def as_json(status: ClusterStatus) -> dict[str, Any]:
         "brokers": [_broker_json(one, status.session_timeout_ms) for one in status.brokers],
         "partitions": [_partition_json(one) for one in status.partitions],
         "groups": [one._asdict() for one in status.groups],
+        "losses": [_loss_json(one) for one in status.losses],
     }
 
 
@@ -232,13 +245,26 @@ def _broker_json(one: BrokerStatus, timeout_ms: int) -> dict[str, Any]:
         "replicas": one.description.replicas,
         "is_silent": one.is_silent(timeout_ms),
         "silent_ms": one.silent_ms,
-        "clock_ahead_ms": one.ahead_ms,
+        "clock_ahead_ms": max(one.clock_offset_ms, 0),
+        "clock_behind_ms": max(-one.clock_offset_ms, 0),
         "last_tick_ms": None if one.activity is None else one.activity.tick_ms,
         "storage_requests_per_minute": None
         if one.activity is None
         else one.activity.requests_per_minute,
         "offline_log_dirs": list(one.description.broker.offline_log_dirs),
         "unreadable": dict(one.unreadable),
+    }
+
+
+def _loss_json(one: Loss) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "at_ms": one.at_ms,
+        "leader": one.leader,
+        "leader_epoch": one.leader_epoch,
+        "records_lost": one.records,
+        "brokers": list(one.brokers),
     }
 
 

@@ -31,6 +31,23 @@ def time_text(time: int | datetime, *, utc: bool) -> str:
         return str(time)
 
 
+def short_time(time_ms: int, *, utc: bool, since_ms: int | None = None) -> str:
+    """Return a time in ms since 1970 to the second, without the zone, for people.
+
+    Parameters: `since_ms`, the beginning of a shown time: the date is left out if it began on the
+    same day.
+    """
+    text = time_text(time_ms, utc=utc)[:19]
+    is_same_day = since_ms is not None and time_text(since_ms, utc=utc)[:10] == text[:10]
+    return text[11:] if is_same_day else text
+
+
+def zone_name(time_ms: int, *, utc: bool) -> str:
+    """Return the zone in which a time is printed: UTC, or the offset of the local zone then."""
+    offset = time_text(time_ms, utc=utc)[23:]
+    return "UTC" if offset == "+00:00" else f"UTC{offset}"
+
+
 def read_past_time_ms(text: str, option: str, now_ms: int, *, utc: bool) -> int:
     """Return the time that an option gives, in ms since 1970.
 

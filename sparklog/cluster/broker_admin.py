@@ -75,6 +75,36 @@ class BrokerDescription(NamedTuple):
         return 100 * self.preferred_led_by_others / self.preferred if self.preferred else 0.0
 
 
+def described_brokers(metadata: Metadata, leases: pa.Table) -> list[BrokerDescription]:
+    """Return the brokers by id; unregistered ones only while replicas are assigned to them.
+
+    Parameters: `leases`, the rows of `controller`.
+    """
+    since_ms = {lease["broker_id"]: lease["elected_ms"] for lease in leases.to_pylist()}
+    described = []
+    for broker in sorted(metadata.brokers.values()):
+        states = [
+            (state, replica)
+            for state in metadata.partitions.values()
+            if (replica := state.replica(broker.broker_id)) is not None
+        ]
+        preferred = [state for state, replica in states if replica is state.replicas[0]]
+        if states or broker.is_registered:
+            described.append(
+                BrokerDescription(
+                    broker,
+                    sum(state.leader == broker.broker_id for state, _ in states),
+                    sum(replica.in_isr for _, replica in states),
+                    len(states),
+                    len(preferred),
+                    sum(state.leader != broker.broker_id for state in preferred),
+                    broker.broker_id in since_ms,
+                    since_ms.get(broker.broker_id),
+                )
+            )
+    return described
+
+
 class BrokerAdmin:
     """Administers the brokers of a cluster through its tables; no broker has to run."""
 
@@ -91,31 +121,7 @@ class BrokerAdmin:
         metadata = self._connection.metadata()
         controller = self._connection.root.controller
         controller.refresh()
-        since_ms = {
-            lease["broker_id"]: lease["elected_ms"] for lease in controller.rows().to_pylist()
-        }
-        described = []
-        for broker in sorted(metadata.brokers.values()):
-            states = [
-                (state, replica)
-                for state in metadata.partitions.values()
-                if (replica := state.replica(broker.broker_id)) is not None
-            ]
-            preferred = [state for state, replica in states if replica is state.replicas[0]]
-            if states or broker.is_registered:
-                described.append(
-                    BrokerDescription(
-                        broker,
-                        sum(state.leader == broker.broker_id for state, _ in states),
-                        sum(replica.in_isr for _, replica in states),
-                        len(states),
-                        len(preferred),
-                        sum(state.leader != broker.broker_id for state in preferred),
-                        broker.broker_id in since_ms,
-                        since_ms.get(broker.broker_id),
-                    )
-                )
-        return described
+        return described_brokers(metadata, controller.rows())
 
     def fence(self, broker_id: int) -> None:
         """Fence a broker that does not run, and elect other leaders, as after a session timeout."""

@@ -134,6 +134,17 @@ class ClusterRoot:
         """Open one of the root's tables that has a conflict key."""
         return ShardedTable(self.location, schema, reopens=self._reopens)
 
+    def newest(self, schema: model.TableSchema) -> ControlTable:
+        """Return one of the tables that are opened at their first use, at its newest version.
+
+        Opening a table reads its newest version, so that no further request is made for it.
+        """
+        is_open = schema.name in vars(self)
+        table: ControlTable = getattr(self, schema.name)
+        if is_open:
+            table.refresh()
+        return table
+
     @property
     def format_version(self) -> int:
         """The newest format of the root that this process knows of.

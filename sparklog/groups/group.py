@@ -227,11 +227,7 @@ class ConsumerGroups:
     def all(self) -> list[Group]:
         """Return all groups that exist, in their newest state, by name."""
         self._table.refresh()
-        rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._table.rows().to_pylist():
-            rows[row["group_id"]].append(row)
-        found = (_of_rows(name, rows[name]) for name in sorted(rows))
-        return [group for group in found if group.exists]
+        return groups_in(self._table.rows())
 
     def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
         """Apply `step` to a group, by compare-and-set, and return the group after that.
@@ -254,6 +250,15 @@ class ConsumerGroups:
 
         self._table.change_rows(decide, [(group_id,)])
         return after
+
+
+def groups_in(table: pa.Table) -> list[Group]:
+    """Return all groups that exist in rows of `consumer_groups`, by name."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in table.to_pylist():
+        rows[row["group_id"]].append(row)
+    found = (_of_rows(name, rows[name]) for name in sorted(rows))
+    return [group for group in found if group.exists]
 
 
 def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:

@@ -515,23 +515,32 @@ class ControlTable:
 
         Raises `DamagedError` if the file is missing or differs from what was written.
         """
-        try:
-            content = self.location.read_bytes(path)
-        except FileNotFoundError as error:
-            raise damaged_file(self.location, path, "it is missing") from error
-        try:
-            rows = ParquetContent(content).read()
-            if rows.schema.equals(self.schema.columns):
-                return rows
-            names = set(self.schema.columns.names)
-            self._has_unknown_columns |= not set(rows.column_names) <= names
-            for column in self.schema.columns:
-                # Delta allows a writer to omit a column; its values are null.
-                if column.name not in rows.column_names:
-                    rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
-            return rows.select(self.schema.columns.names).cast(self.schema.columns)
-        except (OSError, pa.ArrowException) as error:
-            raise damaged_file(self.location, path, content_fault(content, error)) from error
+        rows, has_unknown_columns = rows_in_file(self.location, path, self.schema)
+        self._has_unknown_columns |= has_unknown_columns
+        return rows
+
+
+def rows_in_file(table: Location, path: str, schema: TableSchema) -> tuple[pa.Table, bool]:
+    """Return the rows of one file of a table, and whether it has columns beyond the `schema`.
+
+    Raises `DamagedError` if the file is missing or differs from what was written.
+    """
+    try:
+        content = table.read_bytes(path)
+    except FileNotFoundError as error:
+        raise damaged_file(table, path, "it is missing") from error
+    try:
+        rows = ParquetContent(content).read()
+        if rows.schema.equals(schema.columns):
+            return rows, False
+        has_unknown_columns = not set(rows.column_names) <= set(schema.columns.names)
+        for column in schema.columns:
+            # Delta allows a writer to omit a column; its values are null.
+            if column.name not in rows.column_names:
+                rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
+        return rows.select(schema.columns.names).cast(schema.columns), has_unknown_columns
+    except (OSError, pa.ArrowException) as error:
+        raise damaged_file(table, path, content_fault(content, error)) from error
 
 
 def _live_files(table: DeltaTable) -> list[str]:

@@ -87,13 +87,13 @@ def newest_version(table: Location) -> int:
     Raises `StorageError` if the table does not exist, `OSError` if it cannot be read.
     """
     if table.is_local:
-        known = _newest_in(log_names(table))
+        known = newest_in(log_names(table))
     else:
         last = last_checkpoint(table)
-        known = _newest_in(names_from(table, last))
+        known = newest_in(names_from(table, last))
         if known < 0 <= last:
             # The hint names a checkpoint that does not exist.
-            known = _newest_in(table.names(LOG_FOLDER))
+            known = newest_in(table.names(LOG_FOLDER))
     if known < 0:
         raise StorageError(
             f"there is no table at {table.uri}: check the root, or create the cluster first"
@@ -101,7 +101,7 @@ def newest_version(table: Location) -> int:
     return known
 
 
-def _newest_in(names: Sequence[str]) -> int:
+def newest_in(names: Sequence[str]) -> int:
     """Return the newest version that the names of a log's files show, -1 without one."""
     commits = (int(name[:_DIGITS]) for name in names if _COMMIT.fullmatch(name))
     return max([newest_checkpoint(names), *commits])
@@ -203,6 +203,15 @@ def _needed(names: list[str], version: int | None) -> list[str]:
     if after != list(range(newest + 1, newest + 1 + len(after))) or not (files or commits):
         raise FileNotFoundError(f"commit {newest + 1} of the log or one after it is missing")
     return [*files, *commits]
+
+
+def newest_listed(table: Location) -> int:
+    """Return the newest version of a table by one listing of a log of up to `PAGE_NAMES` files.
+
+    Returns -1 if the table does not exist. Raises `OSError` if it cannot be read.
+    """
+    names = _listed(table, None)
+    return newest_in(names if names or table.is_local else table.names(LOG_FOLDER))
 
 
 def complete_checkpoint(names: Iterable[str], last: int | None = None) -> tuple[int, list[str]]:

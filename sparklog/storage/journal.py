@@ -53,8 +53,8 @@ _ACTIVITY = "activity"
 """The member of a commit with what its broker does, for those who watch it."""
 
 _MOST_WITHOUT = 64
-"""The number of newest commits among which one with seen versions and activity is: fences, merges
-and changes by other tools carry none."""
+"""The number of newest commits among which one with seen versions is: fences, merges and changes by
+other tools carry none."""
 
 _OF_HEARTBEATS = frozenset({_FORMAT, _CONTROLLER, _SEEN, _ACTIVITY})
 """The members of a commit that changes nothing."""
@@ -404,10 +404,10 @@ class Journal(RecordLog):
         # Checkpoints of an earlier release carry no version: they were written with each step.
         versions = [version if one.log_version is None else one.log_version for one in described]
         for commit in read_commits(self.location, min(versions) + 1, version):
-            self._apply_changes(commit.derived(_changes_in), versions, commit.version)
+            self._apply_changes(commit.derived(changes_in), versions, commit.version)
 
     def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:
-        return self._apply_changes(commit.derived(_changes_in), (-1, -1, -1), commit.version)
+        return self._apply_changes(commit.derived(changes_in), (-1, -1, -1), commit.version)
 
     def _is_empty(self, commit: Commit) -> bool:
         entry = _entry(commit)
@@ -418,7 +418,7 @@ class Journal(RecordLog):
         )
 
     def _apply_changes(
-        self, changes: _Changes, described: Sequence[int], version: int
+        self, changes: Changes, described: Sequence[int], version: int
     ) -> AbstractSet[TopicIdPartition]:
         """Apply a commit's changes that the checkpoints do not include; return the replicas."""
         named: set[TopicIdPartition] = set()
@@ -448,7 +448,7 @@ class Journal(RecordLog):
         return named
 
 
-class _Changes(NamedTuple):
+class Changes(NamedTuple):
     """The changes of a commit other than batches, in the form that readers apply."""
 
     rows: Mapping[TopicIdPartition, Row]
@@ -460,12 +460,13 @@ class _Changes(NamedTuple):
     truncations: Sequence[Row]
 
 
-def _changes_in(commit: Commit) -> _Changes:
+def changes_in(commit: Commit) -> Changes:
+    """Return the changes in a commit of a journal, computed once: `commit.derived(changes_in)`."""
     return _changes_of(_entry(commit))
 
 
-def _changes_of(entry: Mapping[str, Any]) -> _Changes:
-    return _Changes(
+def _changes_of(entry: Mapping[str, Any]) -> Changes:
+    return Changes(
         {_key(row): {**_NULLS, **row} for row in entry.get(_ROWS, ())},
         {
             _key(one): Histories(one["topic"], tuple(EpochEntry(*pair) for pair in one["entries"]))
@@ -566,22 +567,12 @@ def seen_in(commit: Commit) -> SeenVersions | None:
         return None
 
 
-def newest_activity(log: Location, newest: Commit) -> Activity | None:
-    """Return the activity in the newest commit up to `newest` that carries one, or `None`.
-
-    Only commits before `newest` are read, and only if it carries none. Raises `OSError` or
-    `StorageError` if a commit cannot be read.
-    """
-    commit: Commit | None = newest
-    for at in range(newest.version, max(newest.version - _MOST_WITHOUT, -1), -1):
-        if at != newest.version:
-            commit = read_commit(log, at, lambda _: True)
-        if commit is None:
-            break
-        if (value := _entry(commit).get(_ACTIVITY)) is not None:
-            is_known = isinstance(value, list) and [*map(type, value)] == [int, int]
-            # Another form is that of a later release.
-            return Activity(*value) if is_known else None
+def activity_in(commit: Commit) -> Activity | None:
+    """Return the activity that a commit of a journal carries, or `None` if it carries none."""
+    value = _entry(commit).get(_ACTIVITY)
+    if isinstance(value, list) and [*map(type, value)] == [int, int]:
+        return Activity(value[0], value[1])
+    # Another form is that of a later release.
     return None
 
 

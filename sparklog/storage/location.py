@@ -181,6 +181,18 @@ class Location:
         store, key = self._object(path)
         return store.get(key)
 
+    def read_with_time(self, path: str) -> tuple[bytes, int]:
+        """Return a file's bytes, and the time in ms since 1970 at which it was stored.
+
+        The time is that of the store's or the file system's clock, and comes with the same request;
+        stores give whole seconds. Raises `FileNotFoundError` if the file does not exist.
+        """
+        if self.is_local:
+            with open(f"{self.uri}/{path}", "rb") as local:
+                return local.read(), os.fstat(local.fileno()).st_mtime_ns // 1_000_000
+        store, key = self._object(path)
+        return store.get_with_time(key)
+
     def read_files(self, paths: Sequence[str]) -> list[bytes]:
         """Return the bytes of some files; an object store is read in parallel.
 

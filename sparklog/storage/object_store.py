@@ -105,6 +105,12 @@ class ObjectStore:
         with _request("get", path):
             return bytes(obstore.get(self._store, path).bytes())
 
+    def get_with_time(self, path: str) -> tuple[bytes, int]:
+        """Return an object's bytes, and the time in ms since 1970 at which the store stored it."""
+        with _request("get", path):
+            result = obstore.get(self._store, path)
+            return bytes(result.bytes()), int(result.meta["last_modified"].timestamp() * 1000)
+
     def size_bytes(self, path: str) -> int:
         """Return an object's size in bytes, by a HEAD request."""
         with _request("head", path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparklog.broker.activity import RequestRate
-from sparklog.model import LOG
 from sparklog.storage.commits import read_commits
-from sparklog.storage.delta_log_files import newest_version
-from sparklog.storage.journal import Activity, newest_activity
+from sparklog.storage.fence import Fence
+from sparklog.storage.journal import Activity, activity_in
+from sparklog.storage.journal_tail import JournalTail
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from sparklog.testing.manual_clock import ManualClock
@@ -38,16 +38,25 @@ def test_every_commit_of_a_step_and_every_heartbeat_carries_it(tmp_path: Path) -
     cluster.create_topic("t")
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
-    log = Location.of(f"{tmp_path}/broker-0").child(LOG.name)
-    version = newest_version(log)
-    [newest] = read_commits(log, version, version)
-    found = newest_activity(log, newest)
-    assert isinstance(found, Activity)
+    tail = JournalTail(Location.of(f"{tmp_path}/broker-0"))
+    assert isinstance(activity_in(tail.newest.commit), Activity)
     cluster.clock.advance(10_000)
-    [heartbeat] = read_commits(log, newest_version(log), newest_version(log))
-    assert heartbeat.version > version
-    assert not heartbeat.added
-    assert newest_activity(log, heartbeat) is not None
+    [*_, heartbeat] = tail.refresh()
+    assert not heartbeat.commit.added
+    assert isinstance(activity_in(heartbeat.commit), Activity)
+
+
+def test_commits_without_it_do_not_hide_it(tmp_path: Path) -> None:
+    """A fence carries none: that of the commits before it is shown."""
+    cluster = LocalCluster(tmp_path, [0])
+    cluster.create_topic("t")
+    cluster.tick_until_idle()
+    root = Location.of(f"{tmp_path}/broker-0")
+    log = cluster.brokers[0]._roots[0].log
+    log.take_fence(Fence("broker_epoch", 1 + (log.held_by("broker_epoch") or 0)))
+    tail = JournalTail(root)
+    assert activity_in(tail.newest.commit) is None
+    assert isinstance(tail.activity, Activity)
 
 
 def test_an_unknown_form_is_left_out(tmp_path: Path) -> None:
@@ -57,4 +66,4 @@ def test_an_unknown_form_is_left_out(tmp_path: Path) -> None:
     journal.activity = lambda: (1, 2, 3)  # type: ignore[assignment, return-value]
     assert journal.heartbeat()
     [newest] = read_commits(journal.location, journal.version, journal.version)
-    assert newest_activity(journal.location, newest) is None
+    assert activity_in(newest) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,15 +12,16 @@ import sys
 from functools import partial
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
+from sparklog.cli.status_tables import loss_text
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
-from sparklog.maintenance.status import Severity, StatusReader
-from sparklog.model import LOG
-from sparklog.storage.delta_log_files import commit_path, newest_version
-from sparklog.storage.journal import Journal
+from sparklog.maintenance.status import Severity
+from sparklog.maintenance.status_reader import StatusReader
+from sparklog.storage.journal_tail import JournalTail
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.testing import LocalCluster
@@ -59,6 +61,13 @@ def lose(cluster: LocalCluster, broker_id: int) -> None:
     for _ in range(10):
         cluster.clock.advance(3_000)
         cluster.tick_until_idle()
+
+
+def store_later(cluster: LocalCluster, seconds: int) -> None:
+    """Let the file system have stored all commits so much later than the brokers made them."""
+    for file in Path(cluster.root).glob("broker-*/log/_delta_log/*.json"):
+        stored_at_ns = file.stat().st_mtime_ns + seconds * 1_000_000_000
+        os.utime(file, ns=(stored_at_ns, stored_at_ns))
 
 
 class LaterClock(SystemClock):
@@ -120,15 +129,41 @@ class TestTheVerdict:
         assert names == ["broker 0", "broker 1", "broker 2"]
         assert {one.shown_state(9_000) for one in status.brokers} == {"silent"}
 
-    def test_is_a_warning_if_the_clock_of_a_broker_is_ahead(self, cluster: LocalCluster) -> None:
-        """A broker that has died would be shown as alive until this machine's clock is as far."""
+    @pytest.mark.parametrize("is_behind", [True, False], ids=["behind", "ahead"])
+    def test_is_a_warning_if_the_clock_of_a_broker_is_wrong(
+        self, cluster: LocalCluster, is_behind: bool
+    ) -> None:
+        """The store's time of a commit distinguishes a clock that is behind from silence.
+
+        By the broker's own times, one with a clock that is behind would be shown as silent, and one
+        that has died as alive until this machine's clock is as far.
+        """
+        seconds = 3_600 if is_behind else -3_600
+        clock = LaterClock() if is_behind else EarlierClock()
+        store_later(cluster, seconds)
+        status = StatusReader(Connection(root(cluster)), clock=clock).read()
+        assert [one.shown_state(9_000) for one in status.brokers] == ["alive"] * 3
+        assert status.severity is Severity.WARNING
+        words = "behind" if is_behind else "ahead of"
+        for number, problem in enumerate(status.problems()):
+            start, _, rest = problem.text.partition(" s ")
+            assert start.startswith(f"the clock of broker {number} is 3")
+            assert rest.startswith(f"{words} its store's: set it by NTP")
+        # Nobody needs the clock of a broker that was stopped in order.
+        cluster.brokers[1].park()
+        store_later(cluster, seconds)
+        texts = [one.text for one in StatusReader(Connection(root(cluster))).read().problems()]
+        assert not any("the clock of broker 1" in text for text in texts)
+
+    def test_is_a_warning_if_the_clock_of_this_machine_is_behind(
+        self, cluster: LocalCluster
+    ) -> None:
+        """It would notice later by as much that a broker is silent."""
         status = StatusReader(Connection(root(cluster)), clock=EarlierClock()).read()
         assert status.severity is Severity.WARNING
-        texts = [one.text for one in status.problems()]
-        assert [text.partition(" is ")[0] for text in texts] == [
-            f"the clock of broker {broker}" for broker in range(3)
-        ]
-        assert all(0 < one.ahead_ms <= 3_600_000 for one in status.brokers)
+        [text] = [one.text for one in status.problems()]
+        assert text.startswith("the clock of this machine is at least 3")
+        assert 0 < status.reader_behind_ms <= 3_600_000
 
     def test_is_ok_between_two_scheduled_runs(self, cluster: LocalCluster) -> None:
         """Parked brokers are silent, and no controller leads, as it should be."""
@@ -166,52 +201,22 @@ def test_json_has_the_lags_and_the_activity(cluster: LocalCluster) -> None:
     assert all(one["last_tick_ms"] >= 0 for one in found["brokers"])
 
 
-def test_a_further_reading_requests_each_newest_commit_once(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of commits that a reading requests does not grow with the history."""
-    requested: list[str] = []
-    read_bytes = Location.read_bytes
-
-    def noted(location: Location, path: str) -> bytes:
-        requested.append(f"{location.uri}/{path}")
-        return read_bytes(location, path)
-
-    reader = StatusReader(Connection(str(root(cluster))))
-    reader.read()
-    monkeypatch.setattr(Location, "read_bytes", noted)
-    counts = []
-    for _ in range(3):
-        reader.read()
-        requested.clear()
-        reader.read()
-        counts.append(len(requested))
-        for broker_id in range(3):
-            log = Location.of(f"{cluster.root}/broker-{broker_id}").child(LOG.name)
-            newest = f"{log.uri}/{commit_path(newest_version(log))}"
-            assert requested.count(newest) == 1
-        for number in range(20):
-            cluster.produce("orders", 0, [b"%d" % number])
-        cluster.tick_until_idle()
-    assert len(set(counts)) == 1
-
-
 def test_journals_on_an_object_store_are_read_in_parallel(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each journal is opened only when the others are being opened too."""
     all_opening = Barrier(3)
-    opened = Connection.journal
 
-    def journal(connection: Connection, location: Location) -> Journal:
-        all_opening.wait(60)
-        return opened(connection, location)
+    class Awaited(JournalTail):
+        def __init__(self, location: Location) -> None:
+            all_opening.wait(60)
+            super().__init__(location)
 
-    monkeypatch.setattr(Connection, "journal", journal)
+    monkeypatch.setattr("sparklog.maintenance.status_reader.JournalTail", Awaited)
     reader = StatusReader(Connection(str(root(cluster))))
     as_remote = partial(map_in_parallel, is_local=False)
     monkeypatch.setattr(
-        "sparklog.maintenance.status.map_in_parallel",
+        "sparklog.maintenance.status_reader.map_in_parallel",
         lambda action, of, size_bytes, **_: as_remote(action, of, size_bytes),
     )
     found = reader.read()
@@ -247,7 +252,12 @@ def test_fits_in_80_columns(cluster: LocalCluster) -> None:
 
 
 def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
-    """The exit code is that of the last status; --json with --watch is refused."""
+    """The exit code is that of the last status; --json with --watch is refused.
+
+    The brokers are parked, since silent ones would be CRITICAL on a slow machine.
+    """
+    for broker in cluster.brokers.values():
+        broker.park()
     assert (
         "exclude each other"
         in run("status", "--watch", "1", "--json", cluster=root(cluster)).stderr
@@ -274,41 +284,140 @@ def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
     assert process.returncode == 0
 
 
-class TestThePage:
-    @pytest.fixture
-    def page(self, cluster: LocalCluster, tmp_path: Path) -> Path:
-        """The page of a cluster after an unclean election, a truncation and a slow follower."""
+@pytest.fixture
+def lost(cluster: LocalCluster) -> LocalCluster:
+    """A cluster after an unclean election, by which three records were lost, and a truncation."""
+    cluster.create_topic(
+        "clicks",
+        assignment={0: [0, 1]},
+        configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+    )
+    cluster.tick_until_idle()
+    lose(cluster, 1)
+    cluster.produce("clicks", 0, [b"a"] * 3, acks="all")
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.restart(1)
+    # Before broker 1 has copied what it lacks.
+    cluster.fence(0)
+    cluster.tick_until_idle()
+    cluster.produce("clicks", 0, [b"b"])
+    cluster.tick_until_idle()
+    cluster.restart(0)
+    cluster.tick_until_idle()
+    return cluster
+
+
+class TestPastLosses:
+    def test_are_on_the_screen_and_in_json(self, lost: LocalCluster) -> None:
+        """They are past: the exit code is that of the present state, and it names the query."""
+        for broker in lost.brokers.values():
+            broker.park()
+        found = run("status", cluster=root(lost))
+        assert found.exit_code == 0
+        assert "OK  nothing is wrong" in found.stdout
+        [line] = [one for one in found.stdout.splitlines() if one.startswith("LOST")]
+        assert line.startswith("LOST     records were lost: clicks-0, 3 records, ")
+        assert line.endswith(" ago (unclean election of broker 1)")
+        [query] = [one for one in found.stdout.splitlines() if "sparklog query" in one]
+        statement = query.strip().removeprefix('sparklog query "').removesuffix('"')
+        assert "(1 row)" in run("query", statement, cluster=root(lost)).stdout
+        [loss] = json.loads(run("status", "--json", cluster=root(lost)).stdout)["losses"]
+        assert (loss["topic"], loss["partition"], loss["records_lost"]) == ("clicks", 0, 3)
+        assert (loss["leader"], loss["brokers"]) == (1, [0])
+
+    def test_are_read_once(self, lost: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A further reading has them without reading a commit or a table again."""
+        reader = StatusReader(Connection(root(lost)))
+        first = reader.read()
+        assert [one.records for one in first.losses] == [3]
+        requested: list[str] = []
+        for name in ("read_bytes", "read_with_time"):
+            read = getattr(Location, name)
+
+            def noted(location: Location, path: str, read: Any = read) -> Any:
+                try:
+                    return read(location, path)
+                finally:
+                    requested.append(f"{location.uri}/{path}")
+
+            monkeypatch.setattr(Location, name, noted)
+        assert reader.read().losses == first.losses
+        # Of each journal the next commit, which is not there yet.
+        others = [path for path in requested if "/log/_delta_log/" not in path]
+        assert all(path.endswith(".json") for path in others)
+        assert len({*requested}) == len(requested)
+        assert not any(Path(path).exists() for path in requested)
+
+    def test_are_found_while_they_happen(self, cluster: LocalCluster) -> None:
+        """--watch shows the election first, and how many records it lost once a replica is back."""
         cluster.create_topic(
             "clicks",
             assignment={0: [0, 1]},
             configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
         )
         cluster.tick_until_idle()
+        reader = StatusReader(Connection(root(cluster)))
+        assert reader.read().losses == ()
         lose(cluster, 1)
         cluster.produce("clicks", 0, [b"a"] * 3, acks="all")
         cluster.tick_until_idle()
         cluster.crash(0)
         cluster.restart(1)
-        # Before broker 1 has copied what it lacks.
         cluster.fence(0)
         cluster.tick_until_idle()
-        cluster.produce("clicks", 0, [b"b"])
-        cluster.tick_until_idle()
+        [loss] = reader.read().losses
+        assert (loss.name, loss.leader, loss.records) == ("clicks-0", 1, 0)
+        text = loss_text(loss, loss.at_ms + 7_200_000)
+        assert text == (
+            "unclean election of broker 1: clicks-0, 2 h ago; no replica has shown a lost record "
+            "so far"
+        )
         cluster.restart(0)
         cluster.tick_until_idle()
+        [loss] = reader.read().losses
+        assert (loss.name, loss.leader, loss.records, loss.brokers) == ("clicks-0", 1, 3, (0,))
+
+
+class TestThePage:
+    @pytest.fixture
+    def page(self, lost: LocalCluster, tmp_path: Path) -> Path:
+        """The page of a cluster that has lost records."""
         file = tmp_path / "status.html"
-        found = run("status", "--html", file, "--utc", cluster=root(cluster))
+        found = run("status", "--html", file, "--utc", cluster=root(lost))
         assert found.stdout == f"{file}: open it in a browser\n"
         return file
 
     def test_shows_the_incidents(self, page: Path) -> None:
         text = page.read_text(encoding="utf-8")
-        assert "clicks-0: broker 1 leads in place of broker 0" in text
-        assert "<td>unclean election</td>" in text
-        assert "3 records, 3 of them acknowledged" in text
-        assert "1 unclean elections; 3 acknowledged records were cut" in text
-        assert "left the in-sync set" in text
-        assert "<td>controller</td>" in text
+        assert "<b>LOST</b> records were lost: clicks-0, 3 records" in text
+        assert "clicks-0: broker 1 leads in place of broker 0, leader epoch 1" in text
+        assert "broker 0 removed the offsets 0 to 2, 3 records, 3 of them acknowledged" in text
+        assert "<b>controller</b>" in text
+
+    def test_shows_the_changes_of_a_commit_as_one_that_unfolds(self, page: Path) -> None:
+        """A broker's end is one line, however many partitions it concerns."""
+        text = page.read_text(encoding="utf-8")
+        folded = re.findall(r"<summary>.*?<span>(.*?)</span></summary><ul>(.*?)</ul>", text)
+        [(_, inner)] = [one for one in folded if "4 partitions: leader 1 fenced" in one[0]]
+        assert inner.count("<li") == 5
+        assert "orders-1: broker 2 leads in place of broker 1" in inner
+        [unclean] = [head for head, _ in folded if "unclean" in head]
+        assert "1 unclean election, " in unclean
+
+    def test_has_no_number_of_ms(self, page: Path) -> None:
+        """Times are of the calendar, without the seven digits of ms since 1970 that begin all."""
+        text = page.read_text(encoding="utf-8")
+        now_ms = SystemClock().now_ms()
+        assert str(now_ms)[:5] not in text
+        assert not re.search(r"\d{4,} ms", text)
+        assert "all times in UTC" in text
+
+    def test_fits_its_axis_to_a_short_history(self, page: Path) -> None:
+        """A history of minutes is not a sliver in an axis of six hours."""
+        text = page.read_text(encoding="utf-8")
+        begins = re.findall(r'<i class="[\w-]+" style="left:([\d.]+)%;width:', text)
+        assert min(map(float, begins)) < 10
 
     def test_loads_nothing_and_runs_nothing(self, page: Path) -> None:
         text = page.read_text(encoding="utf-8")
@@ -330,7 +439,7 @@ class TestThePage:
             check=True,
         )
         assert "CONSOLE" not in drawn.stderr
-        for part in ('class="tiles"', 'class="map"', "<svg", "unclean election"):
+        for part in ('class="tiles"', 'class="map"', "chart spans", "unclean election"):
             assert part in drawn.stdout
         assert picture.read_bytes().startswith(b"\x89PNG")
 
