@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from sparklog.errors import DamagedError
 from sparklog.model import CONTROLLER_HISTORY
@@ -74,6 +74,16 @@ def test_are_right_after_another_tool_has_rewritten_the_table(root: Location) ->
     assert found is not None
     assert found.rows["controller_epoch"].to_pylist() == [0, 2]
     assert found.transaction == 30
+
+
+def test_have_those_that_another_tool_has_appended(root: Location) -> None:
+    """Its commit names one file, and is no overwrite: the earlier file is live, too."""
+    overwrite(root, range(3), 30)
+    earlier = ControlTable(root, CONTROLLER_HISTORY).rows()
+    write_deltalake(root.child(CONTROLLER_HISTORY.name).uri, earlier.slice(0, 1), mode="append")
+    found = newest_rows(root, CONTROLLER_HISTORY)
+    assert found is not None
+    assert sorted(found.rows["controller_epoch"].to_pylist()) == [0, 0, 1, 2]
 
 
 def test_a_missing_file_is_damage(root: Location) -> None:
