@@ -18,6 +18,7 @@ demo: setup ## Replicate 336,776 real flights through three brokers, kill a lead
 	@$(VENV_PYTHON) -m jobs.demo $(DEMO_OPTIONS)
 
 test: lint ## Lint, then run all the tests
+	$(VENV_PYTHON) -m tests.spark_classes
 	$(VENV_PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 lint: setup-for-tests ## ruff and mypy, over everything

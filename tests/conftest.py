@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparklog.session import spark_session
+from tests.spark_classes import use_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,14 +19,28 @@ if TYPE_CHECKING:
 _OF_FORMAT = {"datasource", "kafka_comparison"}
 """The folders of tests that use Spark for about as long as all others together."""
 
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 8 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write to memory if it has room, and let Spark load its classes from the archive.
+
+    Each process of the tests inherits both by its environment. A cluster of three brokers syncs 300
+    files before its first record, and most tests make one: on a disk that is half of their time.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    use_archive()
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of this test process: two cores, with a UI, started at the first use."""
     config = {
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        # Tests run many small jobs once: they end sooner with the quick compiler alone.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         # On a free port of the loopback address.
         "spark.ui.enabled": "true",
         "spark.ui.port": "0",

@@ -284,7 +284,7 @@ class Client:
         writer = BatchFileWriter(log, new_batch_path(batch_id))
         writer.write(records_table(values, None, time.time_ns() // 1_000_000))
         requested = RequestedBatch(state, writer.close())
-        return self._client.send([requested], 1 if acks == 1 else "all", timeout_ms=30_000)
+        return self._client.send([requested], 1 if acks == 1 else "all", timeout_ms=300_000)
 
     def produce(self, *values: bytes, acks: int = -1) -> int:
         """Send one batch until it is stored, as Kafka's producer does; return its base offset."""

@@ -79,7 +79,8 @@ def test_counts_of_a_producer(running_cluster: RunningCluster) -> None:
         assert metrics["record-send-total"] == 10 + metrics["record-retry-total"]
         assert metrics["record-error-total"] == 0
         assert metrics["record-size-avg"] == metrics["record-size-max"] == 33
-        assert metrics["batch-size-avg"] == 5 * 33
+        # A flush sends what the thread has taken over by then: five records make 1 to 5 batches.
+        assert 33 <= metrics["batch-size-avg"] <= metrics["batch-size-max"] <= 5 * 33
         assert metrics["outgoing-byte-total"] > 0
         assert metrics["requests-in-flight"] == 0
         assert metrics["buffer-available-bytes"] == metrics["buffer-total-bytes"]
