@@ -40,9 +40,24 @@ _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 _OF_JOURNALS = (*(schema.name for schema in CHECKPOINTS), PRODUCE_REQUESTS.name, "batches")
 """The tables of broker roots that are no control tables with versions of their own."""
 
-_COMPARES_A_TIME = re.compile(r"Cannot (compare|mix) values of type BIGINT and .*(DATE|TIME)")
+_SPARKS_FUNCTIONS = (
+    "unix_millis(time) as epoch_ms(time)",
+    "timestamp_millis(ms) as to_timestamp(ms / 1000)",
+)
+"""Functions that DuckDB lacks: texts of the views and of docs/questions.md run on both engines."""
+
+_TAKES_MS_FOR_A_TIME = re.compile(
+    r"Cannot (compare|mix|combine) (values|types) of .*BIGINT and .*(DATE|TIME|INTERVAL|VARCHAR)"
+    # A text is converted to the type of the column, if it is compared as it stands.
+    r"|Could not convert string '\S*\d[-:/]\d.*' to INT64"
+    r"|No function matches .* '[-+]\((BIGINT, (INTERVAL|DATE|TIME)"
+    r"|(INTERVAL|DATE|TIME).*, BIGINT\))"
+)
+"""The errors of DuckDB for a number of ms that is used with a time, a text or an interval."""
+
 _TIMES_ARE_NUMBERS = (
-    "; the columns *_ms are ms since 1970: write epoch_ms(timestamp '2026-01-31 12:00:00')"
+    "; the columns *_ms are ms since 1970: write unix_millis(timestamp '2026-01-31 12:00:00Z') for "
+    "a time, unix_millis(current_timestamp - interval '1' day) for one before now"
 )
 
 
@@ -73,8 +88,8 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
-        # Spark's name, so that the texts of the views and of docs/questions.md run on both engines.
-        connection.execute("create macro unix_millis(time) as epoch_ms(time)")
+        for macro in _SPARKS_FUNCTIONS:
+            connection.execute(f"create macro {macro}")
         for name, text in SQL_VIEWS.items():
             connection.execute(f"create view {name} as {text}")
         try:
@@ -93,9 +108,9 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
 def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
     unknown = re.search(r"Table with name (.+?) does not exist", str(error))
     if unknown is None:
-        # The rest of the message shows the statement on several lines.
-        sentence = str(error).split("\n\nLINE ", maxsplit=1)[0]
-        hint = _TIMES_ARE_NUMBERS if _COMPARES_A_TIME.search(sentence) else ""
+        # The rest of the message lists functions, and shows the statement on several lines.
+        sentence = re.split(r"\n\nLINE |\n\tCandidate functions:", str(error), maxsplit=1)[0]
+        hint = _TIMES_ARE_NUMBERS if _TAKES_MS_FOR_A_TIME.search(sentence) else ""
         return SparklogError(f"the statement cannot be run: {sentence}{hint}")
     name = unknown[1].strip('"')
     if name.lower() in ("records", "log"):

@@ -270,10 +270,14 @@ departures as (
 select
     r.topic_id, r.topic, r.partition, r.broker_id, r.leader, r.leader_epoch, r.in_isr,
     r.log_end_offset, r.leader_log_end_offset,
-    cast(greatest(r.leader_log_end_offset - r.log_end_offset, 0) as bigint) as lag,
     case
-        when r.log_end_offset >= r.leader_log_end_offset then cast(0 as double)
-        else cast(greatest(unix_millis(current_timestamp) - m.since_ms, 0) as double) / 1000
+        when r.log_end_offset >= r.leader_log_end_offset then 0
+        else r.leader_log_end_offset - r.log_end_offset
+    end as lag,
+    case
+        when r.log_end_offset >= r.leader_log_end_offset
+            or m.since_ms > unix_millis(current_timestamp) then cast(0 as double)
+        else cast(unix_millis(current_timestamp) - m.since_ms as double) / 1000
     end as lag_seconds,
     case
         when r.log_end_offset >= r.leader_log_end_offset then r.reported_at_ms
@@ -294,6 +298,10 @@ left join departures d
 timestamp of the first batch that it lacks. `lag_seconds` is the time from this timestamp until now,
 0 at the leader's log end, and null where the leader, its log end or that batch is not known. The
 last three columns say when and why a follower outside the ISR has left it.
+
+A timestamp is the producer's, so the lag behind backfilled records of last year is a year. The time
+at which a batch was appended is not used: it is lost when batches are merged, two minutes later by
+default, and the lag of a reader that has stopped would begin anew with each merge.
 """
 
 LAG = """
@@ -305,19 +313,22 @@ union all
 select
     'group', o.group_id, o.topic_id, o.topic, o.partition,
     o.committed_offset, c.high_watermark,
-    cast(greatest(c.high_watermark - o.committed_offset, 0) as bigint),
     case
-        when o.committed_offset >= c.high_watermark then cast(0 as double)
+        when o.committed_offset >= c.high_watermark then 0
+        else c.high_watermark - o.committed_offset
+    end,
+    case
+        when o.committed_offset >= c.high_watermark
+            or min_by(b.min_timestamp_ms, b.base_offset) > unix_millis(current_timestamp)
+            then cast(0 as double)
         else cast(
-            greatest(
-                unix_millis(current_timestamp) - min_by(b.min_timestamp_ms, b.base_offset), 0
-            ) as double
+            unix_millis(current_timestamp) - min_by(b.min_timestamp_ms, b.base_offset) as double
         ) / 1000
     end
 from consumer_offsets o
 join partition_state s
-    on s.topic_id = o.topic_id and s.partition = o.partition and s.broker_id = s.leader
-join high_watermark_checkpoint c
+    on s.topic_id = o.topic_id and s.partition = o.partition and s.replica_index = 0
+left join high_watermark_checkpoint c
     on c.topic_id = o.topic_id and c.partition = o.partition and c.broker_id = s.leader
 left join batches b
     on b.topic_id = o.topic_id and b.partition = o.partition and b.broker_id = s.leader
@@ -327,6 +338,9 @@ group by o.group_id, o.topic_id, o.topic, o.partition, o.committed_offset, c.hig
 """The SQL text of the view `lag`: of each follower to its leader's log end (`kind` is replica), and
 of each consumer group to the high watermark (`kind` is group), in offsets, and in seconds from the
 timestamp of the first batch behind until now.
+
+The end, the lag and its seconds are null as long as the partition has no leader. A timestamp is the
+producer's: see `REPLICA_PROGRESS`.
 """
 
 PAST_VIEWS: Mapping[str, str] = {

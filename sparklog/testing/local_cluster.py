@@ -137,6 +137,8 @@ class LocalCluster:
     log_dirs : dict of int to sequence of str, optional
         The names of brokers' log directories, which are folders in `root`; one, `broker-0` and so
         on, by default.
+    start_ms : int, default 1000000
+        The time of `clock` at the start, in ms since 1970.
 
     Attributes
     ----------
@@ -179,6 +181,7 @@ class LocalCluster:
         racks: Mapping[int, str] | None = None,
         storage_options: StorageOptions | None = None,
         log_dirs: Mapping[int, Sequence[str]] | None = None,
+        start_ms: int = 1_000_000,
     ) -> None:
         self.root = Path(root)
         self.log_dirs: dict[int, Sequence[str]] = {
@@ -195,7 +198,7 @@ class LocalCluster:
         """The brokers that run, paused ones among them, by their ids."""
         self.broker_ids = tuple(brokers)
         """The ids of all brokers, including those that have crashed."""
-        self.clock = ManualClock(before_move=self._poll, after_move=self._heartbeat)
+        self.clock = ManualClock(start_ms, self._poll, self._heartbeat)
         for broker_id in self.broker_ids:
             self._start(broker_id)
         self.connection: Connection
@@ -308,6 +311,7 @@ class LocalCluster:
         keys: Sequence[bytes | None] | None = None,
         timeout_ms: int = 30_000,
         producer: LocalProducer | None = None,
+        timestamp_ms: int | None = None,
     ) -> PendingProduce:
         """Store one batch in the leader's inbox and append a request for it.
 
@@ -327,6 +331,8 @@ class LocalCluster:
             The time in ms, of the cluster's clock, that the leader may take to answer.
         producer : LocalProducer, optional
             An idempotent producer whose next batch this is.
+        timestamp_ms : int, optional
+            The timestamp of the records in ms since 1970; the time of `clock` by default.
 
         Returns
         -------
@@ -341,7 +347,8 @@ class LocalCluster:
         acks_number(acks)
         state = self.connection.metadata().partition(topic, partition)
         writer = BatchFileWriter(self._inbox(state), new_batch_path())
-        writer.write(records_table(values, keys, self.clock.now_ms()))
+        created_ms = self.clock.now_ms() if timestamp_ms is None else timestamp_ms
+        writer.write(records_table(values, keys, created_ms))
         batch = RequestedBatch(state, writer.close())
         if producer is not None:
             batch = producer.stamp(batch)

@@ -27,6 +27,11 @@ NAMES = (
     "replica_progress, scrubs, stream_writes, topics, truncations"
 )
 
+TIMES_ARE_NUMBERS = (
+    "; the columns *_ms are ms since 1970: write unix_millis(timestamp '2026-01-31 12:00:00Z') for "
+    "a time, unix_millis(current_timestamp - interval '1' day) for one before now"
+)
+
 
 def produced(folder: Path) -> LocalCluster:
     """Return a cluster with three records in two partitions on brokers 0 and 1, and broker 2."""
@@ -241,10 +246,18 @@ def test_a_table_of_the_cluster_that_cannot_be_read_is_one_line(tmp_path: Path) 
         (["selec 1"], 'cannot be run: Parser Error: syntax error at or near "selec"'),
         (["select nope from topics"], 'Referenced column "nope" not found'),
         (["select nope(1)"], "Scalar Function with name nope does not exist"),
-        (
-            ["from elections where at_ms > timestamp '2026-01-31'"],
-            "; the columns *_ms are ms since 1970: write epoch_ms(timestamp '2026-01-31 12:00:00')",
+        *(
+            ([f"select * from elections where {condition}"], TIMES_ARE_NUMBERS)
+            for condition in (
+                "at_ms > timestamp '2026-01-31'",
+                "at_ms > '2026-11-25 09:14'",
+                "at_ms > cast('2026-11-25' as text)",
+                "at_ms - interval '1' day > 0",
+                "current_timestamp - at_ms < interval '1' day",
+                "coalesce(at_ms, timestamp '2026-01-31') is null",
+            )
         ),
+        (["select topic - interval '1' day from topics"], "'-(VARCHAR, INTERVAL)'"),
         (["select 'a'::int"], "Could not convert string 'a' to INT32"),
         ([""], "only one SELECT statement is run"),
         (["select 1; select 2"], "only one SELECT statement is run"),
@@ -266,6 +279,24 @@ def test_a_statement_that_cannot_be_run_is_one_line(
     before = files_in(folder)
     assert said in run("query", *arguments, cluster=folder / "cluster").refusal
     assert (files_in(folder), files_in(tmp_path)) == (before, {})
+
+
+def test_only_a_text_that_is_a_time_gets_the_hint_on_times(folder: Path) -> None:
+    """Another text that is compared with a number has DuckDB's reason alone."""
+    for text in ("yesterday", "0-a"):
+        statement = f"from elections where version = '{text}'"
+        refusal = run("query", statement, cluster=folder / "cluster").refusal
+        assert refusal.endswith(f"Could not convert string '{text}' to INT64")
+
+
+def test_sparks_functions_on_times_are_there(folder: Path) -> None:
+    """A time can be written and shown as in Spark, in UTC by its Z."""
+    [row] = answer(
+        folder,
+        "select unix_millis(timestamp '2026-11-25 09:14:00.5Z') as ms, "
+        "unix_millis(timestamp_millis(1795598040500)) as again",
+    )
+    assert row == {"ms": 1795598040500, "again": 1795598040500}
 
 
 def test_help_names_the_tables_and_says_what_records_need() -> None:
