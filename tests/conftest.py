@@ -20,7 +20,10 @@ _OF_FORMAT = {"datasource", "kafka_comparison"}
 """The folders of tests that use Spark for about as long as all others together."""
 
 _MEMORY = Path("/dev/shm")
+_OWN = "sparklog-tests-"
+_OWN_MEMORY = _MEMORY / f"{_OWN}{os.getpid()}"
 _ROOM_BYTES = 8 << 30
+"""More than twice what all tests write."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,11 +32,30 @@ def pytest_configure(config: pytest.Config) -> None:
     Each process of the tests inherits both by its environment. A cluster of three brokers syncs 300
     files before its first record, and most tests make one: on a disk that is half of their time.
     """
-    if hasattr(config, "workerinput"):
+    if _is_worker(config):
         return
     use_archive()
-    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    for left in _MEMORY.glob(f"{_OWN}*"):
+        if not Path("/proc", left.name.removeprefix(_OWN)).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    if _MEMORY.is_dir() and _has_room():
+        _OWN_MEMORY.mkdir()
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_OWN_MEMORY))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Free the memory; the files of failed tests stay until the next run."""
+    if exitstatus == 0 and not _is_worker(session.config):
+        shutil.rmtree(_OWN_MEMORY, ignore_errors=True)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _has_room() -> bool:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(shutil.disk_usage(_MEMORY).free, memory_bytes // 2) >= _ROOM_BYTES
 
 
 @pytest.fixture(scope="session")

@@ -301,7 +301,7 @@ last three columns say when and why a follower outside the ISR has left it.
 
 A timestamp is the producer's, so the lag behind backfilled records of last year is a year. The time
 at which a batch was appended is not used: it is lost when batches are merged, two minutes later by
-default, and the lag of a reader that has stopped would begin anew with each merge.
+default, and the lag of a reader that has stopped would begin at 0 with each merge.
 """
 
 LAG = """

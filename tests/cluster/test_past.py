@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,7 +147,9 @@ def queries(before_ms: int) -> dict[int, str]:
     """Return the queries of the page by the numbers of their questions."""
     text = (CHECKOUT / "docs/questions.md").read_text(encoding="utf-8")
     found = re.findall(r"^### (\d+)\. .*?```sql\n(.*?)```", text, re.MULTILINE | re.DOTALL)
-    before = datetime.fromtimestamp(before_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%fZ")
+    before = datetime.fromtimestamp(before_ms / 1000, timezone.utc).strftime(
+        "%Y-%m-%d %H:%M:%S.%fZ"
+    )
     return {int(number): query.replace(PLACEHOLDER, before) for number, query in found}
 
 

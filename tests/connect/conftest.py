@@ -77,7 +77,7 @@ def run_program(program: str, *arguments: object, **environment: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return json.loads(answer.stdout.splitlines()[-1])

@@ -27,6 +27,7 @@ METHODS = {
     "put": "PUT",
     "put_new": "PUT",
     "delete": "POST",
+    "multipart": "POST",
 }
 
 Received = Callable[[], Counter[str]]
