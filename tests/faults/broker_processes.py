@@ -28,7 +28,8 @@ class BrokerProcesses:
     """Brokers and clients as processes.
 
     Parameters: `folder`, of configurations and logs; `roots`, the URIs or paths of the cluster's
-    root and then of each broker; `session_ms`; `storage_options` of the roots.
+    root and then of each broker; `session_ms`; `storage_options` of the roots; `executors`, whether
+    each broker's Spark has an executor that does all of its record work; `topics` to create.
     """
 
     folder: Path
@@ -36,6 +37,8 @@ class BrokerProcesses:
     session_ms: int
     storage_options: StorageOptions = field(default_factory=dict)
     with_spark: bool = False
+    executors: bool = False
+    topics: Sequence[str] = (TOPIC,)
     brokers: dict[int, Process] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
@@ -48,6 +51,8 @@ class BrokerProcesses:
             "broker.heartbeat.interval.ms": max(self.session_ms // 6, 300),
             "unclean.leader.election.enable": False,
         }
+        if self.executors:
+            common["execution"] = "spark"
         if self.storage_options:
             common["storage.options"] = self.storage_options
         listed = [{"broker.id": one, "log.dirs": self.roots[one + 1]} for one in self.ids]
@@ -70,13 +75,18 @@ class BrokerProcesses:
             one: [(one + after) % len(self.ids) for after in range(3)] for one in range(PARTITIONS)
         }
         configs = {"min.insync.replicas": "2"}
-        Admin(self.connection).create_topic(TOPIC, assignment=assignment, configs=configs)
+        for topic in self.topics:
+            Admin(self.connection).create_topic(topic, assignment=assignment, configs=configs)
 
     def start_broker(self, broker_id: int) -> None:
         """Start the process of a broker; an earlier one of the same broker may still run."""
-        how = [] if self.with_spark else ["--without-spark"]
         config = str(self.folder / f"broker-{broker_id}.yaml")
-        self.brokers[broker_id] = self.run("jobs.broker", "--config", config, *how)
+        if self.executors:
+            process = self.run("tests.faults.executors_process", config)
+        else:
+            how = [] if self.with_spark else ["--without-spark"]
+            process = self.run("jobs.broker", "--config", config, *how)
+        self.brokers[broker_id] = process
 
     def run(self, module: str, *arguments: str) -> Process:
         """Start a Python module as a process."""
@@ -89,6 +99,21 @@ class BrokerProcesses:
         """Return the live brokers."""
         brokers = self.connection.metadata().brokers.values()
         return sorted(one.broker_id for one in brokers if one.is_alive)
+
+    def controller(self) -> int | None:
+        """Return the active controller, or `None` if there is none or nothing answers."""
+        try:
+            listed = Admin(self.connection).list_brokers()
+        except (ProtocolError, StorageError):
+            return None
+        return next((one.broker.broker_id for one in listed if one.is_controller), None)
+
+    def broker_epoch(self, broker_id: int) -> int | None:
+        """Return the epoch of a broker's registration, or `None` if nothing answers."""
+        try:
+            return self.connection.metadata().brokers[broker_id].broker_epoch
+        except (ProtocolError, StorageError):
+            return None
 
     def leaders(self) -> dict[int, int | None]:
         """Return the leader of each partition."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from sparklog.cluster.connection import Connection
 from sparklog.consumer.consumer import Consumer
@@ -13,18 +15,20 @@ from sparklog.testing.history import Answer, History
 from sparklog.testing.history_check import check
 from tests.faults.broker_processes import PARTITIONS, TOPIC
 from tests.faults.client_logs import GroupLog, ProducerLog, read_group, read_producer
+from tests.faults.client_processes import topic_of
 from tests.faults.group_check import Anomaly, check_commits, check_polls, check_sends, check_unseen
 from tests.faults.nemesis import Deed
+from tests.faults.stream_process import ROWS
 
 FinalLog = dict[int, list[tuple[int, bytes]]]
 """All records of each partition as (offset, value)."""
 
 
-def final_log(cluster: str) -> FinalLog:
-    """Read every partition from its start to its end by a new consumer."""
+def final_log(cluster: str, topic: str = TOPIC) -> FinalLog:
+    """Read every partition of a topic from its start to its end by a new consumer."""
     found: FinalLog = {one: [] for one in range(PARTITIONS)}
     with Consumer(cluster, auto_offset_reset="earliest") as consumer:
-        partitions = [(TOPIC, one) for one in range(PARTITIONS)]
+        partitions = [(topic, one) for one in range(PARTITIONS)]
         consumer.assign(partitions)
         ends = consumer.end_offsets(partitions)
         while any(consumer.position(one) < end for one, end in ends.items()):
@@ -64,18 +68,46 @@ def anomalies(producers: Sequence[ProducerLog], group: GroupLog, log: FinalLog) 
     ]
 
 
+def check_stream(checkpoint: Path, log: FinalLog) -> Iterator[Anomaly]:
+    """Yield the rows of a stream's committed micro-batches that are not in the log, and all rows
+    that are there twice.
+    """
+    counts = Counter(int(value) for records in log.values() for _, value in records)
+    committed = len(list((checkpoint / "commits").glob("[0-9]*")))
+    name = checkpoint.name
+    for row in range(committed * ROWS):
+        if not counts[row]:
+            yield "stream lost", f"row {row} of {name}, of {committed} committed micro-batches"
+    for row, count in sorted(counts.items()):
+        if count > 1:
+            yield "stream duplicate", f"row {row} of {name} is there {count} times"
+
+
 def judge(
-    cluster: str, producer_logs: Sequence[Path], consumer_logs: Sequence[Path]
+    cluster: str,
+    producer_logs: Sequence[Path],
+    consumer_logs: Sequence[Path],
+    checkpoints: Sequence[Path] = (),
 ) -> tuple[list[Anomaly], list[ProducerLog]]:
     """Return the anomalies of a round, and the logs of its producers."""
     producers = [read_producer(file) for file in producer_logs]
     group = read_group(consumer_logs)
     found = anomalies(producers, group, final_log(cluster))
+    for one in checkpoints:
+        found += check_stream(one, final_log(cluster, topic_of(one)))
     findings = audit(Connection(cluster), verify_files=True)
     return [*found, *(("audit", str(one)) for one in findings)], producers
 
 
-def unavailable_ms(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> list[int]:
+class Gap(NamedTuple):
+    """The longest time without an acknowledgement of a partition after the end of its leader."""
+
+    ms: int
+    partition: int
+    at_ms: int
+
+
+def unavailable(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> list[Gap]:
     """Return the longest gap between acknowledgements of each led partition, per killed leader.
 
     The gap ends after the kill, and begins before the next action.
@@ -94,7 +126,7 @@ def unavailable_ms(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> l
             )
             first = max(bisect_right(times, deed.at_ms) - 1, 0)
             of = [
-                after - before
+                Gap(after - before, partition, before)
                 for before, after in zip(times[first:], times[first + 1 :], strict=False)
                 if until is None or before < until
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sparklog.clock import wait_until
@@ -14,21 +14,38 @@ from tests.faults.broker_processes import BrokerProcesses
 from tests.faults.client_logs import now_ms
 from tests.faults.client_processes import ClientProcesses
 from tests.faults.faulty_store import FaultyStore
+from tests.jobs.processes import Process
 
 ACTIONS = {
     "kill leader": 6,
     "kill any broker": 2,
+    "kill controller": 2,
+    "kill two brokers": 1,
+    "kill all brokers": 1,
     "suspend leader": 2,
+    "suspend controller": 1,
     "start twice": 1,
+    "replace suspended leader": 2,
     "stop cleanly": 1,
-    "kill producer": 2,
-    "kill consumer": 2,
+    "kill producer": 4,
+    "kill consumer": 4,
+    "suspend producer": 1,
+    "suspend consumer": 2,
     "bucket away": 2,
+    "kill JVM": 2,
+    "kill executor": 4,
+    "kill stream": 4,
 }
-"""The actions and their weights; the last one only on a store with a bucket for each root."""
+"""The actions and their weights."""
+
+_ON_BUCKETS = "bucket away"
+_ON_SPARK = "kill JVM"
+_ON_EXECUTORS = "kill executor"
+_ON_STREAMS = "kill stream"
 
 _TAKEOVER_SECONDS = 60
 _IN_SYNC_SECONDS = 60
+_END_SECONDS = 120
 
 
 class Deed(NamedTuple):
@@ -55,22 +72,36 @@ class Nemesis:
         self._random = random.Random(seed)
         self.deeds: list[Deed] = []
         self._acts: dict[str, Callable[[], None]] = {
-            "kill leader": lambda: self._kill(self._leader()),
-            "kill any broker": lambda: self._kill(self._random.choice(list(brokers.ids))),
-            "suspend leader": self._suspend,
+            "kill leader": lambda: self._kill([self._leader()]),
+            "kill any broker": lambda: self._kill([self._any()]),
+            "kill controller": lambda: self._kill([self._controller()]),
+            "kill two brokers": lambda: self._kill(self._random.sample(brokers.ids, 2)),
+            "kill all brokers": lambda: self._kill(list(brokers.ids)),
+            "suspend leader": lambda: self._suspend(self._leader()),
+            "suspend controller": lambda: self._suspend(self._controller()),
             "start twice": self._start_twice,
+            "replace suspended leader": self._replace_suspended,
             "stop cleanly": self._stop,
             "kill producer": self._kill_producer,
             "kill consumer": self._kill_consumer,
-            "bucket away": self._bucket_away,
+            "suspend producer": lambda: self._suspend_client("producer", clients.producers),
+            "suspend consumer": lambda: self._suspend_client("consumer", clients.consumers),
         }
+        if buckets:
+            self._acts[_ON_BUCKETS] = self._bucket_away
+        if brokers.with_spark:
+            self._acts[_ON_SPARK] = self._kill_jvm
+        if brokers.executors:
+            self._acts[_ON_EXECUTORS] = self._kill_executor
+        if clients.streams:
+            self._acts[_ON_STREAMS] = self._kill_stream
 
     def run(self, seconds: float, pause_seconds: float) -> None:
         """Carry out actions for `seconds`; each begins when all replicas are in sync, or after a
         minute in which they were not.
         """
         end = time.monotonic() + seconds
-        possible = [one for one in ACTIONS if one != "bucket away" or self._buckets]
+        possible = list(self._acts)
         while time.monotonic() < end:
             self._clients.check()
             [action] = self._random.choices(possible, [ACTIONS[one] for one in possible])
@@ -100,23 +131,65 @@ class Nemesis:
             leaders = []
         return self._random.choice(leaders or list(self._brokers.ids))
 
-    def _kill(self, broker_id: int) -> None:
-        self._note("kill broker", broker_id)
-        self._brokers.brokers[broker_id].kill()
-        if self._random.random() < 0.7:
-            self._await_takeover(broker_id)
-        self._brokers.start_broker(broker_id)
+    def _controller(self) -> int:
+        """Return the broker with the controller's lease, or any."""
+        found = self._brokers.controller()
+        return self._any() if found is None else found
+
+    def _any(self) -> int:
+        return self._random.choice(list(self._brokers.ids))
+
+    def _kill(self, broker_ids: Sequence[int]) -> None:
+        # The time without a leader is measured where the other brokers run.
+        action = "kill broker" if len(broker_ids) == 1 else "kill brokers"
+        for one in broker_ids:
+            self._note(action, one)
+            self._brokers.brokers[one].kill()
+        if len(broker_ids) == 1 and self._random.random() < 0.7:
+            self._await_takeover(broker_ids[0])
+        for one in broker_ids:
+            self._brokers.start_broker(one)
 
     def _await_takeover(self, broker_id: int) -> None:
         wait_until(lambda: not self._led(broker_id), _TAKEOVER_SECONDS * 1000, pause_ms=100)
 
-    def _suspend(self) -> None:
-        broker_id = self._leader()
+    def _suspend(self, broker_id: int) -> None:
         process = self._brokers.brokers[broker_id]
         self._note("suspend broker", broker_id)
         process.send(signal.SIGSTOP)
         self._await_takeover(broker_id)
         process.send(signal.SIGCONT)
+
+    def _replace_suspended(self) -> None:
+        """Suspend a leader, start its broker again, and continue the first process: it must end,
+        because the second one has registered under a new broker epoch.
+        """
+        broker_id = self._leader()
+        first = self._brokers.brokers[broker_id]
+        self._note("replace suspended broker", broker_id)
+        epoch = self._brokers.broker_epoch(broker_id)
+        first.send(signal.SIGSTOP)
+        self._await_takeover(broker_id)
+        self._brokers.start_broker(broker_id)
+        second = self._brokers.brokers[broker_id]
+        replaced = wait_until(
+            lambda: self._brokers.broker_epoch(broker_id) not in (None, epoch),
+            _END_SECONDS * 1000,
+            pause_ms=100,
+        )
+        first.send(signal.SIGCONT)
+        if not replaced:
+            # The second process has ended, or will: the first one has kept its registration.
+            second.kill()
+            self._brokers.brokers[broker_id] = first
+            return
+        self._note("broker replaced")
+        if not wait_until(
+            lambda: first.popen.poll() is not None, _END_SECONDS * 1000, pause_ms=100
+        ):
+            raise AssertionError(
+                f"broker {broker_id} goes on after another process has registered: {first.stderr}"
+            )
 
     def _start_twice(self) -> None:
         """Start a second process of a broker; the later registration fences the earlier one."""
@@ -126,21 +199,21 @@ class Nemesis:
         self._brokers.start_broker(broker_id)
         second = self._brokers.brokers[broker_id]
         ended = wait_until(
-            lambda: first.popen.poll() is not None or second.popen.poll() is not None,
+            lambda: _has_ended(first) or _has_ended(second),
             _TAKEOVER_SECONDS * 1000,
             pause_ms=100,
         )
-        if second.popen.poll() is not None:
+        if _has_ended(second):
             self._brokers.brokers[broker_id] = first
         elif not ended:
             first.kill()
 
     def _stop(self) -> None:
-        broker_id = self._random.choice(list(self._brokers.ids))
+        broker_id = self._any()
         self._note("stop broker", broker_id)
         process = self._brokers.brokers[broker_id]
         process.send(signal.SIGTERM)
-        if not wait_until(lambda: process.popen.poll() is not None, 120_000, pause_ms=50):
+        if not wait_until(lambda: _has_ended(process), _END_SECONDS * 1000, pause_ms=50):
             process.kill()
         self._brokers.start_broker(broker_id)
 
@@ -151,6 +224,32 @@ class Nemesis:
     def _kill_consumer(self) -> None:
         self._note("kill consumer")
         self._clients.replace_consumer(self._random.randrange(len(self._clients.consumers)))
+
+    def _suspend_client(self, kind: str, processes: Sequence[Process]) -> None:
+        """Suspend a client for up to three sessions: a member of a group loses its place."""
+        self._note(f"suspend {kind}")
+        process = self._random.choice(processes)
+        process.send(signal.SIGSTOP)
+        time.sleep(self._random.uniform(0, 3) * self._brokers.session_ms / 1000)
+        process.send(signal.SIGCONT)
+
+    def _kill_stream(self) -> None:
+        self._note("kill stream")
+        self._clients.replace_stream(self._random.randrange(len(self._clients.streams)))
+
+    def _kill_jvm(self) -> None:
+        """Kill the JVM of a broker's Spark; its process may go on without it, or end."""
+        broker_id = self._any()
+        self._note("kill JVM", broker_id)
+        self._brokers.brokers[broker_id].kill_children("org.apache.spark.deploy.SparkSubmit")
+        process = self._brokers.brokers[broker_id]
+        wait_until(lambda: _has_ended(process), _END_SECONDS * 1000, pause_ms=100)
+        ensure_running(self._brokers)
+
+    def _kill_executor(self) -> None:
+        broker_id = self._any()
+        self._note("kill executor")
+        self._brokers.brokers[broker_id].kill_children("CoarseGrainedExecutorBackend")
 
     def _bucket_away(self) -> None:
         assert self._store is not None
@@ -163,5 +262,9 @@ class Nemesis:
 def ensure_running(brokers: BrokerProcesses) -> None:
     """Start each broker whose process has ended."""
     for broker_id in brokers.ids:
-        if brokers.brokers[broker_id].popen.poll() is not None:
+        if _has_ended(brokers.brokers[broker_id]):
             brokers.start_broker(broker_id)
+
+
+def _has_ended(process: Process) -> bool:
+    return process.popen.poll() is not None

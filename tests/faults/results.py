@@ -10,7 +10,15 @@ from typing import Any
 
 Result = dict[str, Any]
 
-KILLS = ("kill broker", "kill producer", "kill consumer")
+KILLS = (
+    "kill broker",
+    "kill brokers",
+    "kill producer",
+    "kill consumer",
+    "kill stream",
+    "kill JVM",
+    "kill executor",
+)
 
 
 class Results:
@@ -47,7 +55,8 @@ def summary(results: Sequence[Result]) -> str:
     text = (
         f"{len(results)} rounds, {sum(one.get('acknowledged', 0) for one in results)} records "
         f"acknowledged, {sum(deeds[kind] for kind in KILLS)} kills, "
-        f"{deeds['suspend broker']} suspensions, {faults} faults of requests, "
+        f"{sum(of for deed, of in deeds.items() if 'suspend' in deed)} suspensions, "
+        f"{faults} faults of requests, "
         f"{sum(one['anomalies'] for one in results)} anomalies"
     )
     if gaps:

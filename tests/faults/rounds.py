@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from sparklog.consumer.consumer import Consumer
 from tests.faults.broker_processes import PARTITIONS, TOPIC, BrokerProcesses
 from tests.faults.client_processes import GROUP, ClientProcesses
 from tests.faults.faulty_store import FaultyStore, running_faulty_store
-from tests.faults.judge import judge, unavailable_ms
+from tests.faults.judge import judge, unavailable
 from tests.faults.nemesis import Nemesis, ensure_running
 from tests.jobs.processes import wait_for
 
@@ -23,17 +24,22 @@ SESSION_MS = 9_000
 
 _FAULT_SHARE = 0.05
 _DRAIN_SECONDS = 900.0
+_LONG_SESSIONS = 2.0
+"""Sessions without an acknowledgement after which the logs of a round are kept."""
 
 
 class Configuration(NamedTuple):
     """The storage, brokers and clients of a round.
 
-    `latency_ms` and `hang_seconds` are those of the S3 server.
+    `latency_ms` and `hang_seconds` are those of the S3 server; `executors`, whether each broker's
+    Spark has an executor; `streams`, the number of Spark applications that stream into topics.
     """
 
     storage: Literal["folder", "s3", "s3 buckets"] = "folder"
     brokers: int = 3
     with_spark: bool = False
+    executors: bool = False
+    streams: int = 0
     session_ms: int = SESSION_MS
     producers: int = 2
     consumers: int = 2
@@ -42,13 +48,19 @@ class Configuration(NamedTuple):
     hang_seconds: float = 10.0
 
 
+_QUICK_MS = 3_000
+"""A session with which kills follow each other three times as fast."""
+
 CONFIGURATIONS = (
     Configuration(),
-    Configuration(brokers=5),
+    Configuration(session_ms=_QUICK_MS),
     Configuration("s3", records_per_second=300.0),
+    Configuration(brokers=5, session_ms=_QUICK_MS, streams=1),
     Configuration("s3 buckets", records_per_second=300.0),
-    Configuration("s3", brokers=5, records_per_second=300.0),
+    Configuration(brokers=5),
     Configuration(with_spark=True, records_per_second=300.0),
+    Configuration("s3", brokers=5, records_per_second=300.0),
+    Configuration(with_spark=True, executors=True, records_per_second=100.0),
 )
 """The configurations of `make torture`, one round each in turn."""
 
@@ -69,7 +81,8 @@ def run_round(
     Parameters: `seconds` of load under a nemesis of random actions, each some `pause_seconds`
     after the one before; `actions` to carry out in their order instead.
 
-    The folder remains if there was an anomaly, and is removed otherwise.
+    The folder remains if there was an anomaly or a long time without acknowledgements, and is
+    removed otherwise.
     """
     begun = time.monotonic()
     folder.mkdir(parents=True)
@@ -94,6 +107,8 @@ def run_round(
             configuration.session_ms,
             store.options() if store is not None else {},
             configuration.with_spark,
+            configuration.executors,
+            [TOPIC, *(f"stream-{one}" for one in range(configuration.streams))],
         )
         stack.callback(brokers.close)
         brokers.start()
@@ -102,6 +117,7 @@ def run_round(
             configuration.producers,
             configuration.consumers,
             configuration.records_per_second,
+            configuration.streams,
         )
         wait_for(lambda: all(_is_acknowledged(one) for one in clients.producer_logs), "answer")
         nemesis = Nemesis(brokers, clients, seed, store, buckets)
@@ -118,14 +134,20 @@ def run_round(
         ensure_running(brokers)
         brokers.await_in_sync()
         clients.stop_producers()
+        clients.stop_streams()
         wait_for(lambda: _is_drained(brokers.connection), "drained group", patience=_DRAIN_SECONDS)
         clients.stop_consumers()
-        found, producers = judge(brokers.cluster, clients.producer_logs, clients.consumer_logs)
+        found, producers = judge(
+            brokers.cluster, clients.producer_logs, clients.consumer_logs, clients.checkpoints
+        )
+        gaps = sorted(unavailable(producers, nemesis.deeds))
         deeds = Counter(one.action for one in nemesis.deeds)
         result: Result = {
             "storage": configuration.storage,
             "brokers": configuration.brokers,
             "spark": configuration.with_spark,
+            "executors": configuration.executors,
+            "streams": configuration.streams,
             "session_ms": configuration.session_ms,
             "seed": seed,
             "seconds": round(time.monotonic() - begun),
@@ -137,11 +159,15 @@ def run_round(
             ),
             "deeds": dict(sorted(deeds.items())),
             "faults": faults,
-            "unavailable_ms": sorted(unavailable_ms(producers, nemesis.deeds)),
+            "unavailable_ms": [one.ms for one in gaps],
+            "longest_gap": gaps[-1]._asdict() if gaps else {},
             "anomalies": len(found),
             "first_anomalies": [list(one) for one in found[:10]],
         }
-    if not found:
+    is_long = bool(gaps) and gaps[-1].ms > _LONG_SESSIONS * configuration.session_ms
+    if is_long:
+        (folder / "deeds.json").write_text(json.dumps(nemesis.deeds), encoding="utf-8")
+    elif not found:
         shutil.rmtree(folder)
     return result
 

@@ -10,9 +10,10 @@ import pytest
 
 from tests.faults.client_logs import Answered, GroupLog, Polled, ProducerLog, Sent
 from tests.faults.faulty_store import KINDS, Faults, running_faulty_store
-from tests.faults.judge import FinalLog, anomalies, unavailable_ms
+from tests.faults.judge import FinalLog, Gap, anomalies, check_stream, unavailable
 from tests.faults.nemesis import Deed
 from tests.faults.results import Results, quantile, summary
+from tests.faults.stream_process import ROWS
 
 PRODUCER = ProducerLog("p", [Sent(1, 0, 0, 2), Sent(2, 0, 2, 1)], [Answered(3, 0, 0, 3, "NONE", 0)])
 RECORDS = [(0, b"p:0"), (1, b"p:1"), (2, b"p:2")]
@@ -46,7 +47,19 @@ def test_the_gap_of_a_killed_leader_is_between_acknowledgements_around_the_kill(
     others = [Answered(250, 1, 9, 1, "NONE", 0), Answered(90_000, 1, 10, 1, "NONE", 1)]
     producer = ProducerLog("p", [], [*answers, *others])
     deeds = [Deed("kill broker", 250, (0,)), Deed("kill producer", 9_350, ())]
-    assert unavailable_ms([producer], deeds) == [9_100]
+    assert unavailable([producer], deeds) == [Gap(9_100, 0, 200)]
+
+
+def test_a_stream_has_each_row_of_its_committed_micro_batches_once(tmp_path: Path) -> None:
+    """Rows of a micro-batch that is not committed may be there, once."""
+    checkpoint = tmp_path / "stream-0"
+    (checkpoint / "commits").mkdir(parents=True)
+    (checkpoint / "commits" / "0").touch()
+    rows = [(row, str(row).encode()) for row in range(ROWS + 5)]
+    assert not list(check_stream(checkpoint, {0: rows}))
+    assert [kind for kind, _ in check_stream(checkpoint, {0: rows[1:]})] == ["stream lost"]
+    twice = {0: rows, 1: rows[-1:]}
+    assert [kind for kind, _ in check_stream(checkpoint, twice)] == ["stream duplicate"]
 
 
 def test_results_add_up_over_runs(tmp_path: Path) -> None:

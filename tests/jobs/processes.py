@@ -124,6 +124,20 @@ class Process:
         """End the process by SIGKILL."""
         self.end(signal.SIGKILL)
 
+    def kill_children(self, command: str) -> int:
+        """Kill the processes of this one's session whose command line has a text; return their
+        number.
+        """
+        killed = 0
+        for one in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                number = int(one.name)
+                line = (one / "cmdline").read_bytes().decode(errors="replace")
+                if command in line and os.getsid(number) == self.popen.pid:
+                    os.kill(number, signal.SIGKILL)
+                    killed += 1
+        return killed
+
     def close(self) -> None:
         """End the process and its children if they still run; print its standard error."""
         with suppress(ProcessLookupError):
