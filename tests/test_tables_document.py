@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sparklog import model
+from sparklog.cluster.operations import CAUSES, OPERATIONS
 from sparklog.table_documentation import (
     BROKER_ROOT,
     CLUSTER_ROOT,
@@ -50,6 +51,15 @@ SECTIONS = (
     ("Every root", "The cluster root and every broker root have this table.", EVERY_ROOT),
 )
 
+HISTORY = """\
+## Operations and causes
+
+Each commit to a table of the cluster root names its operation, and in its parameters what it
+concerns and its cause: `DESCRIBE HISTORY` and Delta's other tools show them. The views and tables
+of the past have them as columns. Every table also has commits with `CREATE TABLE`, `FENCE` (an
+older process may write no more), `SET TRANSACTIONS`, `RECREATE TABLE` and `REPAIR`.
+"""
+
 BY_NAME = {schema.name: schema for schema in SCHEMAS}
 
 TYPES = {
@@ -69,7 +79,11 @@ def as_markdown() -> str:
     for title, introduction, tables in SECTIONS:
         parts.append(f"## {title}\n\n{introduction}\n")
         parts += [table_section(BY_NAME[name], of_table) for name, of_table in tables.items()]
-    return "\n".join(parts)
+    parts += [HISTORY, "| operation | tables | meaning |", "|---|---|---|"]
+    parts += [f"| `{one.name}` | {quoted(one.tables)} | {one.meaning} |" for one in OPERATIONS]
+    parts += ["", "| cause | meaning |", "|---|---|"]
+    parts += [f"| `{name}` | {meaning} |" for name, meaning in CAUSES.items()]
+    return "\n".join([*parts, ""])
 
 
 def table_section(schema: model.TableSchema, documentation: TableDocumentation) -> str:
@@ -137,7 +151,8 @@ def test_the_document_is_as_generated() -> None:
 
 
 def test_the_document_has_a_line_for_every_column() -> None:
-    sections = re.split(r"^### ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    text = DOCUMENT.read_text(encoding="utf-8").split("\n## Operations and causes\n")[0]
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     for section, schema in zip(sections, SCHEMAS, strict=True):
         assert section.splitlines()[0] == schema.name
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == schema.columns.names

@@ -20,7 +20,7 @@ from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import TRUNCATIONS, Row
-from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.commits import LOG_VERSION, Cause
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.fence import Fence
 from sparklog.storage.journal import inbox_transaction
@@ -264,12 +264,12 @@ def overwrite(
     memory are still current.
     """
     try:
-        table.compare_and_set(rows, fence, transactions)
+        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))
     except CommitConflictError:
         table.refresh()
-        table.compare_and_set(rows, fence, transactions)
+        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))
     except DamagedError as error:
         # The table was removed or its log damaged while the broker ran.
         _log.error("table recreated", error=str(error))
         table.recreate(fence)
-        table.compare_and_set(rows, fence, transactions)
+        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))

@@ -67,6 +67,7 @@ class LeadershipHistory:
             pa.concat_tables([rows, LEADERSHIP_HISTORY.rows(found)]),
             fence,
             {PARTITION_STATE.name: newest},
+            Cause("EXTEND HISTORY"),
         )
         return len(found)
 

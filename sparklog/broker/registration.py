@@ -18,13 +18,13 @@ from sparklog.broker.unclean_start import Doubts, OwnLog, boot_id, doubts_about,
 from sparklog.clock import Clock, wait_until
 from sparklog.cluster.metadata import MetadataReader
 from sparklog.cluster.observations import is_silent
+from sparklog.cluster.operations import cause_of_event
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.cluster.session_watch import SessionWatch
 from sparklog.errors import FencedError, ProtocolError, StorageError
 from sparklog.logger import get_logger
 from sparklog.model import BROKERS, Row
 from sparklog.states import RUNNING_STATES, BrokerEvent, broker_state_after, has_effect
-from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import REBUILT_FROM_LOG
 from sparklog.storage.location import Location
@@ -199,7 +199,7 @@ def register(
             )
         return BROKERS.rows(_sorted([*others, row])), (epoch, doubts)
 
-    epoch, doubts = cluster.brokers.update(change, cause=_cause("register", broker_id))
+    epoch, doubts = cluster.brokers.update(change, cause=cause_of_event("register", broker_id))
     if any(doubts):
         leave_in_sync_sets(cluster.partition_state, reader, broker_id, doubts)
         change_state(cluster.brokers, broker_id, epoch, "return", identity)
@@ -230,11 +230,7 @@ def change_state(
         mine |= {"heartbeat": mine["heartbeat"] + 1, "state": state, **changes}
         return BROKERS.rows(result), None
 
-    brokers.update(change, cause=_cause(event, broker_id))
-
-
-def _cause(event: BrokerEvent, broker_id: int) -> Cause:
-    return Cause(f"{event.replace('_', ' ').upper()} BROKER", {"brokerId": str(broker_id)})
+    brokers.update(change, cause=cause_of_event(event, broker_id))
 
 
 def check_registered(registered_epoch: int | None, broker_id: int, broker_epoch: int) -> None:

@@ -12,6 +12,7 @@ from sparklog.errors import CommitConflictError
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCER_IDS
 from sparklog.protocol.rules import Rules
+from sparklog.storage.commits import Cause
 from sparklog.storage.errors import UNREADABLE
 
 _log = get_logger(__name__)
@@ -38,7 +39,9 @@ class TransactionalIds:
             return
         self._check_at_ms = now_ms + CHECK_INTERVAL_MS
         try:
-            removed = self._cluster.producer_ids.update(lambda rows: self._without(rows, now_ms))
+            removed = self._cluster.producer_ids.update(
+                lambda rows: self._without(rows, now_ms), cause=Cause("EXPIRE TRANSACTIONAL IDS")
+            )
         except (*UNREADABLE, CommitConflictError, pa.ArrowException) as error:
             _log.warning("transactional ids not checked", error=str(error))
             return

@@ -12,6 +12,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.election import Elections, log_changes
 from sparklog.cluster.metadata import BrokerInfo, Metadata
 from sparklog.cluster.observations import is_silent
+from sparklog.cluster.operations import cause_of_event
 from sparklog.cluster.session_watch import SessionWatch
 from sparklog.config import Settings
 from sparklog.errors import ProtocolError
@@ -225,7 +226,8 @@ class BrokerAdmin:
                         row["broker_epoch"] = next_epoch
             return BROKERS.rows(rows), None
 
-        self._connection.root.brokers.update(change)
+        cause = cause_of_event(event, int(silent["broker_id"]))
+        self._connection.root.brokers.update(change, cause=cause)
 
     def _as_ended(self, broker_id: int, event: BrokerEvent) -> Metadata:
         metadata = self._connection.metadata()

@@ -18,7 +18,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.errors import CommitConflictError
 from sparklog.model import CONFIGS
 from sparklog.storage.commit_retries import retrying
-from sparklog.storage.commits import CONFIGS_VERSION
+from sparklog.storage.commits import CONFIGS_VERSION, Cause
 from sparklog.storage.control_table import ControlTable
 
 EntityType = Literal["brokers", "clients"]
@@ -122,7 +122,8 @@ def change_configs(
             }
         return CONFIGS.rows([found[one] for one in sorted(found)]), None
 
-    cluster.configs.update(change)
+    of = {"entityType": entity_type, "entityName": entity_name}
+    cluster.configs.update(change, cause=Cause("ALTER CONFIGS", of))
     _announce(cluster.brokers, cluster.configs.version)
 
 
@@ -130,7 +131,9 @@ def _announce(brokers: ControlTable, version: int) -> None:
     def attempt() -> None:
         brokers.refresh()
         if (brokers.transaction(CONFIGS_VERSION) or 0) < version:
-            brokers.compare_and_set(brokers.rows(), None, {CONFIGS_VERSION: version})
+            brokers.compare_and_set(
+                brokers.rows(), None, {CONFIGS_VERSION: version}, Cause("ANNOUNCE CONFIGS")
+            )
 
     retrying(CommitConflictError)(attempt)
 

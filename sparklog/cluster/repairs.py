@@ -8,6 +8,7 @@ broker pays nothing for the table.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ import xxhash
 
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.model import BROKERS, REPAIRS, TopicIdPartition
+from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log_check import LogFileFault
 from sparklog.storage.file_states import FileFault
@@ -240,7 +242,7 @@ def record(
                 after[repair_id] = known._replace(state=state, outcome=reason, changed_at_ms=now_ms)
         return (None if after == before else _table(after.values())), None
 
-    table.update(change)
+    table.update(change, cause=Cause("NOTE FINDINGS"))
 
 
 def set_outcomes(table: ControlTable, outcomes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -257,7 +259,7 @@ def set_outcomes(table: ControlTable, outcomes: Mapping[str, Mapping[str, Any]])
         return (None if after == before else _table(after)), None
 
     if outcomes:
-        table.update(change)
+        table.update(change, cause=Cause("NOTE OUTCOMES"))
 
 
 def request_repairs(brokers: ControlTable, broker_ids: Collection[int]) -> None:
@@ -275,7 +277,8 @@ def request_repairs(brokers: ControlTable, broker_ids: Collection[int]) -> None:
         return BROKERS.rows(after), None
 
     if broker_ids:
-        brokers.update(change)
+        ids = {"brokerIds": json.dumps(sorted(broker_ids))}
+        brokers.update(change, cause=Cause("REQUEST REPAIRS", ids))
 
 
 def _repairs(rows: pa.Table) -> list[Repair]:

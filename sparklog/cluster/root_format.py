@@ -20,6 +20,7 @@ import sparklog
 from sparklog import model
 from sparklog.cluster.formats import THIS_RELEASE, Formats
 from sparklog.errors import CommitConflictError, DamagedError, StorageError, UnreachableError
+from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.errors import STORE_ERRORS
@@ -242,7 +243,7 @@ def create_root(
     table = ControlTable(location, model.FORMAT)
     with suppress(CommitConflictError):
         if not table.rows().num_rows:
-            table.compare_and_set(model.FORMAT.rows([row]))
+            table.compare_and_set(model.FORMAT.rows([row]), cause=Cause("CREATE ROOT"))
     return read_format(location)
 
 
@@ -300,7 +301,7 @@ def add_tables(
         }
         return (None if changed == row else model.FORMAT.rows([changed])), None
 
-    ControlTable(found.location, model.FORMAT).update(change)
+    ControlTable(found.location, model.FORMAT).update(change, cause=Cause("ADD TABLES"))
 
 
 def _check_present(found: RootFormat, tables: Sequence[model.TableSchema]) -> None:

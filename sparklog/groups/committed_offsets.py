@@ -26,6 +26,7 @@ from sparklog.cluster.offsets import Offsets
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.groups.group import ConsumerGroups, Group, GroupFence
 from sparklog.model import CONSUMER_OFFSETS, TopicIdPartition, TopicPartition
+from sparklog.storage.commits import Cause
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import keys_of
@@ -119,7 +120,8 @@ class CommittedOffsets:
             _check_epoch(group_id, newest, fence)
             return RowChanges(new)
 
-        self._table.change_rows(decide, [(group_id,)])
+        cause = Cause("COMMIT OFFSETS", {"groupId": group_id})
+        self._table.change_rows(decide, [(group_id,)], cause=cause)
 
     def fence(
         self, group_id: str, fence: GroupFence, partitions: Mapping[TopicIdPartition, str]
@@ -148,7 +150,8 @@ class CommittedOffsets:
             rows += [_unset(group_id, fence, key, partitions[key]) for key in sorted(missing)]
             return RowChanges(CONSUMER_OFFSETS.rows(rows or [_without_partition(group_id, fence)]))
 
-        self._table.change_rows(decide, [(group_id,)])
+        cause = Cause("FENCE GROUP", {"groupId": group_id})
+        self._table.change_rows(decide, [(group_id,)], cause=cause)
 
     def group_ids(self) -> set[str]:
         """Return the ids of the groups that have committed offsets."""
@@ -173,7 +176,7 @@ class CommittedOffsets:
             gone = frozenset(keys_of(removed, CONSUMER_OFFSETS))
             return RowChanges(CONSUMER_OFFSETS.rows(left), gone)
 
-        self._table.change_rows(decide)
+        self._table.change_rows(decide, cause=Cause("REMOVE OFFSETS OF TOPICS"))
 
     def delete(self, group_id: str, fence: GroupFence) -> None:
         """Remove a group's committed offsets; commits under older fences are still refused."""
@@ -189,7 +192,8 @@ class CommittedOffsets:
             removed = frozenset(keys_of(table, CONSUMER_OFFSETS))
             return RowChanges(CONSUMER_OFFSETS.rows(kept), removed)
 
-        self._table.change_rows(decide, [(group_id,)])
+        cause = Cause("DELETE OFFSETS", {"groupId": group_id})
+        self._table.change_rows(decide, [(group_id,)], cause=cause)
 
 
 def commit_as(

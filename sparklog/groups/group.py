@@ -19,6 +19,7 @@ import pyarrow as pa
 from sparklog.errors import ProtocolError
 from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
 from sparklog.states import GroupState, group_state_after
+from sparklog.storage.commits import Cause
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import keys_of
@@ -248,7 +249,8 @@ class ConsumerGroups:
                 CONSUMER_GROUPS.rows(_rows(after)), frozenset(keys_of(rows, CONSUMER_GROUPS))
             )
 
-        self._table.change_rows(decide, [(group_id,)])
+        cause = Cause("CHANGE GROUP", {"groupId": group_id})
+        self._table.change_rows(decide, [(group_id,)], cause=cause)
         return after
 
 

@@ -20,6 +20,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.groups.group import ConsumerGroups, Group, expired
 from sparklog.logger import get_logger
 from sparklog.model import CONSUMER_GROUP_HEARTBEATS
+from sparklog.storage.commits import Cause
 from sparklog.storage.location import Location
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
@@ -119,7 +120,7 @@ class GroupHeartbeats:
             gone = frozenset((self._group_id, one) for one in before.keys() - kept.keys())
             return RowChanges(CONSUMER_GROUP_HEARTBEATS.rows(changed), gone)
 
-        self._heartbeats.change_rows(decide, [(self._group_id,)])
+        self._heartbeats.change_rows(decide, [(self._group_id,)], cause=Cause("HEARTBEAT"))
         return kept
 
 
@@ -133,7 +134,7 @@ def remove_heartbeats(
         removed = frozenset((group_id, one) for one in member_ids)
         return RowChanges(CONSUMER_GROUP_HEARTBEATS.rows([]), removed)
 
-    table.change_rows(decide, [(group_id,)])
+    table.change_rows(decide, [(group_id,)], cause=Cause("REMOVE HEARTBEATS"))
 
 
 class BeatingMember(Protocol):

@@ -33,6 +33,7 @@ from sparklog.model import (
     TOPICS,
     Row,
 )
+from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
@@ -308,7 +309,7 @@ def _set_roots(roots: Mapping[str, Location]) -> None:
             row["roots"] = json.dumps(restored)
         return BROKERS.rows(result), None
 
-    ControlTable(roots[_CLUSTER], BROKERS).update(change)
+    ControlTable(roots[_CLUSTER], BROKERS).update(change, cause=Cause("RESTORE CLUSTER"))
 
 
 def _copy_table(copy: _Table, on_progress: OnProgress | None) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.operations import cause_of_event
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.maintenance.checkpoint_files import (
     HIGH_WATERMARKS,
@@ -222,7 +223,8 @@ def _register(connection: Connection, broker_id: int) -> int:
                 row |= {"broker_epoch": epoch, "state": state}
         return BROKERS.rows(rows), epoch
 
-    return connection.root.brokers.update(change)
+    cause = cause_of_event("replace_checkpoints", broker_id)
+    return connection.root.brokers.update(change, cause=cause)
 
 
 def _check_stopped(state: str, broker_id: int) -> None:

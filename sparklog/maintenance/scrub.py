@@ -32,6 +32,7 @@ from sparklog.maintenance.scrub_reading import (
     TableItem,
 )
 from sparklog.model import SCRUBS
+from sparklog.storage.commits import Cause
 from sparklog.storage.execution import DriverExecution, Execution
 
 _SLICE_BYTES = 64 << 20
@@ -353,7 +354,7 @@ class _Run:
             others = [row for row in known if row["scrub_id"] != mine["scrub_id"]]
             return SCRUBS.rows([*others, mine][-_KEPT:]), mine
 
-        return self._root.scrubs.update(change)
+        return self._root.scrubs.update(change, cause=Cause("BEGIN SCRUB"))
 
     def _store(self, state: str) -> None:
         """Store the position; raises `StorageError` if another run has taken the scrub over."""
@@ -369,7 +370,7 @@ class _Run:
             mine |= self._row | {"state": state, "changed_at_ms": now_ms}
             return SCRUBS.rows(found), None
 
-        self._root.scrubs.update(change)
+        self._root.scrubs.update(change, cause=Cause("NOTE SCRUB POSITION"))
         self._stored_at_ms = self.clock.monotonic_ms()
         self.done("position")
 

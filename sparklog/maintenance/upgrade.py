@@ -21,7 +21,7 @@ from sparklog.errors import CommitConflictError, SparklogError
 from sparklog.model import Row
 from sparklog.states import RUNNING_STATES
 from sparklog.storage.commit_retries import retrying
-from sparklog.storage.commits import FORMAT_VERSION
+from sparklog.storage.commits import FORMAT_VERSION, Cause
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.location import Location, StorageOptions, one_line
@@ -175,7 +175,9 @@ def _announce(brokers: ControlTable, target: int) -> None:
     def attempt() -> None:
         brokers.refresh()
         if (brokers.transaction(FORMAT_VERSION) or 0) < target:
-            brokers.compare_and_set(brokers.rows(), None, {FORMAT_VERSION: target})
+            brokers.compare_and_set(
+                brokers.rows(), None, {FORMAT_VERSION: target}, Cause("ANNOUNCE FORMAT")
+            )
 
     retrying(CommitConflictError)(attempt)
 

@@ -10,6 +10,7 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.connection import Connection
 from sparklog.errors import ProtocolError
 from sparklog.model import PRODUCER_IDS
+from sparklog.storage.commits import Cause
 
 BLOCK_SIZE = 1000
 """The number of ids that a client takes at once, as Kafka's brokers do."""
@@ -42,9 +43,14 @@ class ProducerIds:
         """
         if transactional_id is not None:
             now_ms = self._clock.now_ms()
-            return self._table.update(lambda rows: _fencing(rows, transactional_id, now_ms))
+            return self._table.update(
+                lambda rows: _fencing(rows, transactional_id, now_ms),
+                cause=Cause("ALLOT PRODUCER IDS", {"transactionalId": transactional_id}),
+            )
         if not self._free:
-            first = self._table.update(lambda rows: _block(rows, BLOCK_SIZE))
+            first = self._table.update(
+                lambda rows: _block(rows, BLOCK_SIZE), cause=Cause("ALLOT PRODUCER IDS")
+            )
             self._free = list(range(first, first + BLOCK_SIZE))
         return ProducerId(self._free.pop(0), 0)
 
@@ -55,7 +61,10 @@ class ProducerIds:
         Raises INVALID_PRODUCER_EPOCH if another producer has begun under it.
         """
         now_ms = self._clock.now_ms()
-        self._table.update(lambda rows: (_renewed(rows, transactional_id, held, now_ms), None))
+        self._table.update(
+            lambda rows: (_renewed(rows, transactional_id, held, now_ms), None),
+            cause=Cause("RENEW TRANSACTIONAL ID", {"transactionalId": transactional_id}),
+        )
 
 
 def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:

@@ -17,6 +17,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.errors import ProtocolError
 from sparklog.model import STREAM_WRITES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
+from sparklog.storage.commits import Cause
 from sparklog.storage.location import Location
 
 _Row = dict[str, Any]
@@ -84,7 +85,7 @@ class StreamWrites:
             others = [row for row in rows.to_pylist() if row not in before]
             return _table(others, once, files), StreamWrite(is_done=False, files=files)
 
-        return self._table.update(change)
+        return self._table.update(change, cause=_cause("BEGIN MICRO-BATCH", once))
 
     def replace(self, once: MicroBatch, before: Files, after: Files) -> None:
         """Note `after` in place of `before`, some files of which are lost.
@@ -99,7 +100,7 @@ class StreamWrites:
             others = [row for row in rows.to_pylist() if row not in noted]
             return _table(others, once, after), None
 
-        self._table.update(change)
+        self._table.update(change, cause=_cause("REPLACE FILES", once))
 
     def check(self, once: MicroBatch, files: Files) -> None:
         """Raise INVALID_PRODUCER_EPOCH if `files` are no longer the noted files."""
@@ -118,7 +119,7 @@ class StreamWrites:
             ]
             return STREAM_WRITES.rows(done), None
 
-        self._table.update(change)
+        self._table.update(change, cause=_cause("FINISH MICRO-BATCH", once))
 
     def _check(self, noted: StreamWrite | None, once: MicroBatch, files: Files) -> None:
         if noted is None or noted.is_done or noted.files != files:
@@ -176,3 +177,7 @@ def _table(others: Sequence[_Row], once: MicroBatch, files: Files) -> pa.Table:
             ),
         ]
     )
+
+
+def _cause(operation: str, once: MicroBatch) -> Cause:
+    return Cause(operation, {"queryId": once.query_id, "batchId": str(once.batch_id)})

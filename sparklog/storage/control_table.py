@@ -239,7 +239,9 @@ class ControlTable:
         """
         with self._lock:
             self.mend_log(fence)
-            self.compare_and_set(self.schema.columns.empty_table(), fence)
+            self.compare_and_set(
+                self.schema.columns.empty_table(), fence, cause=Cause("RECREATE TABLE")
+            )
 
     def mend_log(self, fence: Fence) -> None:
         """Recreate the table, empty, if its log is damaged; the caller then writes its rows."""

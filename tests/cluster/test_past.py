@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import pytest
+from deltalake import DeltaTable
 
 from sparklog import Consumer, OffsetAndMetadata, TopicPartition
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
+from sparklog.cluster.operations import CAUSES, OPERATIONS
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.views import create_views
+from sparklog.maintenance.scrub import scrub
 from sparklog.model import (
     CONTROLLER,
     CONTROLLER_HISTORY,
@@ -23,6 +27,7 @@ from sparklog.model import (
     TRUNCATIONS,
     TableSchema,
 )
+from sparklog.states import BrokerEvent
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import commit_path
@@ -41,6 +46,9 @@ PLACEHOLDER = "2026-11-25 09:14:00Z"
 
 BACKFILLED_MS = 1_700_000_000_000
 """The timestamp of a record that was written long after it."""
+
+OF_EVERY_TABLE = {"CREATE TABLE", "FENCE", "SET TRANSACTIONS", "RECREATE TABLE", "REPAIR"}
+OF_BROKER_ROOTS = {"CHECKPOINT"}
 
 Rows = list[tuple[Any, ...]]
 
@@ -141,6 +149,42 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     ended_uncleanly(cluster)
     [election] = rows(cluster, "from elections where is_unclean")
     return Prepared(cluster, first_ms, began_ms, election["at_ms"] - 1)
+
+
+def test_each_commit_names_a_documented_operation_and_cause(prepared: Prepared) -> None:
+    """Commits of configurations, groups, ids and histories were called WRITE."""
+    cluster = prepared.cluster
+    cluster.idempotent_producer("transactional")
+    scrub(cluster.connection)
+    found: dict[str, set[str]] = {}
+    causes = set()
+    for folder in (one for one in (cluster.root / "cluster").iterdir() if one.is_dir()):
+        for commit in DeltaTable(folder).history():
+            parameters = commit["operationParameters"]
+            found.setdefault(commit["operation"], set()).add(folder.name)
+            causes |= {parameters.get("cause"), *json.loads(parameters.get("otherCauses", "{}"))}
+    documented = {one.name: set(one.tables) for one in OPERATIONS}
+    for operation in found.keys() - OF_EVERY_TABLE:
+        assert found[operation] <= documented.get(operation, set()), operation
+    assert causes - {None} <= CAUSES.keys()
+    written = {
+        "CREATE TOPIC",
+        "ELECT LEADERS",
+        "COMMIT OFFSETS",
+        "ALLOT PRODUCER IDS",
+        "BEGIN SCRUB",
+    }
+    assert written <= found.keys()
+
+
+def test_the_documented_operations_are_those_of_the_code() -> None:
+    """Each operation that the code names is in the list, and the other way round."""
+    named = {f"{event.replace('_', ' ').upper()} BROKER" for event in get_args(BrokerEvent)}
+    named -= {"SESSION TIMEOUT BROKER"}  # FENCE BROKERS, for all of them
+    for path in (CHECKOUT / "sparklog").rglob("*.py"):
+        for name in re.findall(r'[cC]ause[s]?\(\s*"([A-Z -]+)"', path.read_text(encoding="utf-8")):
+            named.add(name)
+    assert named - OF_EVERY_TABLE - OF_BROKER_ROOTS == {one.name for one in OPERATIONS}
 
 
 def queries(before_ms: int) -> dict[int, str]:
