@@ -476,6 +476,22 @@ TRUNCATIONS = _busy_table(
     records_removed=_LONG,
     records_lost=_LONG,
 )
+REPLICA_HISTORY = _busy_table(
+    "replica_history",
+    ("topic_id", "partition", "at_ms", "error"),
+    topic_id=_STRING,
+    topic=_STRING,
+    partition=_INT,
+    at_ms=_LONG,
+    version=_LONG,
+    role=_STRING,
+    leader_epoch=_INT,
+    log_start_offset=_LONG,
+    log_end_offset=_LONG,
+    high_watermark=_LONG,
+    error=_STRING,
+    requests=_LONG,
+)
 DELAYED_OPERATIONS = _busy_table(
     "delayed_operations",
     ("operation_id",),
@@ -751,6 +767,7 @@ BROKER_TABLES = (
     CLEANER_OFFSET_CHECKPOINT,
     DELAYED_OPERATIONS,
     TRUNCATIONS,
+    REPLICA_HISTORY,
 )
 """The tables of a broker root, in addition to `format`."""
 

@@ -295,7 +295,7 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             "at_ms": "Time of the truncation, in ms since 1970 on the broker's clock.",
             "cause": (
                 "Cause: `divergence` from the leader's log, `log_restart` at the leader's log "
-                "start offset."
+                "start offset, `damage` that is cut and copied from the leader again."
             ),
             "leader": "Id of the leader with whose log the replica agrees afterwards.",
             "leader_epoch": "Epoch of that leader.",
@@ -307,6 +307,31 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
                 "Number of those below the high watermark: committed records that an unclean "
                 "election has lost."
             ),
+        },
+    ),
+    "replica_history": TableDocumentation(
+        rows=(
+            "The last state of a replica of the root in a minute in which it has changed, or the "
+            "number of produce requests that were refused with an error in a minute. Rows older "
+            "than 6 hours have a grain of 10 minutes, those older than 2 days one of an hour, and "
+            "those older than `metadata.history.retention.ms` are removed, but for the last state "
+            "of each replica. The newest 1,000,000 are kept. The views and `sparklog query` add "
+            "those that are only in the journal yet."
+        ),
+        writers="The broker that owns the root, in the background every 20 minutes.",
+        columns={
+            "topic_id": _TOPIC_ID,
+            "topic": "Name of the topic; null if a refused request was for an unknown one.",
+            "partition": _PARTITION,
+            "at_ms": "Time of the last commit in the minute, in ms since 1970 on its clock.",
+            "version": "Version of `log` of that commit.",
+            "role": "Role of the replica: `leader` or `follower`; null in a row with an error.",
+            "leader_epoch": "Leader epoch of the replica; null in a row with an error.",
+            "log_start_offset": "Log start offset; null in a row with an error.",
+            "log_end_offset": "Log end offset; null in a row with an error.",
+            "high_watermark": "High watermark; null in a row with an error.",
+            "error": "Kafka's name of the error of refused requests; null in a row with a state.",
+            "requests": "Number of refused requests; null in a row with a state.",
         },
     ),
 }
@@ -831,3 +856,167 @@ EVERY_ROOT: Mapping[str, TableDocumentation] = {
 
 TABLES: Mapping[str, TableDocumentation] = {**CLUSTER_ROOT, **BROKER_ROOT, **EVERY_ROOT}
 """The documentation of every table, by name."""
+
+_BROKER_ID = "Id of the broker whose root has the row."
+_COMMIT_TIME = "Time of the commit, in ms since 1970 on its writer's clock."
+_OPERATION = "Operation in Delta's history, such as `ELECT LEADERS`; null where it is not known."
+_CAUSE = "Cause, as listed below; null where the commit names none."
+_LAG_SECONDS = (
+    "Seconds from the timestamp of the first record behind until now; 0 at the end, and null where "
+    "it is not known."
+)
+_VERSION_OF_STATE = "Version of `partition_state` with the change."
+
+VIEWS: Mapping[str, TableDocumentation] = {
+    "isr_history": TableDocumentation(
+        rows="A change of the ISR of a partition, or its first known ISR.",
+        writers="",
+        columns={
+            **_OF_PARTITION,
+            "at_ms": _COMMIT_TIME,
+            "isr": "Ids of the brokers in the ISR after the change, as JSON.",
+            "joined_isr": (
+                "Ids of the brokers that have joined, as JSON; null where the change before is not "
+                "known."
+            ),
+            "left_isr": "Ids of the brokers that have left, as JSON; null as `joined_isr`.",
+            "operation": _OPERATION,
+            "cause": _CAUSE,
+            "detail": "Last known position of a follower that joined or left; null without one.",
+            "leader": "Id of the broker that leads; null where the partition is offline.",
+            "leader_epoch": "Leader epoch after the change.",
+            "partition_epoch": "Partition epoch that the change began.",
+            "version": _VERSION_OF_STATE,
+        },
+    ),
+    "elections": TableDocumentation(
+        rows="The beginning of a leader epoch of a partition.",
+        writers="",
+        columns={
+            **_OF_PARTITION,
+            "at_ms": _COMMIT_TIME,
+            "leader_before": "Id of the leader before; null where there was none.",
+            "leader": "Id of the elected leader; null where no replica may lead.",
+            "leader_epoch": "Leader epoch that has begun.",
+            "is_unclean": (
+                "Whether the elected leader was neither in sync nor eligible; null where the "
+                "change before is not known."
+            ),
+            "operation": _OPERATION,
+            "cause": _CAUSE,
+            "isr": "Ids of the brokers in the ISR after the election, as JSON.",
+            "controller_epoch": "Epoch of the controller that has elected the leader.",
+            "version": _VERSION_OF_STATE,
+        },
+    ),
+    "replica_progress": TableDocumentation(
+        rows="A follower as its leader sees it.",
+        writers="",
+        columns={
+            **_OF_PARTITION,
+            "broker_id": "Id of the broker with the follower.",
+            "leader": "Id of the broker that leads; null where the partition is offline.",
+            "leader_epoch": "Leader epoch of the partition.",
+            "in_isr": "Whether the follower is in the ISR.",
+            "log_end_offset": "Log end offset that the follower has reported; null without one.",
+            "leader_log_end_offset": "Log end offset of the leader; null without a leader.",
+            "lag": "Offsets between the two; null where one of them is not known.",
+            "lag_seconds": _LAG_SECONDS,
+            "last_caught_up_ms": (
+                "Time in ms since 1970 of the newest report at the leader's log end, or the "
+                "timestamp of the first record that is missing."
+            ),
+            "reported_at_ms": "Time of the follower's last report, in ms since 1970 on its clock.",
+            "left_isr_at_ms": (
+                "Time in ms since 1970 at which a follower outside the ISR has left it; null "
+                "inside."
+            ),
+            "left_isr_because": "Cause for which it has left the ISR; null inside.",
+            "left_isr_detail": "Position at which it has left the ISR; null inside.",
+        },
+    ),
+    "lag": TableDocumentation(
+        rows="A reader of a partition: a follower, or a consumer group.",
+        writers="",
+        columns={
+            "kind": "Kind of reader: `replica` or `group`.",
+            "name": "Id of the broker or of the group.",
+            **_OF_PARTITION,
+            "position": "Log end offset of the follower, or committed offset of the group.",
+            "end_offset": (
+                "Log end offset of the leader for a follower, its high watermark for a group; null "
+                "without a leader."
+            ),
+            "lag": "Offsets between the two; null where one of them is not known.",
+            "lag_seconds": _LAG_SECONDS,
+        },
+    ),
+    "refusals": TableDocumentation(
+        rows="The produce requests for a partition that were refused with an error in a minute.",
+        writers="",
+        columns={
+            "broker_id": _BROKER_ID,
+            "at_ms": "Time of the last of them, in ms since 1970 on the broker's clock.",
+            "error": "Kafka's name of the error.",
+            **_OF_PARTITION,
+            "requests": "Number of refused requests.",
+            "version": "Version of `log` with the last of the responses.",
+        },
+    ),
+    "high_watermark_history": TableDocumentation(
+        rows="The last state of a replica in a minute in which it has changed.",
+        writers="",
+        columns={
+            "broker_id": _BROKER_ID,
+            "at_ms": "Time of that state's commit, in ms since 1970 on the broker's clock.",
+            **_OF_PARTITION,
+            "role": "Role of the replica: `leader` or `follower`.",
+            "leader_epoch": "Leader epoch of the replica's report.",
+            "log_start_offset": "Log start offset.",
+            "log_end_offset": "Log end offset.",
+            "high_watermark": "High watermark.",
+            "version": "Version of `log` with that state.",
+        },
+    ),
+    "leader_imbalance": TableDocumentation(
+        rows="A broker that is the preferred leader of partitions.",
+        writers="",
+        columns={
+            "broker_id": "Id of the broker.",
+            "preferred": "Number of partitions of which it is the preferred leader.",
+            "led_by_others": "Number of those that it does not lead.",
+            "leader_imbalance": "Percentage of those that it does not lead.",
+        },
+    ),
+    "batches": TableDocumentation(
+        rows="A record batch of a replica: one file.",
+        writers="",
+        columns={
+            "broker_id": _BROKER_ID,
+            "path": "Path of the file in the folder of `log`.",
+            "size_bytes": "Size of the file in bytes.",
+            **_OF_PARTITION,
+            "leader_epoch": "Epoch of the leader that appended the batch.",
+            "base_offset": "Offset of the first record of the batch.",
+            **_PRODUCER,
+            "checksum": _CHECKSUM,
+            "record_count": "Number of records in the file.",
+            "last_offset_delta": "Offset of the last record less the base offset.",
+            "min_timestamp_ms": "Earliest timestamp of its records, in ms since 1970.",
+            "max_timestamp_ms": "Latest timestamp of its records, in ms since 1970.",
+            "next_offset": "Offset after the last record of the batch.",
+        },
+    ),
+    "records": TableDocumentation(
+        rows="A record of a replica, committed or not; only in Spark.",
+        writers="",
+        columns={
+            "broker_id": _BROKER_ID,
+            **_OF_PARTITION,
+            "offset": "Offset of the record.",
+            "leader_epoch": "Epoch of the leader that appended the record.",
+            **{name: text for name, text in _RECORD.items() if name != "offset_delta"},
+        },
+    ),
+}
+"""The documentation of the views that no table has as they are; all are read, none is written."""

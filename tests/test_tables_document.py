@@ -11,17 +11,22 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from sparklog import model
+from sparklog.cli.sql import SPARKS_FUNCTIONS
 from sparklog.cluster.operations import CAUSES, OPERATIONS
+from sparklog.cluster.past import CLUSTER_PAST
+from sparklog.cluster.views import BROKER_VIEWS, RECORDS, SQL_VIEWS
 from sparklog.table_documentation import (
     BROKER_ROOT,
     CLUSTER_ROOT,
     EVERY_ROOT,
     TABLES,
+    VIEWS,
     TableDocumentation,
 )
 from sparklog.testing import LocalCluster
@@ -51,6 +56,13 @@ SECTIONS = (
     ("Every root", "The cluster root and every broker root have this table.", EVERY_ROOT),
 )
 
+VIEWS_TEXT = """\
+## Views
+
+`sparklog query` and `create_views` have these names besides those of the tables. The queries of
+[questions.md](questions.md) use them.
+"""
+
 HISTORY = """\
 ## Operations and causes
 
@@ -73,12 +85,23 @@ TYPES = {
 }
 
 
+OF_DUCKDB = {
+    "VARCHAR": "string",
+    "INTEGER": "int",
+    "BIGINT": "bigint",
+    "BOOLEAN": "boolean",
+    "DOUBLE": "double",
+}
+
+
 def as_markdown() -> str:
     """Return the text of docs/tables.md."""
     parts = [INTRODUCTION]
     for title, introduction, tables in SECTIONS:
         parts.append(f"## {title}\n\n{introduction}\n")
         parts += [table_section(BY_NAME[name], of_table) for name, of_table in tables.items()]
+    parts.append(VIEWS_TEXT)
+    parts += [view_section(name, columns) for name, columns in view_columns().items()]
     parts += [HISTORY, "| operation | tables | meaning |", "|---|---|---|"]
     parts += [f"| `{one.name}` | {quoted(one.tables)} | {one.meaning} |" for one in OPERATIONS]
     parts += ["", "| cause | meaning |", "|---|---|"]
@@ -103,6 +126,32 @@ def table_section(schema: model.TableSchema, documentation: TableDocumentation) 
         f"| `{column.name}` | {TYPES[column.type]} | {documentation.columns[column.name]} |"
         for column in schema.columns
     ]
+    return "\n".join([*lines, ""])
+
+
+def view_columns() -> dict[str, dict[str, str]]:
+    """Return the types of the columns of each view, as DuckDB has them."""
+    found = {}
+    with duckdb.connect() as connection:
+        tables = {schema.name: schema.columns for schema in model.CLUSTER_TABLES} | BROKER_VIEWS
+        for name, columns in tables.items():
+            connection.register(name, columns.empty_table())
+        for macro in SPARKS_FUNCTIONS:
+            connection.execute(f"create macro {macro}")
+        for name, text in SQL_VIEWS.items():
+            connection.execute(f"create view {name} as {text}")
+        for name in VIEWS.keys() - {"records"}:
+            described = connection.sql(f"describe {name}").fetchall()
+            found[name] = {row[0]: OF_DUCKDB[row[1]] for row in described}
+    found["records"] = {column.name: TYPES[column.type] for column in RECORDS}
+    return {name: found[name] for name in VIEWS}
+
+
+def view_section(name: str, types: Mapping[str, str]) -> str:
+    documentation = VIEWS[name]
+    lines = [f"### {name}", "", f"- Row: {documentation.rows}", ""]
+    lines += ["| column | type | description |", "|---|---|---|"]
+    lines += [f"| `{one}` | {kind} | {documentation.columns[one]} |" for one, kind in types.items()]
     return "\n".join([*lines, ""])
 
 
@@ -151,11 +200,27 @@ def test_the_document_is_as_generated() -> None:
 
 
 def test_the_document_has_a_line_for_every_column() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8").split("\n## Operations and causes\n")[0]
+    text = DOCUMENT.read_text(encoding="utf-8").split("\n## Views\n")[0]
     sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     for section, schema in zip(sections, SCHEMAS, strict=True):
         assert section.splitlines()[0] == schema.name
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == schema.columns.names
+
+
+def test_every_column_of_every_view_is_documented() -> None:
+    """The views over others are those that DuckDB creates; a table that is read is no view."""
+    tables = {schema.name for schema in SCHEMAS}
+    assert VIEWS.keys() | tables == {*CLUSTER_PAST, *BROKER_VIEWS, *SQL_VIEWS, "records"} | tables
+    assert {name: list(columns) for name, columns in view_columns().items()} == {
+        name: list(one.columns) for name, one in VIEWS.items()
+    }
+    schemas = [
+        model.FORMAT._replace(
+            name=name, columns=pa.schema([(column, pa.string()) for column in columns])
+        )
+        for name, columns in view_columns().items()
+    ]
+    assert faults(VIEWS, schemas) == []
 
 
 def test_columns_that_are_null_in_a_cluster_are_documented_as_such(tmp_path: Path) -> None:

@@ -617,8 +617,8 @@ class Broker:
 
         A root is searched if log.vacuum.interval.ms have passed since it was. The controller's
         broker also searches the cluster root. `is_stopping` ends the search early; `stop_after`:
-        retention, files, history, cluster_retention, cluster_files; `after_ms` sets the clock
-        forward for tests. Raises as `leader_tick` does.
+        replica_history, retention, files, history, past, cluster_retention, cluster_files;
+        `after_ms` sets the clock forward for tests. Raises as `leader_tick` does.
         """
         with role(f"broker {self.broker_id}, vacuum"):
             return self._vacuuming.run(Effects(stop_after), is_stopping, after_ms)

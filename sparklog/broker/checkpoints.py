@@ -42,6 +42,9 @@ VERIFY_INTERVAL_MS = 10_000
 """Time in ms between two checks for damage of the tables that other processes depend on."""
 
 
+_CHECKPOINT = Cause("CHECKPOINT")
+
+
 class _State(NamedTuple):
     """The content of the journal at a version, as the rows of the three tables."""
 
@@ -256,6 +259,7 @@ def overwrite(
     rows: pa.Table,
     fence: Fence,
     transactions: Mapping[str, int] | None = None,
+    cause: Cause = _CHECKPOINT,
 ) -> None:
     """Overwrite one of the broker's own tables with its rows in memory.
 
@@ -264,12 +268,12 @@ def overwrite(
     memory are still current.
     """
     try:
-        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))
+        table.compare_and_set(rows, fence, transactions, cause)
     except CommitConflictError:
         table.refresh()
-        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))
+        table.compare_and_set(rows, fence, transactions, cause)
     except DamagedError as error:
         # The table was removed or its log damaged while the broker ran.
         _log.error("table recreated", error=str(error))
         table.recreate(fence)
-        table.compare_and_set(rows, fence, transactions, Cause("CHECKPOINT"))
+        table.compare_and_set(rows, fence, transactions, cause)

@@ -134,7 +134,7 @@ class Repairs:
             if self._broker_id not in _counted_on(state):
                 self._out_since.setdefault(key, state.leader_epoch)
         if cut:
-            self._cut(cut, metadata, now_ms, effects)
+            self._cut(cut, unclean, metadata, now_ms, effects)
         return bool(cut) or self._replicas.commit(now_ms)
 
     # --- finding --------------------------------------------------------------------------------
@@ -306,14 +306,20 @@ class Repairs:
             and _is_alive(metadata, state.leader)
         )
 
-    def _cut(self, keys: _Keys, metadata: Metadata, now_ms: int, effects: Effects) -> None:
+    def _cut(
+        self, keys: _Keys, unclean: _Keys, metadata: Metadata, now_ms: int, effects: Effects
+    ) -> None:
         """Remove the batches from the damaged offset on, then what depends on them (rule 6.5).
+
+        They are copied from the leader again, but for those of the replicas in `unclean`, which
+        lead after an unclean election: their committed records are lost.
 
         A compacted replica is refilled from its start: the leader may have removed a tombstone
         (8.3) whose key has an earlier record here.
         """
         points: dict[TopicIdPartition, int] = {}
         removed: list[Batch] = []
+        truncations = []
         for key in sorted(keys):
             offset = self._replicas.damaged[key].from_offset
             topic = metadata.topics.get(key.topic_id)
@@ -322,7 +328,20 @@ class Repairs:
             batches = self._log.batches(key, offset)
             # A batch that was merged meanwhile begins earlier.
             points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])
-            removed += [*batches, *self._log.unsound_batches(key)]
+            unsound = self._log.unsound_batches(key)
+            removed += [*batches, *unsound]
+            state = metadata.partitions[key]
+            end = max(self._log.log_end_offset(key), *(one.next_offset for one in unsound), 0)
+            row = self._replicas.truncation(key, points[key], now_ms, "damage", state.leader)
+            truncations.append(
+                {
+                    **row,
+                    "leader_epoch": state.leader_epoch,
+                    "from_offset": end,
+                    "records_removed": end - points[key],
+                    "records_lost": row["records_lost"] if key in unclean else 0,
+                }
+            )
         for key, offset in points.items():
             replica = self._replicas[key]
             _log.warning(
@@ -341,7 +360,7 @@ class Repairs:
         self._replicas.truncate_epochs(points)
         damages = {key: self._replicas.damaged.pop(key) for key in points}
         try:
-            self._replicas.commit(now_ms, removed=removed)
+            self._replicas.commit(now_ms, removed=removed, truncations=truncations)
         except BaseException:
             self._replicas.damaged |= damages
             raise

@@ -209,7 +209,7 @@ class Replicas:
     ) -> Row:
         """Return the row of `truncations` for a replica that is about to be cut at `offset`."""
         replica, end = self[key], self.log_end_offset(key)
-        start = min(offset, end) if cause == "divergence" else replica.log_start_offset
+        start = replica.log_start_offset if cause == "log_restart" else min(offset, end)
         return {
             **key._asdict(),
             "topic": replica.topic,

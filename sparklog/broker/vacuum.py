@@ -1,8 +1,8 @@
 """Removal of files that no table of a broker's roots names any more, in the background.
 
-Every broker cleans its own roots; the controller also cleans the cluster root, after it has copied
-the history of leaders. Ticks go on meanwhile: a file is removed only if its table does not name it,
-and long after the table did (`storage.vacuum`).
+Every broker cleans its own roots, after it has copied the past of their replicas. The controller
+also cleans the cluster root, after it has copied the history of leaders. Ticks go on meanwhile: a
+file is removed only if its table does not name it, and long after the table did (`storage.vacuum`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.broker.controller import Controller
 from sparklog.broker.leadership_history import LeadershipHistory
+from sparklog.broker.replica_history import ReplicaHistory
 from sparklog.broker.tick import Effects
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.cluster.vacuum import HISTORY_TABLES, TableVacuum, Vacuum, delays_of
@@ -66,6 +67,7 @@ class Vacuuming:
         self._lock = lock
         self._now_ms = now_ms
         self._history = LeadershipHistory(cluster)
+        self._histories: dict[int, ReplicaHistory] = {}
         self._failures = RepeatedFailures(_log)
         # The tables whose retention was checked in this process.
         self._checked: set[str] = set()
@@ -83,12 +85,31 @@ class Vacuuming:
         a newer process runs this broker, and the errors of noting the run.
         """
         report = VacuumReport()
-        for root in list(self._roots.values()):
+        for number, root in list(self._roots.items()):
+            self._extend_history(number, root, effects, after_ms)
             report = report.plus(self._broker_root(root, effects, is_stopping, after_ms))
         fence = self._controller.fence
         if fence is not None:
             report = report.plus(self._cluster_root(fence, effects, is_stopping, after_ms))
         return report
+
+    def _extend_history(
+        self, number: int, root: BrokerRoot, effects: Effects, after_ms: int | None
+    ) -> None:
+        history = self._histories.get(number)
+        if history is None or history.root is not root:
+            retention_ms = self._settings.metadata_history_retention_ms
+            history = ReplicaHistory(root, retention_ms, self._lock)
+            self._histories[number] = history
+        try:
+            if history.extend(self._now_ms() + (after_ms or 0), is_due=after_ms is not None):
+                effects.done("replica_history")
+                self._failures.over(("history", number))
+        except (*UNREADABLE, DeltaError, CommitConflictError) as error:
+            uri = root.location.uri
+            self._failures.warning(
+                ("history", number), "history of replicas not extended", root=uri, error=str(error)
+            )
 
     def _broker_root(
         self,

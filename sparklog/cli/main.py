@@ -173,8 +173,9 @@ def query(
     Tables of the broker roots, with broker_id as their first column:
     high_watermark_checkpoint, leader_epoch_checkpoint and delayed_operations
     (the newest state, from the journals), producer_state, produce_requests,
-    cleaner_offset_checkpoint, truncations, refusals, high_watermark_history, and
-    batches, one row per record batch. DESCRIBE shows a table's columns.
+    cleaner_offset_checkpoint, truncations, replica_history, refusals,
+    high_watermark_history, and batches, one row per record batch. DESCRIBE shows
+    a table's columns.
 
     Views: leader_imbalance, isr_history, elections, replica_progress and lag.
     docs/questions.md has questions about the past and the queries that answer
@@ -185,9 +186,10 @@ def query(
     statements, JSON and CSV.
 
     With --as-of each table is read in its newest version that is not younger
-    than TIME: topics and partition_state reach back
-    metadata.history.retention.ms, other tables 10 minutes. It is refused for
-    tables of the brokers' journals, also for batches and produce_requests.
+    than TIME: topics, partition_state and high_watermark_checkpoint reach back
+    metadata.history.retention.ms, batches an hour, other tables 10 minutes. It
+    is refused for leader_epoch_checkpoint, delayed_operations and
+    produce_requests.
 
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from sparklog.cli.cluster import Cluster, reaching
 from sparklog.cli.times import time_text
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
+from sparklog.cluster.replica_past import states_as_of
 from sparklog.cluster.views import BROKER_VIEWS, SQL_VIEWS
 from sparklog.errors import SparklogError, StorageError
 from sparklog.model import (
@@ -22,25 +24,29 @@ from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    LOG,
     PRODUCE_REQUESTS,
     TableSchema,
 )
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import CHECKPOINTS, Journal
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog, index_table
 from sparklog.storage.request_files import read_requests
-from sparklog.storage.table_history import NoVersionError, rows_as_of
+from sparklog.storage.table_history import NoVersionError, rows_as_of, version_as_of
 
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 """The permitted statements; DuckDB types DESCRIBE, SUMMARIZE, SHOW, FROM and WITH as SELECT."""
 
 
-_OF_JOURNALS = (*(schema.name for schema in CHECKPOINTS), PRODUCE_REQUESTS.name, "batches")
-"""The tables of broker roots that are no control tables with versions of their own."""
+_WITHOUT_A_PAST = (
+    *(LEADER_EPOCH_CHECKPOINT.name, DELAYED_OPERATIONS.name),
+    PRODUCE_REQUESTS.name,
+)
+"""The tables of broker roots that are known at their newest version only."""
 
-_SPARKS_FUNCTIONS = (
+SPARKS_FUNCTIONS = (
     "unix_millis(time) as epoch_ms(time)",
     "timestamp_millis(ms) as to_timestamp(ms / 1000)",
 )
@@ -88,10 +94,10 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
             connection.register(name, table)
-        for macro in _SPARKS_FUNCTIONS:
+        for macro in SPARKS_FUNCTIONS:
             connection.execute(f"create macro {macro}")
         for name, text in SQL_VIEWS.items():
-            connection.execute(f"create view {name} as {text}")
+            connection.execute(f"create view {name} as {_ending(text, as_of)}")
         try:
             statements = connection.extract_statements(statement)
             if len(statements) != 1 or statements[0].type not in _READING:
@@ -119,6 +125,12 @@ def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
             "query `batches`"
         )
     return SparklogError(f"there is no table {name!r}; the tables are: {', '.join(sorted(names))}")
+
+
+def _ending(view: str, as_of: AsOf | None) -> str:
+    """Return the text of a view, whose lags in seconds end at the time that is asked for."""
+    now = "unix_millis(current_timestamp)"
+    return view if as_of is None else view.replace(now, str(as_of.time_ms))
 
 
 class _LazyTable:
@@ -168,9 +180,12 @@ class _Tables:
         readers[DELAYED_OPERATIONS.name] = _read_operations
         readers[PRODUCE_REQUESTS.name] = read_requests
         readers["batches"] = _read_batches
+        if as_of is not None:
+            readers[HIGH_WATERMARK_CHECKPOINT.name] = partial(states_as_of, time_ms=as_of.time_ms)
+            readers["batches"] = partial(_read_batches_as_of, as_of=as_of)
         for name, columns in BROKER_VIEWS.items():
             load = partial(self._broker_table, columns, readers[name])
-            if as_of is not None and name in _OF_JOURNALS:
+            if as_of is not None and name in _WITHOUT_A_PAST:
                 load = partial(_refuse_as_of, name)
             self.by_name[name] = _LazyTable(columns, load)
 
@@ -231,8 +246,15 @@ class _Tables:
 def _read_table(schema: TableSchema, root: Location, *, as_of: AsOf | None) -> pa.Table:
     if as_of is None:
         return ControlTable(root, schema).rows()
-    try:
+    with _explained(as_of):
         return rows_as_of(root, schema, as_of.time_ms)
+
+
+@contextmanager
+def _explained(as_of: AsOf) -> Iterator[None]:
+    """Raise `StorageError` with the earliest time in place of `NoVersionError`."""
+    try:
+        yield
     except NoVersionError as error:
         asked, earliest = (
             time_text(ms, utc=as_of.utc) for ms in (as_of.time_ms, error.earliest_ms)
@@ -246,8 +268,8 @@ def _read_table(schema: TableSchema, root: Location, *, as_of: AsOf | None) -> p
 
 def _refuse_as_of(name: str) -> pa.Table:
     raise SparklogError(
-        f"{name} is computed from the brokers' journals, which are read at their newest version "
-        "only: leave it out of a query with --as-of"
+        f"{name} has no past: leave it out of a query with --as-of; high_watermark_checkpoint, "
+        "replica_history, truncations and elections have one"
     )
 
 
@@ -255,9 +277,18 @@ def _read_operations(root: Location) -> pa.Table:
     return Journal(root, with_operations=True).operation_table()
 
 
-def _read_batches(root: Location) -> pa.Table:
+def _read_batches_as_of(root: Location, as_of: AsOf) -> pa.Table:
+    """Return the batch index of a log as it was; its versions are kept for an hour at least."""
+    with _explained(as_of):
+        version = version_as_of(root.child(LOG.name), as_of.time_ms)
+    return _read_batches(root, version)
+
+
+def _read_batches(root: Location, version: int | None = None) -> pa.Table:
     """Return the batch index of a whole log, with each batch's next offset."""
     log = RecordLog(root)
+    if version is not None:
+        log.refresh(version)
     index = index_table(batch for key in log.partitions() for batch in log.batches(key))
     last_offset = pc.add(index["base_offset"], index["last_offset_delta"])
     return index.append_column("next_offset", pc.add(last_offset, 1))

@@ -24,7 +24,7 @@ OPERATIONS = (
     Operation("CREATE TOPIC", ("topics", "partition_state"), "A topic is created."),
     Operation("CREATE PARTITIONS", ("topics", "partition_state"), "A topic gets more partitions."),
     Operation("ALTER CONFIGS", ("topics", "configs"), "Dynamic configurations change."),
-    Operation("ANNOUNCE CONFIGS", ("brokers",), "Running processes are told of that change."),
+    Operation("ANNOUNCE CONFIGS", ("brokers",), "The change is announced to running processes."),
     Operation("DELETE TOPIC", ("topics",), "A topic is marked for deletion."),
     Operation("DELETE TOPICS", ("partition_state",), "Its partitions lose their leaders."),
     Operation("FINISH DELETIONS", ("topics",), "The replicas are gone, and so is the topic."),
@@ -63,7 +63,7 @@ OPERATIONS = (
     Operation("FENCE BROKER", ("brokers",), "An operator ends a broker's session."),
     Operation("UNREGISTER BROKER", ("brokers",), "An operator removes a broker."),
     Operation("REPLACE CHECKPOINTS BROKER", ("brokers",), "Checkpoints of a broker are imported."),
-    Operation("REQUEST REPAIRS", ("brokers",), "Brokers are told of their rows in `repairs`."),
+    Operation("REQUEST REPAIRS", ("brokers",), "Rows in `repairs` are announced to brokers."),
     Operation("RESTORE CLUSTER", ("brokers",), "The log directories are those of a restoration."),
     Operation("NOTE FINDINGS", ("repairs",), "A scrub has found damage, or finds it gone."),
     Operation("NOTE OUTCOMES", ("repairs",), "A repair was tried."),
@@ -89,7 +89,7 @@ OPERATIONS = (
     ),
     Operation("CREATE ROOT", ("format",), "The root is complete."),
     Operation("ADD TABLES", ("format",), "A later release has added tables, or raised the format."),
-    Operation("ANNOUNCE FORMAT", ("brokers",), "Running processes are told of the format."),
+    Operation("ANNOUNCE FORMAT", ("brokers",), "The format is announced to running processes."),
 )
 """All operations of the cluster root's tables, but Delta's own and those that every table has:
 `FENCE`, `SET TRANSACTIONS`, `RECREATE TABLE`, `REPAIR`, `CREATE TABLE`.

@@ -236,8 +236,9 @@ def _controller_changes(
         stored = _rows_of(source, commit)
         is_complete &= commit.version == seen + 1 and stored is not None
         seen = commit.version
-        found += _leases(known, stored or [], commit)
-        known = _last_lease(CONTROLLER_HISTORY.rows(found)) or known
+        for row in _leases(known, stored or [], commit):
+            found.append(row)
+            known = row["controller_epoch"], row["broker_id"]
     return found, is_complete and seen == last
 
 

@@ -8,10 +8,11 @@ root by its journal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.cluster.partition_changes import (
     OF_CONTROLLER,
@@ -19,27 +20,21 @@ from sparklog.cluster.partition_changes import (
     PastOfTable,
     further_rows,
 )
+from sparklog.cluster.replica_past import replica_past
 from sparklog.cluster.root_format import read_format
-from sparklog.errors import DamagedError
 from sparklog.model import (
     CONTROLLER_HISTORY,
-    HIGH_WATERMARK_CHECKPOINT,
     LEADERSHIP_HISTORY,
-    LOG,
     PARTITION_HISTORY,
     PARTITION_STATE,
+    REPLICA_HISTORY,
     TRUNCATIONS,
     TopicIdPartition,
 )
-from sparklog.storage.commits import Commit, read_commit
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.journal import Journal, answers_in, rows_in
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
-from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.sharded_table import ShardedTable
-
-GRAIN_MS = 60_000
-"""The grain of `high_watermark_history` in ms: it has a replica's last row of each minute."""
 
 _STRING, _INT, _LONG = pa.string(), pa.int32(), pa.int64()
 
@@ -107,11 +102,11 @@ REFUSALS = pa.schema(
         ("topic_id", _STRING),
         ("topic", _STRING),
         ("partition", _INT),
-        ("request_id", _STRING),
+        ("requests", _LONG),
         ("version", _LONG),
     ]
 )
-"""The columns of `refusals`: answers to produce requests with an error."""
+"""The columns of `refusals`: numbers of answers to produce requests with an error."""
 
 HIGH_WATERMARKS = pa.schema(
     [
@@ -146,63 +141,21 @@ def _truncations(root: Location) -> pa.Table:
     return TRUNCATIONS.rows(rows)
 
 
-def _commits(root: Location) -> Iterator[Commit]:
-    """Yield the commits of a journal that exist and can be read, oldest first."""
-    log = root.child(LOG.name)
-    names = (name for name in log.names("_delta_log") if name[20:] == ".json")
-    versions = sorted(int(name[:20]) for name in names if name[:20].isdigit())
-
-    def read(version: int) -> Commit | None:
-        try:
-            return read_commit(log, version, lambda _: True)
-        except DamagedError:
-            return None
-
-    found = map_in_parallel(read, versions, 0, is_local=log.is_local)
-    yield from (commit for commit in found if commit is not None)
-
-
 def _refusals(root: Location) -> pa.Table:
-    topics = {
-        (row["topic_id"], row["partition"]): row["topic"]
-        for row in ControlTable(root, HIGH_WATERMARK_CHECKPOINT).rows().to_pylist()
-    }
-    rows: list[dict[str, Any]] = []
-    for commit in _commits(root):
-        for changed in rows_in(commit):
-            topics[changed["topic_id"], changed["partition"]] = changed["topic"]
-        rows += [
-            {
-                "at_ms": commit.made_at_ms,
-                "error": answer.error,
-                "topic_id": answer.topic_id,
-                "topic": topics.get((answer.topic_id, answer.partition)),
-                "partition": answer.partition,
-                "request_id": answer.request_id,
-                "version": commit.version,
-            }
-            for answer in answers_in(commit, lambda _: None)
-            if answer.error != "NONE"
-        ]
-    return pa.Table.from_pylist(rows, schema=REFUSALS)
+    """Return the number of refused requests by error and partition in each minute with some."""
+    rows = replica_past(root)
+    return rows.filter(pc.is_valid(rows["error"])).select(REFUSALS.names)
 
 
 def _high_watermarks(root: Location) -> pa.Table:
     """Return the last row of each replica in each minute in which it has changed."""
-    last: dict[tuple[str, int, int], dict[str, Any]] = {}
-    for commit in _commits(root):
-        at_ms = commit.made_at_ms or 0
-        for row in rows_in(commit):
-            of = row["topic_id"], row["partition"], at_ms // GRAIN_MS
-            last[of] = {**row, "at_ms": at_ms, "version": commit.version}
-    names = HIGH_WATERMARKS.names
-    return pa.Table.from_pylist(
-        [{name: row[name] for name in names} for row in last.values()], schema=HIGH_WATERMARKS
-    )
+    rows = replica_past(root)
+    return rows.filter(pc.is_null(rows["error"])).select(HIGH_WATERMARKS.names)
 
 
 BROKER_PAST: dict[str, PastView] = {
     TRUNCATIONS.name: PastView(TRUNCATIONS.columns, _truncations),
+    REPLICA_HISTORY.name: PastView(REPLICA_HISTORY.columns, replica_past),
     "refusals": PastView(REFUSALS, _refusals),
     "high_watermark_history": PastView(HIGH_WATERMARKS, _high_watermarks),
 }

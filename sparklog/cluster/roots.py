@@ -328,6 +328,14 @@ class BrokerRoot:
         return self._opened_later(model.TRUNCATIONS)
 
     @cached_property
+    def replica_history(self) -> ControlTable:
+        """The table of this name, fenced; it is opened when the history is first extended.
+
+        A damaged table is recreated without rows: it is for people alone.
+        """
+        return self._opened_later(model.REPLICA_HISTORY)
+
+    @cached_property
     def cleaner_offset_checkpoint(self) -> ControlTable:
         """The table of this name, fenced; it is opened when a log is first to be cleaned.
 

@@ -40,13 +40,7 @@ def rows_as_of(root: Location, schema: TableSchema, time_ms: int) -> pa.Table:
     """
     table = ControlTable(root, schema)
     versions = _versions(table.location, table.version)
-
-    def made_at_ms(version: int) -> int:
-        return _made_at_ms(table.location, version)
-
-    number = bisect_right(versions, time_ms, key=made_at_ms) - 1
-    if number < 0 and versions[0] == 0:
-        raise NoVersionError(table.location.uri, made_at_ms(0), is_created_later=True)
+    number = _number_as_of(table.location, versions, time_ms)
     if number >= 0:
         try:
             return table.rows_at(versions[number])
@@ -54,7 +48,33 @@ def rows_as_of(root: Location, schema: TableSchema, time_ms: int) -> pa.Table:
             if _is_readable(table.location, versions[number]):
                 raise
     earliest = _earliest(versions[number + 1 :], lambda one: _is_readable(table.location, one))
-    raise NoVersionError(table.location.uri, made_at_ms(earliest), is_created_later=False)
+    earliest_ms = _made_at_ms(table.location, earliest)
+    raise NoVersionError(table.location.uri, earliest_ms, is_created_later=False)
+
+
+def version_as_of(table: Location, time_ms: int) -> int:
+    """Return the newest version of a table that is not younger than a time, in ms since 1970.
+
+    Its data files may be gone. Raises `NoVersionError` if there is no such version, or its commits
+    were cleaned up.
+    """
+    versions = _versions(table, open_table(table).snapshot.version())
+    number = _number_as_of(table, versions, time_ms)
+    if number < 0:
+        earliest_ms = _made_at_ms(table, versions[0])
+        raise NoVersionError(table.uri, earliest_ms, is_created_later=False)
+    return versions[number]
+
+
+def _number_as_of(table: Location, versions: list[int], time_ms: int) -> int:
+    """Return the place of the newest version that is not younger; -1 if all are.
+
+    Raises `NoVersionError` if the table was created later.
+    """
+    number = bisect_right(versions, time_ms, key=lambda one: _made_at_ms(table, one)) - 1
+    if number < 0 and versions[0] == 0:
+        raise NoVersionError(table.uri, _made_at_ms(table, 0), is_created_later=True)
+    return number
 
 
 def _versions(table: Location, newest: int) -> list[int]:

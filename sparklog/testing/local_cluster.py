@@ -543,8 +543,8 @@ class LocalCluster:
         broker_id : int
             The id of a broker that runs.
         stop_after : str, optional
-            The step after which the broker crashes: retention, files, history, cluster_retention
-            or cluster_files.
+            The step after which the broker crashes: replica_history, retention, files, history,
+            past, cluster_retention or cluster_files.
         after_ms : int, default 0
             The ms by which the system's clock is set forward.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparklog.cli.cluster import Cluster
+from sparklog.cli.sql import query
 from sparklog.errors import ProtocolError
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE
 from sparklog.storage.location import Location
@@ -50,6 +53,12 @@ def offered(cluster: LocalCluster, broker: int) -> int:
     return opened.log_end_offset(key)
 
 
+def truncations(cluster: LocalCluster) -> list[dict[str, Any]]:
+    found = query("from truncations", Cluster.of(str(cluster.root / "cluster")))
+    rows: list[dict[str, Any]] = found.rows.to_pylist()
+    return rows
+
+
 class TestDamagedHeaders:
     """A changed digit in a commit, found when the log is opened (rule 9.5)."""
 
@@ -78,6 +87,11 @@ class TestDamagedHeaders:
         assert cluster.partition("t", 0).isr == [0, 2]
         check_at_rest(cluster, *VALUES)
         assert report(cluster, 1)["damage"] is None
+        [cut] = truncations(cluster)
+        assert (cut["broker_id"], cut["cause"], cut["leader"]) == (1, "damage", 0)
+        assert cut["to_offset"] == 2 < cut["from_offset"]
+        # They are copied from the leader again.
+        assert cut["records_lost"] == 0
 
     def test_a_leader_that_restarts_with_damage_hands_over_and_is_refilled(
         self, start: Start
@@ -141,6 +155,8 @@ class TestDamagedHeaders:
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).leader == 0
         assert values(cluster.consume("t", 0)) == ["a", "b"]
+        [lost] = truncations(cluster)
+        assert (lost["cause"], lost["to_offset"], lost["records_lost"]) == ("damage", 2, 2)
         produce(cluster, "e")
         cluster.crash(0)
         cluster.restart(0)

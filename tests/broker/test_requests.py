@@ -349,6 +349,7 @@ def test_many_requests_are_one_commit(topic: Topic) -> None:
         "producer_state": 0,
         "cleaner_offset_checkpoint": 0,
         "truncations": 0,
+        "replica_history": 0,
     }
     assert [answer(one) for one in pending] == [("NONE", n + 1) for n in range(10)]
     assert topic.log == ["first", *(f"m{n}" for n in range(10))]

@@ -38,7 +38,10 @@ Start = Callable[..., LocalCluster]
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MONTH_MS = 30 * DAY_MS
-POINTS = ("retention", "files", "history", "past", "cluster_retention", "cluster_files")
+POINTS = (
+    *("replica_history", "retention", "files"),
+    *("history", "past", "cluster_retention", "cluster_files"),
+)
 
 
 @pytest.fixture

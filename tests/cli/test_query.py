@@ -24,7 +24,7 @@ NAMES = (
     "elections, high_watermark_checkpoint, high_watermark_history, isr_history, lag, "
     "leader_epoch_checkpoint, leader_imbalance, leadership_history, partition_history, "
     "partition_state, produce_requests, producer_ids, producer_state, refusals, repairs, "
-    "replica_progress, scrubs, stream_writes, topics, truncations"
+    "replica_history, replica_progress, scrubs, stream_writes, topics, truncations"
 )
 
 TIMES_ARE_NUMBERS = (

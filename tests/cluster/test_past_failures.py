@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from deltalake.exceptions import DeltaError
 
+from sparklog import Admin
 from sparklog.broker.tick import StoppedError
 from sparklog.cluster.formats import THIS_RELEASE
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
@@ -24,6 +25,7 @@ from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADERSHIP_HISTORY,
     PARTITION_HISTORY,
+    REPLICA_HISTORY,
     TRUNCATIONS,
     TableSchema,
 )
@@ -125,6 +127,41 @@ class TestTruncations:
             cluster.crash(0)
             assert len(stored(cluster, 0, TRUNCATIONS)) == 1
             assert shown(cluster, TRUNCATIONS) == before
+
+
+class TestReplicaHistory:
+    @pytest.mark.parametrize("failure", FAILURES)
+    def test_a_write_that_fails_leaves_each_row_once(
+        self, cluster: LocalCluster, files: FaultyFiles, failure: Failure
+    ) -> None:
+        """The extension is repeated, by the same process or by the next one."""
+        names = ("refusals", "high_watermark_history")
+        Admin(cluster.connection).alter_configs("orders", {"min.insync.replicas": 3})
+        cluster.tick_until_idle()
+        refused = [cluster.produce("orders", 0, [b"x"], acks="all") for _ in range(2)]
+        cluster.tick_until_idle()
+        assert {one.response and one.response.error for one in refused} == {"NOT_ENOUGH_REPLICAS"}
+        before = {name: rows(cluster, f"from {name} order by all") for name in names}
+        # The first commit to the table is the fence of the epoch.
+        files.fail(f"{cluster.location(1).child(REPLICA_HISTORY.name).uri}/_delta_log", failure, 1)
+        with suppress(StorageError, DeltaError, OSError):
+            cluster.vacuum(1, after_ms=0)
+        assert len(files.failed) == 1 + (failure == "unknown")
+        assert (1 not in cluster.brokers) == (failure in ("dies", "died"))
+        files.calm()
+        for name in names:
+            after = rows(cluster, f"from {name} order by all")
+            assert [row for row in before[name] if row not in after] == []
+        if 1 not in cluster.brokers:
+            cluster.restart(1)
+            cluster.tick_until_idle()
+        requests = sum(row["requests"] for row in before["refusals"])
+        for _ in range(2):
+            cluster.vacuum(1, after_ms=0)
+            assert sum(row["requests"] for row in rows(cluster, "from refusals")) == requests
+        versions = [row["version"] for row in stored(cluster, 1, REPLICA_HISTORY)]
+        assert versions == sorted(versions)
+        assert len(stored(cluster, 1, REPLICA_HISTORY)) > 0
 
 
 class TestOnRootsOfAnEarlierFormat:

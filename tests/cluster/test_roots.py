@@ -25,6 +25,7 @@ from sparklog.model import (
     FORMAT,
     LOG,
     PRODUCE_REQUESTS,
+    REPLICA_HISTORY,
     TRUNCATIONS,
     UNLISTED_BROKER_TABLES,
     UNLISTED_CLUSTER_TABLES,
@@ -289,10 +290,10 @@ class TestOpening:
         """A broker writes its epoch to every table before it reads any."""
         create_broker(root)
         opened = taken_over(root, 3)
-        assert opened.commits() == len(BROKER_TABLES) - 4
+        assert opened.commits() == len(BROKER_TABLES) - 5
         # Clients write to the request table, so an epoch there would prove nothing. The checkpoint
-        # of the log cleaner and the truncations are fenced when they are first opened.
-        without = (PRODUCE_REQUESTS, CLEANER_OFFSET_CHECKPOINT, TRUNCATIONS)
+        # of the log cleaner and of the past are fenced when they are first opened.
+        without = (PRODUCE_REQUESTS, CLEANER_OFFSET_CHECKPOINT, TRUNCATIONS, REPLICA_HISTORY)
         for table in BROKER_TABLES:
             held = open_delta_table(root.child(table.name)).transaction_version(BROKER_EPOCH)
             assert held == (None if table in without else 3)

@@ -640,13 +640,13 @@ class TestMembers:
         table = older._root.consumer_offsets
         original = table.change_rows
 
-        def resume_late(*arguments: Any) -> Any:
+        def resume_late(*arguments: Any, **cause: Any) -> Any:
             monkeypatch.setattr(table, "change_rows", original)
             newer = make(group_instance_id="i-1", enable_auto_commit=False)
             poll_until(shared(newer, other), newer, other)
             if offset is not None:
                 newer.commit({name: offset})
-            return original(*arguments)
+            return original(*arguments, **cause)
 
         monkeypatch.setattr(table, "change_rows", resume_late)
         with pytest.raises(ProtocolError, match="FENCED_INSTANCE_ID"):
