@@ -305,7 +305,7 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             "records_removed": "Number of offsets that were removed from this replica.",
             "records_lost": (
                 "Number of those below the high watermark: committed records that an unclean "
-                "election has lost."
+                "election has lost; all of those that a leader has cut for damage after one."
             ),
         },
     ),

@@ -328,18 +328,19 @@ class Repairs:
             batches = self._log.batches(key, offset)
             # A batch that was merged meanwhile begins earlier.
             points[key] = min([offset, *(batch.base_offset for batch in batches[:1])])
-            unsound = self._log.unsound_batches(key)
-            removed += [*batches, *unsound]
+            batches = [*batches, *self._log.unsound_batches(key)]
+            removed += batches
+            # The offsets of a damaged header are not known; its number of records is.
+            records = sum(one.next_offset - one.base_offset for one in batches)
             state = metadata.partitions[key]
-            end = max(self._log.log_end_offset(key), *(one.next_offset for one in unsound), 0)
             row = self._replicas.truncation(key, points[key], now_ms, "damage", state.leader)
             truncations.append(
                 {
                     **row,
                     "leader_epoch": state.leader_epoch,
-                    "from_offset": end,
-                    "records_removed": end - points[key],
-                    "records_lost": row["records_lost"] if key in unclean else 0,
+                    "from_offset": points[key] + records,
+                    "records_removed": records,
+                    "records_lost": records if key in unclean else 0,
                 }
             )
         for key, offset in points.items():
