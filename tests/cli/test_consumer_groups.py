@@ -212,3 +212,25 @@ def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) ->
     assert refusal.startswith("--time 'soon' is not a time: write it like ")
     refusal = run("get-offsets", "u", cluster=groups.root).refusal
     assert refusal.startswith("UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'")
+
+
+def test_offsets_are_those_of_the_named_partitions(groups: Groups) -> None:
+    """`get-offsets` takes topics and partitions in the forms of Kafka's tool."""
+
+    def partitions(*arguments: str) -> list[int]:
+        found = run("get-offsets", "--json", *arguments, cluster=groups.root)
+        return [row["partition"] for row in json.loads(found.printed)]
+
+    assert partitions() == partitions("t.*") == [0, 1]
+    assert partitions("--partitions", "1,7") == [1]
+    for text, expected in {"t": [0, 1], "t:1": [1], "t:0-1": [0], ":1-": [1], "t:-1": [0]}.items():
+        assert partitions("--topic-partitions", text) == expected
+    assert partitions("--topic-partitions", "t:1,.*:0") == [0, 1]
+    for arguments, said in (
+        (["--partitions", "a"], "--partitions 'a' is not a list of numbers"),
+        (["t", "--partitions", "7"], "--partitions 7 names no partition of t"),
+        (["--topic-partitions", "t:a"], "'t:a' is not topic:partitions, such as t:1 or t:0-3"),
+        (["--topic-partitions", "u"], "--topic-partitions 'u' names no partition"),
+        (["t", "--topic-partitions", "t"], "give nothing else"),
+    ):
+        assert said in run("get-offsets", *arguments, cluster=groups.root).refusal
