@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from sparklog.cli.config_values import (
     values_of_topics,
 )
 from sparklog.cli.options import JsonOption
+from sparklog.cli.properties_files import read_properties
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -46,6 +48,17 @@ _EntityDefault = Annotated[
 ]
 
 
+_Topic = Annotated[str | None, typer.Option(help="A topic: short for --entity-name.")]
+_Broker = Annotated[
+    str | None, typer.Option(metavar="ID", help="A broker: short for --entity-type brokers.")
+]
+_Client = Annotated[
+    str | None, typer.Option(metavar="ID", help="A client id: short for --entity-type clients.")
+]
+_BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="All brokers.")]
+_ClientDefaults = Annotated[bool, typer.Option("--client-defaults", help="All client ids.")]
+
+
 @app.command()
 def describe(
     cluster: ClusterOption,
@@ -55,6 +68,11 @@ def describe(
         typer.Option(help="A topic, the id of a broker, or a client id; by default all."),
     ] = None,
     entity_default: _EntityDefault = False,
+    topic: _Topic = None,
+    broker: _Broker = None,
+    client: _Client = None,
+    broker_defaults: _BrokerDefaults = False,
+    client_defaults: _ClientDefaults = False,
     is_all: Annotated[
         bool, typer.Option("--all", help="Print also the settings that it does not set itself.")
     ] = False,
@@ -64,6 +82,11 @@ def describe(
 
     Values of the brokers' configuration file are shown if --cluster names it.
     """
+    entity_type, entity_name, entity_default = _entity(
+        (entity_type, entity_name, entity_default),
+        {_Entity.TOPICS: topic, _Entity.BROKERS: broker, _Entity.CLIENTS: client},
+        {_Entity.BROKERS: broker_defaults, _Entity.CLIENTS: client_defaults},
+    )
     _check(entity_type, entity_name, is_default=entity_default)
     with _admin(cluster) as admin:
         if entity_type is _Entity.CLIENTS:
@@ -169,9 +192,18 @@ def alter(
     ] = None,
     entity_type: _EntityType = _Entity.TOPICS,
     entity_default: _EntityDefault = False,
+    topic: _Topic = None,
+    broker: _Broker = None,
+    client: _Client = None,
+    broker_defaults: _BrokerDefaults = False,
+    client_defaults: _ClientDefaults = False,
     add_config: Annotated[
         str | None,
         typer.Option(metavar="KEY=VALUE,...", help="Settings; [a,b] is a value with commas."),
+    ] = None,
+    add_config_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A properties file with settings: key=value lines."),
     ] = None,
     delete_config: Annotated[
         str | None,
@@ -182,10 +214,20 @@ def alter(
     """Change settings or quotas; running brokers and clients take them without a restart."""
     from sparklog.cli import output
 
+    entity_type, entity_name, entity_default = _entity(
+        (entity_type, entity_name, entity_default),
+        {_Entity.TOPICS: topic, _Entity.BROKERS: broker, _Entity.CLIENTS: client},
+        {_Entity.BROKERS: broker_defaults, _Entity.CLIENTS: client_defaults},
+    )
     _check(entity_type, entity_name, is_default=entity_default)
     if entity_name is None and not entity_default:
         raise ConfigError("name what is to be changed: give --entity-name or --entity-default")
+    if add_config is not None and add_config_file is not None:
+        raise ConfigError("--add-config and --add-config-file are given: give one of them")
     new, removed = _added(add_config or ""), _names(delete_config or "")
+    if add_config_file is not None:
+        # A list is given without brackets there: a line ends at its end.
+        new = read_properties(add_config_file)
     if not new and not removed:
         raise ConfigError("nothing is to be changed: give --add-config or --delete-config")
     with _admin(cluster) as admin:
@@ -240,6 +282,25 @@ def _admin(text: str) -> Iterator[Admin]:
     cluster = Cluster.of(text)
     with reaching(cluster.root):
         yield Admin(cluster.connect(), settings=cluster.settings)
+
+
+def _entity(
+    given: tuple[_Entity, str | None, bool],
+    names: Mapping[_Entity, str | None],
+    defaults: Mapping[_Entity, bool],
+) -> tuple[_Entity, str | None, bool]:
+    """Return the entity that is named: by its type and name, or by an option of the type's own."""
+    short: list[tuple[_Entity, str | None, bool]] = [
+        (of, name, False) for of, name in names.items() if name is not None
+    ]
+    short += [(of, None, True) for of, is_given in defaults.items() if is_given]
+    _, name, is_default = given
+    if len(short) + (name is not None or is_default) > 1:
+        raise ConfigError(
+            "several entities are given: give one of --entity-name, --entity-default, --topic, "
+            "--broker, --broker-defaults, --client, --client-defaults"
+        )
+    return short[0] if short else given
 
 
 def _check(entity_type: _Entity, name: str | None, *, is_default: bool) -> None:

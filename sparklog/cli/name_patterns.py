@@ -24,11 +24,18 @@ def matching(pattern: str, names: Collection[str]) -> list[str]:
     """
     if is_name(pattern):
         return [pattern] if pattern in names else []
+    compiled = re.compile(expression(pattern))
+    return sorted(one for one in names if compiled.fullmatch(one))
+
+
+def expression(pattern: str) -> str:
+    """Return the regular expression that `pattern` is in Python's form; raises as `matching`."""
+    found = re.sub(r"\s*,\s*", "|", pattern.strip())
     try:
-        compiled = re.compile(re.sub(r"\s*,\s*", "|", pattern.strip()))
+        re.compile(found)
     except re.error as error:
         raise ConfigError(f"{pattern!r} is not a regular expression: {error}") from None
-    return sorted(one for one in names if compiled.fullmatch(one))
+    return found
 
 
 def topics_matching(pattern: str, names: Collection[str], *, if_exists: bool) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,13 @@ class AcksOption(str, Enum):
     NONE = "0"
 
 
+CommandConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A properties file with keys of the client; --command-property has precedence.",
+    ),
+]
 SelectOption = Annotated[
     list[str] | None,
     typer.Option(metavar="EXPR", help="A column, as an SQL expression; may be repeated."),
@@ -60,6 +68,14 @@ def produce(
             metavar="KEY=VALUE", help="A key of a producer, such as linger.ms=20; may be repeated."
         ),
     ] = None,
+    reader_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A properties file with those of --reader-property, which has precedence.",
+        ),
+    ] = None,
+    command_config: CommandConfigOption = None,
     from_: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +112,7 @@ def produce(
     is stored exactly once; the command ends when it has read the source,
     unless --processing-time is given.
     """
-    from sparklog.cli.record_lines import client_config, key_values
+    from sparklog.cli.record_lines import client_config, key_values, with_file
 
     named = Cluster.of(cluster)
     if from_ is None and format_ is None:
@@ -110,10 +126,10 @@ def produce(
                 "--processing-time": processing_time,
             },
         )
-        config = client_config(command_property or [])
+        config = client_config(command_property or [], command_config)
         number = 1 if acks is AcksOption.LEADER else 0
         config.setdefault("acks", "all" if acks is AcksOption.ALL else number)
-        properties = key_values(reader_property or [], "--reader-property")
+        properties = with_file(reader_config, reader_property or [], "--reader-property")
         with reaching(named.root):
             count = _produce_lines(named, topic, properties, config)
         records = f"{count} record{'' if count == 1 else 's'}"
@@ -121,7 +137,12 @@ def produce(
         return
     _check_unused(
         "are for lines, and --from is given",
-        {"--reader-property": reader_property, "--command-property": command_property},
+        {
+            "--reader-property": reader_property,
+            "--reader-config": reader_config,
+            "--command-property": command_property,
+            "--command-config": command_config,
+        },
     )
     from sparklog.cli.spark_records import Source
 

@@ -76,6 +76,13 @@ def reassign_partitions(
             "--additional", help="Execute although there are other reassignments in progress."
         ),
     ] = False,
+    disallow_replication_factor_change: Annotated[
+        bool,
+        typer.Option(
+            "--disallow-replication-factor-change",
+            help="Refuse --execute if a partition would get more or fewer replicas.",
+        ),
+    ] = False,
     preserve_throttles: Annotated[
         bool, typer.Option("--preserve-throttles", help="Keep throttles in --verify and --cancel.")
     ] = False,
@@ -130,6 +137,8 @@ def reassign_partitions(
                 as_json=as_json,
             )
         elif execute:
+            if disallow_replication_factor_change:
+                _check_factors(wanted, _current(admin, wanted))
             _execute(admin, wanted, throttle, additional=additional, as_json=as_json)
         elif verify:
             _verify(admin, wanted, keeps_throttles=preserve_throttles, as_json=as_json)
@@ -222,6 +231,16 @@ def _execute(
         _fail("Error reassigning partition(s):", errors)
     names = ",".join(map(str, sorted(wanted)))
     typer.echo(f"Successfully started partition reassignment{_s(wanted)} for {names}")
+
+
+def _check_factors(wanted: _Assignment, current: _Assignment) -> None:
+    for name, replicas in sorted(wanted.items()):
+        if len(replicas) != len(current[name]):
+            raise ProtocolError(
+                "INVALID_REPLICATION_FACTOR",
+                f"partition {name} has {len(current[name])} replicas and would get "
+                f"{len(replicas)}: leave out --disallow-replication-factor-change to change that",
+            )
 
 
 def _verify(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool, as_json: bool) -> None:
