@@ -20,6 +20,15 @@ from sparklog.cli.config_values import (
     values_of_brokers,
     values_of_topics,
 )
+from sparklog.cli.name_completion import (
+    complete_brokers,
+    complete_clients,
+    complete_entities,
+    complete_key_list,
+    complete_key_values,
+    complete_keys,
+    complete_topics,
+)
 from sparklog.cli.options import JsonOption
 from sparklog.cli.properties_files import read_properties
 from sparklog.errors import ConfigError, ProtocolError
@@ -48,12 +57,25 @@ _EntityDefault = Annotated[
 ]
 
 
-_Topic = Annotated[str | None, typer.Option(help="A topic: short for --entity-name.")]
+_Topic = Annotated[
+    str | None,
+    typer.Option(help="A topic: short for --entity-name.", autocompletion=complete_topics),
+]
 _Broker = Annotated[
-    str | None, typer.Option(metavar="ID", help="A broker: short for --entity-type brokers.")
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="A broker: short for --entity-type brokers.",
+        autocompletion=complete_brokers,
+    ),
 ]
 _Client = Annotated[
-    str | None, typer.Option(metavar="ID", help="A client id: short for --entity-type clients.")
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="A client id: short for --entity-type clients.",
+        autocompletion=complete_clients,
+    ),
 ]
 _BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="All brokers.")]
 _ClientDefaults = Annotated[bool, typer.Option("--client-defaults", help="All client ids.")]
@@ -65,7 +87,10 @@ def describe(
     entity_type: _EntityType = _Entity.TOPICS,
     entity_name: Annotated[
         str | None,
-        typer.Option(help="A topic, the id of a broker, or a client id; by default all."),
+        typer.Option(
+            help="A topic, the id of a broker, or a client id; by default all.",
+            autocompletion=complete_entities,
+        ),
     ] = None,
     entity_default: _EntityDefault = False,
     topic: _Topic = None,
@@ -123,14 +148,22 @@ def describe(
 @app.command()
 def explain(
     key: Annotated[
-        str | None, typer.Argument(help="A key such as min.insync.replicas; by default all.")
+        str | None,
+        typer.Argument(
+            help="A key such as min.insync.replicas; by default all.",
+            autocompletion=complete_keys,
+        ),
     ] = None,
     cluster: OptionalClusterOption = None,
     entity_type: Annotated[
         _Entity | None, typer.Option(help="Show the values of topics or of brokers only.")
     ] = None,
     entity_name: Annotated[
-        str | None, typer.Option(help="A topic, or the id of a broker: show its value only.")
+        str | None,
+        typer.Option(
+            help="A topic, or the id of a broker: show its value only.",
+            autocompletion=complete_entities,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,7 +221,10 @@ def _values_in_force(
 def alter(
     cluster: ClusterOption,
     entity_name: Annotated[
-        str | None, typer.Option(help="A topic, the id of a broker, or a client id.")
+        str | None,
+        typer.Option(
+            help="A topic, the id of a broker, or a client id.", autocompletion=complete_entities
+        ),
     ] = None,
     entity_type: _EntityType = _Entity.TOPICS,
     entity_default: _EntityDefault = False,
@@ -199,7 +235,11 @@ def alter(
     client_defaults: _ClientDefaults = False,
     add_config: Annotated[
         str | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Settings; [a,b] is a value with commas."),
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Settings; [a,b] is a value with commas.",
+            autocompletion=complete_key_values,
+        ),
     ] = None,
     add_config_file: Annotated[
         Path | None,
@@ -207,7 +247,9 @@ def alter(
     ] = None,
     delete_config: Annotated[
         str | None,
-        typer.Option(metavar="KEY,...", help="Settings to be removed."),
+        typer.Option(
+            metavar="KEY,...", help="Settings to be removed.", autocompletion=complete_key_list
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

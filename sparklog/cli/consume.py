@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_groups, complete_topics
 from sparklog.cli.name_patterns import expression, is_name, topics_matching
 from sparklog.cli.produce import (
     CheckpointOption,
@@ -35,7 +36,10 @@ _POLL_MS = 500
 def consume(
     topic: Annotated[
         str,
-        typer.Argument(help="A topic, or without --to a regular expression such as 'orders-.*'."),
+        typer.Argument(
+            help="A topic, or without --to a regular expression such as 'orders-.*'.",
+            autocompletion=complete_topics,
+        ),
     ],
     cluster: ClusterOption,
     from_beginning: Annotated[
@@ -44,7 +48,11 @@ def consume(
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option(metavar="GROUP", help="The consumer group; it continues at its offsets."),
+        typer.Option(
+            metavar="GROUP",
+            help="The consumer group; it continues at its offsets.",
+            autocompletion=complete_groups,
+        ),
     ] = None,
     partition: Annotated[
         int | None, typer.Option(min=0, help="Read only this partition; not with --group.")

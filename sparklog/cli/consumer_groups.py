@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_groups
 from sparklog.cli.options import JsonOption
 from sparklog.cli.reset_offsets import (
     AllGroups,
@@ -192,7 +193,10 @@ def delete(
 
 @app.command("delete-offsets")
 def delete_offsets(
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")],
+    group: Annotated[
+        str,
+        typer.Argument(metavar="GROUP", help="The group's name.", autocompletion=complete_groups),
+    ],
     cluster: ClusterOption,
     topic: Topics = None,
     as_json: _Json = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topics
 from sparklog.cli.name_patterns import matching, topics_matching
 from sparklog.errors import ConfigError, ProtocolError
 
@@ -22,7 +23,10 @@ def get_offsets(
     cluster: ClusterOption,
     topic: Annotated[
         str | None,
-        typer.Argument(help="A topic, or a regular expression; by default all topics."),
+        typer.Argument(
+            help="A topic, or a regular expression; by default all topics.",
+            autocompletion=complete_topics,
+        ),
     ] = None,
     partitions: Annotated[
         str | None, typer.Option(metavar="0,1,...", help="Only these partitions.")

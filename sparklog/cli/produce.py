@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topics
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ ProcessingTimeOption = Annotated[
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="A topic.")],
+    topic: Annotated[str, typer.Argument(help="A topic.", autocompletion=complete_topics)],
     cluster: ClusterOption,
     acks: Annotated[
         AcksOption, typer.Option(help="Required acknowledgements: the leader's (1), or all.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_broker_list
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 
@@ -58,7 +59,12 @@ def reassign_partitions(
         typer.Option(metavar="FILE", help='{"version": 1, "topics": [{"topic": "t"}]}.'),
     ] = None,
     broker_list: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="The brokers for --generate.")
+        str | None,
+        typer.Option(
+            metavar="1,2,3",
+            help="The brokers for --generate.",
+            autocompletion=complete_broker_list,
+        ),
     ] = None,
     disable_rack_aware: Annotated[
         bool, typer.Option("--disable-rack-aware", help="Ignore racks in --generate.")

@@ -14,6 +14,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.get_offsets import read_time_ms
+from sparklog.cli.name_completion import complete_groups, complete_topics
 from sparklog.cli.times import read_duration_ms
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from sparklog.model import TopicPartition
 
 Groups = Annotated[
-    list[str] | None, typer.Argument(metavar="[GROUP]...", help="The groups' names.")
+    list[str] | None,
+    typer.Argument(metavar="[GROUP]...", help="The groups' names.", autocompletion=complete_groups),
 ]
 AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups.")]
 Topics = Annotated[
@@ -30,6 +32,7 @@ Topics = Annotated[
     typer.Option(
         metavar="TOPIC[:0,1,...]",
         help="A topic, in all of its partitions or in these; may be repeated.",
+        autocompletion=complete_topics,
     ),
 ]
 

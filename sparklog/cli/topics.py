@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topic_key, complete_topics
 from sparklog.cli.name_patterns import is_name, matching, topics_matching
 from sparklog.cli.options import JsonOption
 from sparklog.cli.partition_filters import (
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Create, change, delete, list and describe topics.")
 
 _TopicOrPattern = Annotated[
-    str, typer.Argument(help="A topic, or a regular expression such as 'orders-.*'.")
+    str,
+    typer.Argument(
+        help="A topic, or a regular expression such as 'orders-.*'.",
+        autocompletion=complete_topics,
+    ),
 ]
 _OptionalPattern = Annotated[
     str | None,
-    typer.Argument(help="A topic, or a regular expression; by default all topics."),
+    typer.Argument(
+        help="A topic, or a regular expression; by default all topics.",
+        autocompletion=complete_topics,
+    ),
 ]
 _IfExists = Annotated[
     bool, typer.Option("--if-exists", help="Do nothing, with exit code 0, if there is no topic.")
@@ -59,7 +67,11 @@ def create(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="One of Kafka's topic keys; may be repeated."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="One of Kafka's topic keys; may be repeated.",
+            autocompletion=complete_topic_key,
+        ),
     ] = None,
     if_not_exists: Annotated[
         bool,
