@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Groups = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[GROUP]...", help="The groups' names.", autocompletion=complete_groups),
+    typer.Argument(metavar="GROUP", help="The groups' names.", autocompletion=complete_groups),
 ]
 AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups.")]
 Topics = Annotated[
@@ -68,7 +68,7 @@ def reset_offsets(
         str | None,
         typer.Option(
             metavar="PnDTnHnMnS",
-            help="To the first records that are not older than this before now, as in PT1H30M.",
+            help="To the first records that are not older than this duration, as in PT1H30M.",
         ),
     ] = None,
     from_file: Annotated[
