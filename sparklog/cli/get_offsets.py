@@ -43,7 +43,8 @@ def get_offsets(
         str,
         typer.Option(
             metavar="TIME",
-            help="earliest (-2), latest (-1), or a time: ISO 8601, or ms since 1970.",
+            help="earliest (-2), latest (-1), max-timestamp (-3), or a time: ISO 8601, or ms since "
+            "1970.",
         ),
     ] = "latest",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of objects.")] = False,
@@ -52,7 +53,7 @@ def get_offsets(
 
     The latest offset is the high watermark. The offset by time is that of the
     first committed record that is not older than the time, or NULL if all
-    records are older.
+    records are older. max-timestamp is the record with the newest time.
     """
     from sparklog.cli import output
     from sparklog.cluster.committed_logs import CommittedLogs
@@ -60,8 +61,9 @@ def get_offsets(
 
     if topic_partitions is not None and (topic is not None or partitions is not None):
         raise ConfigError("--topic-partitions names topics and partitions: give nothing else")
-    time = {"-1": "latest", "-2": "earliest"}.get(time, time)
-    time_ms = None if time in ("earliest", "latest") else read_time_ms(time, "--time")
+    time = {"-1": "latest", "-2": "earliest", "-3": "max-timestamp"}.get(time, time)
+    is_named = time in ("earliest", "latest", "max-timestamp")
+    time_ms = None if is_named else read_time_ms(time, "--time")
     named = Cluster.of(cluster)
     with reaching(named.root):
         logs = CommittedLogs(named.connect())
@@ -74,6 +76,9 @@ def get_offsets(
         if time_ms is not None:
             by_time = offsets.for_times(dict.fromkeys(names, time_ms))
             found = {name: one.offset if one else None for name, one in by_time.items()}
+        elif time == "max-timestamp":
+            newest = offsets.of_max_timestamp(names)
+            found = {name: one.offset if one else None for name, one in newest.items()}
         else:
             look_up = offsets.beginning if time == "earliest" else offsets.end
             found = dict(look_up(names))

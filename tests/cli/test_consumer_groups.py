@@ -217,6 +217,7 @@ def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) ->
     ]
     assert offsets(groups, "--time", "latest") == [3, 1]
     assert offsets(groups, "--time", "earliest") == [0, 0]
+    assert offsets(groups, "--time", "max-timestamp") == [2, 0]
     assert offsets(groups, "--time", str(groups.times_ms[3])) == [2, None]
     assert offsets(groups, "--time", "1970-01-01T00:00:01+00:00") == [0, 0]
     refusal = run("get-offsets", "t", "--time", "soon", cluster=groups.root).refusal
