@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_brokers
 from sparklog.cli.options import JsonOption, UtcOption
 from sparklog.cli.reassign_partitions import progress_line, reassignment_of
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, drain, fence and unregister brokers.")
 
-_BrokerId = Annotated[int, typer.Argument(metavar="ID", help="The broker's id.")]
+_BrokerId = Annotated[
+    int,
+    typer.Argument(metavar="ID", help="The broker's id.", autocompletion=complete_brokers),
+]
 
 
 @app.command("list")

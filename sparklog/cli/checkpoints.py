@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_brokers
 from sparklog.cli.options import JsonOption
 
 app = typer.Typer(
@@ -15,7 +16,12 @@ app = typer.Typer(
     help="Export and import a broker's checkpoints in the form of Kafka's own files.",
 )
 
-_Broker = Annotated[int, typer.Option("--broker", metavar="ID", help="The broker's id.")]
+_Broker = Annotated[
+    int,
+    typer.Option(
+        "--broker", metavar="ID", help="The broker's id.", autocompletion=complete_brokers
+    ),
+]
 _LogDir = Annotated[
     int | None,
     typer.Option(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,17 @@ from sparklog.cli.config_values import (
     values_of_brokers,
     values_of_topics,
 )
+from sparklog.cli.name_completion import (
+    complete_brokers,
+    complete_clients,
+    complete_entities,
+    complete_key_list,
+    complete_key_values,
+    complete_keys,
+    complete_topics,
+)
 from sparklog.cli.options import JsonOption
+from sparklog.cli.properties_files import read_properties
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -46,15 +57,47 @@ _EntityDefault = Annotated[
 ]
 
 
+_Topic = Annotated[
+    str | None,
+    typer.Option(help="A topic: short for --entity-name.", autocompletion=complete_topics),
+]
+_Broker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="A broker: short for --entity-type brokers.",
+        autocompletion=complete_brokers,
+    ),
+]
+_Client = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="A client id: short for --entity-type clients.",
+        autocompletion=complete_clients,
+    ),
+]
+_BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="All brokers.")]
+_ClientDefaults = Annotated[bool, typer.Option("--client-defaults", help="All client ids.")]
+
+
 @app.command()
 def describe(
     cluster: ClusterOption,
     entity_type: _EntityType = _Entity.TOPICS,
     entity_name: Annotated[
         str | None,
-        typer.Option(help="A topic, the id of a broker, or a client id; by default all."),
+        typer.Option(
+            help="A topic, the id of a broker, or a client id; by default all.",
+            autocompletion=complete_entities,
+        ),
     ] = None,
     entity_default: _EntityDefault = False,
+    topic: _Topic = None,
+    broker: _Broker = None,
+    client: _Client = None,
+    broker_defaults: _BrokerDefaults = False,
+    client_defaults: _ClientDefaults = False,
     is_all: Annotated[
         bool, typer.Option("--all", help="Print also the settings that it does not set itself.")
     ] = False,
@@ -64,6 +107,11 @@ def describe(
 
     Values of the brokers' configuration file are shown if --cluster names it.
     """
+    entity_type, entity_name, entity_default = _entity(
+        (entity_type, entity_name, entity_default),
+        {_Entity.TOPICS: topic, _Entity.BROKERS: broker, _Entity.CLIENTS: client},
+        {_Entity.BROKERS: broker_defaults, _Entity.CLIENTS: client_defaults},
+    )
     _check(entity_type, entity_name, is_default=entity_default)
     with _admin(cluster) as admin:
         if entity_type is _Entity.CLIENTS:
@@ -100,14 +148,22 @@ def describe(
 @app.command()
 def explain(
     key: Annotated[
-        str | None, typer.Argument(help="A key such as min.insync.replicas; by default all.")
+        str | None,
+        typer.Argument(
+            help="A key such as min.insync.replicas; by default all.",
+            autocompletion=complete_keys,
+        ),
     ] = None,
     cluster: OptionalClusterOption = None,
     entity_type: Annotated[
         _Entity | None, typer.Option(help="Show the values of topics or of brokers only.")
     ] = None,
     entity_name: Annotated[
-        str | None, typer.Option(help="A topic, or the id of a broker: show its value only.")
+        str | None,
+        typer.Option(
+            help="A topic, or the id of a broker: show its value only.",
+            autocompletion=complete_entities,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -165,27 +221,55 @@ def _values_in_force(
 def alter(
     cluster: ClusterOption,
     entity_name: Annotated[
-        str | None, typer.Option(help="A topic, the id of a broker, or a client id.")
+        str | None,
+        typer.Option(
+            help="A topic, the id of a broker, or a client id.", autocompletion=complete_entities
+        ),
     ] = None,
     entity_type: _EntityType = _Entity.TOPICS,
     entity_default: _EntityDefault = False,
+    topic: _Topic = None,
+    broker: _Broker = None,
+    client: _Client = None,
+    broker_defaults: _BrokerDefaults = False,
+    client_defaults: _ClientDefaults = False,
     add_config: Annotated[
         str | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Settings; [a,b] is a value with commas."),
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Settings; [a,b] is a value with commas.",
+            autocompletion=complete_key_values,
+        ),
+    ] = None,
+    add_config_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A properties file with settings: key=value lines."),
     ] = None,
     delete_config: Annotated[
         str | None,
-        typer.Option(metavar="KEY,...", help="Settings to be removed."),
+        typer.Option(
+            metavar="KEY,...", help="Settings to be removed.", autocompletion=complete_key_list
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change settings or quotas; running brokers and clients take them without a restart."""
     from sparklog.cli import output
 
+    entity_type, entity_name, entity_default = _entity(
+        (entity_type, entity_name, entity_default),
+        {_Entity.TOPICS: topic, _Entity.BROKERS: broker, _Entity.CLIENTS: client},
+        {_Entity.BROKERS: broker_defaults, _Entity.CLIENTS: client_defaults},
+    )
     _check(entity_type, entity_name, is_default=entity_default)
     if entity_name is None and not entity_default:
         raise ConfigError("name what is to be changed: give --entity-name or --entity-default")
+    if add_config is not None and add_config_file is not None:
+        raise ConfigError("--add-config and --add-config-file are given: give one of them")
     new, removed = _added(add_config or ""), _names(delete_config or "")
+    if add_config_file is not None:
+        # A list is given without brackets there: a line ends at its end.
+        new = read_properties(add_config_file)
     if not new and not removed:
         raise ConfigError("nothing is to be changed: give --add-config or --delete-config")
     with _admin(cluster) as admin:
@@ -240,6 +324,25 @@ def _admin(text: str) -> Iterator[Admin]:
     cluster = Cluster.of(text)
     with reaching(cluster.root):
         yield Admin(cluster.connect(), settings=cluster.settings)
+
+
+def _entity(
+    given: tuple[_Entity, str | None, bool],
+    names: Mapping[_Entity, str | None],
+    defaults: Mapping[_Entity, bool],
+) -> tuple[_Entity, str | None, bool]:
+    """Return the entity that is named: by its type and name, or by an option of the type's own."""
+    short: list[tuple[_Entity, str | None, bool]] = [
+        (of, name, False) for of, name in names.items() if name is not None
+    ]
+    short += [(of, None, True) for of, is_given in defaults.items() if is_given]
+    _, name, is_default = given
+    if len(short) + (name is not None or is_default) > 1:
+        raise ConfigError(
+            "several entities are given: give one of --entity-name, --entity-default, --topic, "
+            "--broker, --broker-defaults, --client, --client-defaults"
+        )
+    return short[0] if short else given
 
 
 def _check(entity_type: _Entity, name: str | None, *, is_default: bool) -> None:

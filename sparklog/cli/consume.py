@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_groups, complete_topics
+from sparklog.cli.name_patterns import expression, is_name, topics_matching
 from sparklog.cli.produce import (
     CheckpointOption,
+    CommandConfigOption,
     ProcessingTimeOption,
     SelectOption,
     trigger_of,
@@ -29,7 +34,13 @@ _POLL_MS = 500
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="A topic.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            help="A topic, or without --to a regular expression such as 'orders-.*'.",
+            autocompletion=complete_topics,
+        ),
+    ],
     cluster: ClusterOption,
     from_beginning: Annotated[
         bool,
@@ -37,10 +48,20 @@ def consume(
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option(metavar="GROUP", help="The consumer group; it continues at its offsets."),
+        typer.Option(
+            metavar="GROUP",
+            help="The consumer group; it continues at its offsets.",
+            autocompletion=complete_groups,
+        ),
     ] = None,
     partition: Annotated[
         int | None, typer.Option(min=0, help="Read only this partition; not with --group.")
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Begin with this offset of --partition; or earliest or latest."
+        ),
     ] = None,
     max_messages: Annotated[
         int | None, typer.Option(min=1, help="End after this number of records.")
@@ -55,6 +76,13 @@ def consume(
             help="A property of kafka-console-consumer, such as print.key=true; may be repeated.",
         ),
     ] = None,
+    formatter_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A properties file with those of --formatter-property, which has precedence.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object per record and line.")
     ] = False,
@@ -65,6 +93,7 @@ def consume(
             help="A key of a consumer, such as client.rack=a; may be repeated.",
         ),
     ] = None,
+    command_config: CommandConfigOption = None,
     to: Annotated[
         str | None,
         typer.Option(metavar="TARGET", help="A Delta table: its path or URI, or its name."),
@@ -95,18 +124,21 @@ def consume(
     record. The command ends when it has caught up, unless --processing-time
     is given.
     """
-    from sparklog.cli.record_lines import client_config, key_values
+    from sparklog.cli.record_lines import client_config, key_values, with_file
 
     named = Cluster.of(cluster)
     of_lines = {
         "--from-beginning": from_beginning,
         "--group": group,
         "--partition": partition is not None,
+        "--offset": offset is not None,
         "--max-messages": max_messages,
         "--timeout-ms": timeout_ms,
         "--formatter-property": formatter_property,
+        "--formatter-config": formatter_config,
         "--json": as_json,
         "--command-property": command_property,
+        "--command-config": command_config,
     }
     of_table = {
         "--format": format_,
@@ -130,15 +162,34 @@ def consume(
         return
     if group is not None and partition is not None:
         raise ConfigError("--group shares the partitions of a topic: leave out --partition")
-    config = client_config(command_property or [])
+    start = _start(offset, partition, from_beginning=from_beginning)
+    config = client_config(command_property or [], command_config)
     config.setdefault("auto_offset_reset", "earliest" if from_beginning else "latest")
     config.setdefault("enable_auto_commit", False)
-    line = _formatted(key_values(formatter_property or [], "--formatter-property"), as_json)
+    properties = with_file(formatter_config, formatter_property or [], "--formatter-property")
+    line = _formatted(properties, as_json)
     with reaching(named.root):
         count = _print_records(
-            named, topic, group, partition, config, line, max_messages, timeout_ms
+            named, topic, group, partition, start, config, line, max_messages, timeout_ms
         )
     typer.echo(f"Processed a total of {count} message{'' if count == 1 else 's'}.", err=True)
+
+
+def _start(
+    offset: str | None, partition: int | None, *, from_beginning: bool
+) -> int | Literal["earliest"] | None:
+    """Return the offset to begin with; `None` is that of auto.offset.reset."""
+    if offset is None:
+        return None
+    if partition is None:
+        raise ConfigError("--offset is one of a partition: give --partition")
+    if from_beginning:
+        raise ConfigError("--from-beginning and --offset are both given: choose one of them")
+    if offset == "earliest":
+        return "earliest"
+    if offset != "latest" and not re.fullmatch(r"\d{1,18}", offset, re.ASCII):
+        raise ConfigError(f"--offset {offset!r} is no offset: give a number, earliest or latest")
+    return None if offset == "latest" else int(offset)
 
 
 def _append_to_table(
@@ -175,6 +226,7 @@ def _print_records(
     topic: str,
     group: str | None,
     partition: int | None,
+    start: int | Literal["earliest"] | None,
     config: dict[str, Any],
     line: Callable[[ConsumerRecord], bytes],
     max_messages: int | None,
@@ -185,11 +237,21 @@ def _print_records(
 
     count = 0
     with Consumer(cluster.connect(), group, **config) as consumer:
-        known = consumer.partitions_for_topic(topic)
-        if group is not None:
+        topics = topics_matching(topic, consumer.topics(), if_exists=False)
+        known = [name for one in topics for name in consumer.partitions_for_topic(one)]
+        if group is not None and not is_name(topic):
+            # Topics that are created later and match are read, too.
+            consumer.subscribe(pattern=expression(topic))
+        elif group is not None:
             consumer.subscribe([topic])
         else:
-            consumer.assign(known if partition is None else [(topic, partition)])
+            consumer.assign(known if partition is None else [(one, partition) for one in topics])
+        if partition is not None and start is not None:
+            for one in topics:
+                if start == "earliest":
+                    consumer.seek_to_beginning((one, partition))
+                else:
+                    consumer.seek((one, partition), start)
         for records in _polls(consumer, max_messages, timeout_ms):
             sys.stdout.buffer.writelines(map(line, records))
             # Offsets are committed after the records have left this process.

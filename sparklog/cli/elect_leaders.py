@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topics
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
@@ -36,7 +37,10 @@ def elect_leaders(
             "without a leader, which may lose committed records.",
         ),
     ],
-    topic: Annotated[str | None, typer.Option(help="A topic; with --partition.")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="A topic; with --partition.", autocompletion=complete_topics),
+    ] = None,
     partition: Annotated[int | None, typer.Option(help="A partition of the topic.", min=0)] = None,
     all_topic_partitions: Annotated[
         bool, typer.Option("--all-topic-partitions", help="All partitions of all topics.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_broker_list, complete_topic_list
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
 
@@ -22,11 +23,19 @@ def log_dirs(
     ] = False,
     broker_list: Annotated[
         str | None,
-        typer.Option(metavar="IDS", help="Broker ids, separated by commas; all by default."),
+        typer.Option(
+            metavar="IDS",
+            help="Broker ids, separated by commas; all by default.",
+            autocompletion=complete_broker_list,
+        ),
     ] = None,
     topic_list: Annotated[
         str | None,
-        typer.Option(metavar="TOPICS", help="Topics, separated by commas; all by default."),
+        typer.Option(
+            metavar="TOPICS",
+            help="Topics, separated by commas; all by default.",
+            autocompletion=complete_topic_list,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

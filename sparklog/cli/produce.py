@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topics
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
@@ -25,6 +27,13 @@ class AcksOption(str, Enum):
     NONE = "0"
 
 
+CommandConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A properties file with keys of the client; --command-property has precedence.",
+    ),
+]
 SelectOption = Annotated[
     list[str] | None,
     typer.Option(metavar="EXPR", help="A column, as an SQL expression; may be repeated."),
@@ -42,7 +51,7 @@ ProcessingTimeOption = Annotated[
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="A topic.")],
+    topic: Annotated[str, typer.Argument(help="A topic.", autocompletion=complete_topics)],
     cluster: ClusterOption,
     acks: Annotated[
         AcksOption, typer.Option(help="Required acknowledgements: the leader's (1), or all.")
@@ -60,6 +69,14 @@ def produce(
             metavar="KEY=VALUE", help="A key of a producer, such as linger.ms=20; may be repeated."
         ),
     ] = None,
+    reader_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A properties file with those of --reader-property, which has precedence.",
+        ),
+    ] = None,
+    command_config: CommandConfigOption = None,
     from_: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +113,7 @@ def produce(
     is stored exactly once; the command ends when it has read the source,
     unless --processing-time is given.
     """
-    from sparklog.cli.record_lines import client_config, key_values
+    from sparklog.cli.record_lines import client_config, key_values, with_file
 
     named = Cluster.of(cluster)
     if from_ is None and format_ is None:
@@ -110,10 +127,10 @@ def produce(
                 "--processing-time": processing_time,
             },
         )
-        config = client_config(command_property or [])
+        config = client_config(command_property or [], command_config)
         number = 1 if acks is AcksOption.LEADER else 0
         config.setdefault("acks", "all" if acks is AcksOption.ALL else number)
-        properties = key_values(reader_property or [], "--reader-property")
+        properties = with_file(reader_config, reader_property or [], "--reader-property")
         with reaching(named.root):
             count = _produce_lines(named, topic, properties, config)
         records = f"{count} record{'' if count == 1 else 's'}"
@@ -121,7 +138,12 @@ def produce(
         return
     _check_unused(
         "are for lines, and --from is given",
-        {"--reader-property": reader_property, "--command-property": command_property},
+        {
+            "--reader-property": reader_property,
+            "--reader-config": reader_config,
+            "--command-property": command_property,
+            "--command-config": command_config,
+        },
     )
     from sparklog.cli.spark_records import Source
 

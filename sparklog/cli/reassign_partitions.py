@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_broker_list
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 
@@ -58,7 +59,12 @@ def reassign_partitions(
         typer.Option(metavar="FILE", help='{"version": 1, "topics": [{"topic": "t"}]}.'),
     ] = None,
     broker_list: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="The brokers for --generate.")
+        str | None,
+        typer.Option(
+            metavar="1,2,3",
+            help="The brokers for --generate.",
+            autocompletion=complete_broker_list,
+        ),
     ] = None,
     disable_rack_aware: Annotated[
         bool, typer.Option("--disable-rack-aware", help="Ignore racks in --generate.")
@@ -74,6 +80,13 @@ def reassign_partitions(
         bool,
         typer.Option(
             "--additional", help="Execute although there are other reassignments in progress."
+        ),
+    ] = False,
+    disallow_replication_factor_change: Annotated[
+        bool,
+        typer.Option(
+            "--disallow-replication-factor-change",
+            help="Refuse --execute if a partition would get more or fewer replicas.",
         ),
     ] = False,
     preserve_throttles: Annotated[
@@ -130,6 +143,8 @@ def reassign_partitions(
                 as_json=as_json,
             )
         elif execute:
+            if disallow_replication_factor_change:
+                _check_factors(wanted, _current(admin, wanted))
             _execute(admin, wanted, throttle, additional=additional, as_json=as_json)
         elif verify:
             _verify(admin, wanted, keeps_throttles=preserve_throttles, as_json=as_json)
@@ -222,6 +237,16 @@ def _execute(
         _fail("Error reassigning partition(s):", errors)
     names = ",".join(map(str, sorted(wanted)))
     typer.echo(f"Successfully started partition reassignment{_s(wanted)} for {names}")
+
+
+def _check_factors(wanted: _Assignment, current: _Assignment) -> None:
+    for name, replicas in sorted(wanted.items()):
+        if len(replicas) != len(current[name]):
+            raise ProtocolError(
+                "INVALID_REPLICATION_FACTOR",
+                f"partition {name} has {len(current[name])} replicas and would get "
+                f"{len(replicas)}: leave out --disallow-replication-factor-change to change that",
+            )
 
 
 def _verify(admin: Admin, wanted: _Assignment, *, keeps_throttles: bool, as_json: bool) -> None:

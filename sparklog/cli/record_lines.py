@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from sparklog.cli.properties_files import read_properties
 from sparklog.consumer.assigned_partition import ConsumerRecord
 from sparklog.errors import ConfigError, SparklogError
 
@@ -69,9 +71,21 @@ def key_values(texts: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
-def client_config(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the keywords of a client for --command-property, Kafka's keys with YAML's values."""
-    given = key_values(texts, "--command-property")
+def with_file(file: Path | None, texts: Sequence[str], option: str) -> dict[str, str]:
+    """Return the values of a properties file and of an option KEY=VALUE, which has precedence.
+
+    Raises `ConfigError` as `read_properties` and `key_values` do.
+    """
+    given = key_values(texts, option)
+    return given if file is None else {**read_properties(file), **given}
+
+
+def client_config(texts: Sequence[str], file: Path | None = None) -> dict[str, Any]:
+    """Return the keywords of a client, Kafka's keys with YAML's values.
+
+    `texts` are those of --command-property, `file` is that of --command-config.
+    """
+    given = with_file(file, texts, "--command-property")
     values: dict[str, Any] = {}
     for key, text in given.items():
         try:

@@ -12,6 +12,10 @@ _INSTANT = re.compile(r"(?<![a-z])(at|since|elected|timestamp|deadline)_ms\)?$")
 
 _AGO = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?\s+ago")
 
+_DURATION = re.compile(
+    r"P(?:(\d{1,6})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9}(?:\.\d{1,9})?)S)?)?", re.ASCII
+)
+
 
 def is_instant(name: str) -> bool:
     """Return whether a column of this name holds times in ms since 1970, or one of them."""
@@ -71,6 +75,20 @@ def read_past_time_ms(text: str, option: str, now_ms: int, *, utc: bool) -> int:
             f"{option} {text!r} is not a time: write it like 2026-01-31T12:00, "
             '2026-01-31T12:00:00+01:00 or "10 minutes ago"'
         ) from None
+
+
+def read_duration_ms(text: str, option: str) -> int:
+    """Return an ISO 8601 duration of days to seconds, such as P1DT2H, in ms.
+
+    Raises `ConfigError` for other texts.
+    """
+    parsed = _DURATION.fullmatch(text.strip().upper())
+    if parsed is None or not any(parsed.groups()):
+        raise ConfigError(
+            f"{option} {text!r} is not a duration: write it like PT1H30M, P7D or PT0.5S"
+        )
+    days, hours, minutes, seconds = (float(one or 0) for one in parsed.groups())
+    return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
 
 
 def _zone(*, utc: bool) -> tzinfo | None:

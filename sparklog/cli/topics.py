@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.name_completion import complete_topic_key, complete_topics
+from sparklog.cli.name_patterns import is_name, matching, topics_matching
 from sparklog.cli.options import JsonOption
 from sparklog.cli.partition_filters import (
     AtMinIsr,
@@ -25,6 +27,24 @@ if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, change, delete, list and describe topics.")
+
+_TopicOrPattern = Annotated[
+    str,
+    typer.Argument(
+        help="A topic, or a regular expression such as 'orders-.*'.",
+        autocompletion=complete_topics,
+    ),
+]
+_OptionalPattern = Annotated[
+    str | None,
+    typer.Argument(
+        help="A topic, or a regular expression; by default all topics.",
+        autocompletion=complete_topics,
+    ),
+]
+_IfExists = Annotated[
+    bool, typer.Option("--if-exists", help="Do nothing, with exit code 0, if there is no topic.")
+]
 
 
 @app.command()
@@ -47,23 +67,39 @@ def create(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="One of Kafka's topic keys; may be repeated."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="One of Kafka's topic keys; may be repeated.",
+            autocompletion=complete_topic_key,
+        ),
     ] = None,
+    if_not_exists: Annotated[
+        bool,
+        typer.Option(
+            "--if-not-exists", help="Do nothing, with exit code 0, if the topic exists already."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic: place its replicas on the live brokers, and elect its leaders."""
     configs = _configs(config or [])
     assignment = None if replica_assignment is None else _assignment(replica_assignment)
+    text: str | None = f"Created topic {name}."
     with _admin(cluster) as admin:
-        created = admin.create_topic(
-            name, partitions, replication_factor, assignment=assignment, configs=configs
-        )
-    _print_outcome(_as_json(created), f"Created topic {name}.", as_json=as_json)
+        try:
+            created = admin.create_topic(
+                name, partitions, replication_factor, assignment=assignment, configs=configs
+            )
+        except ProtocolError as error:
+            if not if_not_exists or error.code.name != "TOPIC_ALREADY_EXISTS":
+                raise
+            created, text = admin.describe_topic(name), None
+    _print_outcome(_as_json(created), text, as_json=as_json)
 
 
 @app.command()
 def alter(
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    name: _TopicOrPattern,
     cluster: ClusterOption,
     partitions: Annotated[
         int, typer.Option(help="The new number of partitions, above the current one.")
@@ -75,37 +111,46 @@ def alter(
             help="The brokers of each partition; those of existing partitions are ignored.",
         ),
     ] = None,
+    if_exists: _IfExists = False,
     as_json: JsonOption = False,
 ) -> None:
     """Raise the number of partitions of a topic.
 
     Records with a key may go to another partition than before.
     """
+    given = None if replica_assignment is None else _assignment(replica_assignment)
+    outcomes = []
     with _admin(cluster) as admin:
-        new = None
-        if replica_assignment is not None:
-            known = admin.describe_topic(name).topic.partitions
-            given = _assignment(replica_assignment)
-            new = {number: brokers for number, brokers in given.items() if number >= known}
-        grown = admin.create_partitions(name, partitions, assignment=new)
-    _print_outcome(_as_json(grown), None, as_json=as_json)
+        for topic in topics_matching(name, admin.list_topics(), if_exists=if_exists):
+            new = None
+            if given is not None:
+                known = admin.describe_topic(topic).topic.partitions
+                new = {number: brokers for number, brokers in given.items() if number >= known}
+            grown = admin.create_partitions(topic, partitions, assignment=new)
+            outcomes.append(_as_json(grown))
+    _print_outcomes(name, outcomes, as_json=as_json)
 
 
 @app.command()
 def delete(
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    name: _TopicOrPattern,
     cluster: ClusterOption,
+    if_exists: _IfExists = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a topic with all of its records, for good."""
+    """Delete a topic with all of its records, for good; or all topics that a pattern matches."""
     with _admin(cluster) as admin:
-        admin.delete_topic(name)
-    _print_outcome({"topic": name, "marked_for_deletion": True}, None, as_json=as_json)
+        deleted = topics_matching(name, admin.list_topics(), if_exists=if_exists)
+        for topic in deleted:
+            admin.delete_topic(topic)
+    outcomes = [{"topic": topic, "marked_for_deletion": True} for topic in deleted]
+    _print_outcomes(name, outcomes, as_json=as_json)
 
 
 @app.command("list")
 def list_(
     cluster: ClusterOption,
+    pattern: _OptionalPattern = None,
     under_replicated: UnderReplicated = False,
     under_min_isr: UnderMinIsr = False,
     at_min_isr: AtMinIsr = False,
@@ -120,6 +165,8 @@ def list_(
     with _admin(cluster) as admin:
         names = admin.list_topics()
         deleted = [one.topic.topic for one in admin.list_topics_marked_for_deletion()]
+        if pattern is not None:
+            names, deleted = matching(pattern, names), matching(pattern, deleted)
         if health is not None:
             kept = PartitionFilter(admin, health)
             deleted = []
@@ -138,11 +185,22 @@ def list_(
 @app.command()
 def describe(
     cluster: ClusterOption,
-    name: Annotated[str | None, typer.Argument(help="A topic; by default all topics.")] = None,
+    name: _OptionalPattern = None,
+    topic_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The topic with this id, in place of a name.")
+    ] = None,
     under_replicated: UnderReplicated = False,
     under_min_isr: UnderMinIsr = False,
     at_min_isr: AtMinIsr = False,
     unavailable: Unavailable = False,
+    topics_with_overrides: Annotated[
+        bool,
+        typer.Option(
+            "--topics-with-overrides",
+            help="Only topics that set a key themselves, without their partitions.",
+        ),
+    ] = False,
+    if_exists: _IfExists = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of topics.")] = False,
 ) -> None:
     """Describe a topic, or all topics, in the format of Kafka's tool.
@@ -150,16 +208,27 @@ def describe(
     A filter leaves such partitions, and prints no line of the topics.
     """
     health = _health(under_replicated, under_min_isr, at_min_isr, unavailable)
+    if topics_with_overrides and health is not None:
+        raise ConfigError(f"{health.value} and --topics-with-overrides are given: give one of them")
+    if topic_id is not None and name is not None:
+        raise ConfigError("--topic-id and a topic are given: give one of them")
     with _admin(cluster) as admin:
-        deleted = [
-            one
-            for one in admin.list_topics_marked_for_deletion()
-            if name in (None, one.topic.topic)
-        ]
-        names = [one for one in admin.list_topics() if name in (None, one)]
-        if name is not None and not deleted:
-            names = [name]
+        names, deleted = admin.list_topics(), admin.list_topics_marked_for_deletion()
+        if name is not None:
+            of_deleted = matching(name, [one.topic.topic for one in deleted])
+            deleted = [one for one in deleted if one.topic.topic in of_deleted]
+            names = topics_matching(name, names, if_exists=if_exists or bool(deleted))
         found = [*(admin.describe_topic(one) for one in names), *deleted]
+        if topic_id is not None:
+            found = [one for one in found if one.topic.topic_id == topic_id]
+            if not found and not if_exists:
+                raise ProtocolError(
+                    "UNKNOWN_TOPIC_OR_PARTITION",
+                    f"there is no topic with id {topic_id!r}: see `sparklog topics describe`",
+                )
+        if topics_with_overrides:
+            found = [one for one in found if _overrides(one)]
+            found = [one._replace(partitions=()) for one in found]
         if health is not None:
             kept = PartitionFilter(admin, health)
             found = [one._replace(partitions=kept.of_topic(one.partitions)) for one in found]
@@ -183,6 +252,18 @@ def _health(
             Health.UNAVAILABLE: unavailable,
         }
     )
+
+
+def _overrides(description: TopicDescription) -> dict[str, Any]:
+    return description.topic.config.model_dump(by_alias=True, exclude_none=True)
+
+
+def _print_outcomes(name: str, outcomes: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print as JSON the outcome of one topic as an object, those of a pattern as an array."""
+    from sparklog.cli import output
+
+    if as_json:
+        output.print_value(outcomes[0] if outcomes and is_name(name) else outcomes)
 
 
 def _print_outcome(outcome: Mapping[str, Any], text: str | None, *, as_json: bool) -> None:
@@ -236,7 +317,7 @@ def _as_json(description: TopicDescription) -> dict[str, Any]:
         "topic": topic.topic,
         "topic_id": topic.topic_id,
         "replication_factor": topic.replication_factor,
-        "configs": topic.config.model_dump(by_alias=True, exclude_none=True),
+        "configs": _overrides(description),
         "partitions": [
             {
                 "partition": state.partition,

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.clock import wait_until
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, Visible
 from sparklog.errors import ProtocolError, SparklogError, StorageError
-from sparklog.model import TopicPartition
+from sparklog.model import Batch, TopicPartition
 
 _WAIT_MS = 10
 """Interval in ms between polls of unavailable partitions: a failover's steps take as long."""
@@ -90,6 +91,16 @@ class Offsets:
         missing = [partition for partition, one in found.items() if one is None]
         return found | self._for_times(self.visible(missing), times_ms) if missing else found
 
+    def of_max_timestamp(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first committed record with the newest timestamp of each partition (KIP-734).
+
+        The result is `None` if a partition has no record. Raises UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        seen = self.visible(partitions)
+        return {partition: self._of_max_timestamp(one) for partition, one in seen.items()}
+
     def visible(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Visible]:
         """Return the visible offsets of each partition, up to the latest.
 
@@ -149,20 +160,41 @@ class Offsets:
             # The headers show which file may hold the record, so usually only one file is read.
             if batch.max_timestamp_ms < time_ms:
                 continue
-            records = self._logs.read(visible.location, batch)
-            offsets = records["offset_delta"].to_numpy().astype(np.int64) + batch.base_offset
-            found_ms = records["timestamp"].cast(pa.int64()).to_numpy() // 1000
-            fits = (
-                (found_ms >= time_ms)
-                & (offsets >= visible.log_start_offset)
-                & (offsets < visible.high_watermark)
-            )
+            offsets, found_ms = self._visible_records(visible, batch)
+            fits = found_ms >= time_ms
             if fits.any():
                 first = int(fits.argmax())
                 return OffsetAndTimestamp(
                     int(offsets[first]), int(found_ms[first]), batch.leader_epoch
                 )
         return None
+
+    def _of_max_timestamp(self, visible: Visible) -> OffsetAndTimestamp | None:
+        found: OffsetAndTimestamp | None = None
+        batches = self._logs.batches(visible, visible.log_start_offset)
+        # Usually only the first file is read: the timestamps of the others are older.
+        for batch in sorted(batches, key=lambda one: (-one.max_timestamp_ms, one.base_offset)):
+            if found is not None and batch.max_timestamp_ms <= found.timestamp_ms:
+                break
+            offsets, found_ms = self._visible_records(visible, batch)
+            if not found_ms.size:
+                continue
+            newest = int(found_ms.argmax())
+            if found is None or found_ms[newest] > found.timestamp_ms:
+                found = OffsetAndTimestamp(
+                    int(offsets[newest]), int(found_ms[newest]), batch.leader_epoch
+                )
+        return found
+
+    def _visible_records(
+        self, visible: Visible, batch: Batch
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the offsets and the timestamps in ms of a batch's records that are visible."""
+        records = self._logs.read(visible.location, batch)
+        offsets = records["offset_delta"].to_numpy().astype(np.int64) + batch.base_offset
+        times_ms = records["timestamp"].cast(pa.int64()).to_numpy() // 1000
+        is_visible = (offsets >= visible.log_start_offset) & (offsets < visible.high_watermark)
+        return offsets[is_visible], times_ms[is_visible]
 
 
 def beginning_offsets(

@@ -1,8 +1,8 @@
-"""Administration of consumer groups: listing, deleting, setting their offsets."""
+"""Administration of consumer groups: listing, deleting, setting and removing their offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from sparklog.clock import Clock, SystemClock, wait_until
@@ -16,6 +16,7 @@ from sparklog.groups.committed_offsets import (
     CommittedOffsets,
     OffsetAndMetadata,
     commit_as_no_member,
+    names_of,
 )
 from sparklog.groups.group import ConsumerGroups, Group, deleted, expired, require_empty
 from sparklog.groups.heartbeats import remove_heartbeats
@@ -26,9 +27,12 @@ _POLL_MS = 100
 
 
 class ResetTo(NamedTuple):
-    """The target of an offset reset; `value` is an offset, a number of records, or a time in ms."""
+    """The target of an offset reset; `value` is an offset, a number of records, or a time in ms.
 
-    kind: Literal["earliest", "latest", "offset", "shift", "time_ms"]
+    `current` is the committed offset, or the latest one before a commit.
+    """
+
+    kind: Literal["earliest", "latest", "current", "offset", "shift", "time_ms"]
     value: int = 0
 
 
@@ -64,9 +68,7 @@ class GroupAdmin:
         members, waits for a sign of life, at most for their session.timeout.ms.
         """
         if group_id not in {one.group_id for one in self.list_groups()}:
-            raise ProtocolError(
-                "GROUP_ID_NOT_FOUND", f"there is no group {group_id!r}: name another"
-            )
+            raise _not_found(group_id)
         self._remove_silent(group_id)
         group = self._groups.change(group_id, deleted)
         if group.generation:
@@ -77,36 +79,54 @@ class GroupAdmin:
     def plan_reset(self, group_id: str, topic: str, to: ResetTo) -> list[PlannedReset]:
         """Return the changes that setting a group's offsets in all partitions of a topic makes.
 
+        Raises as `plan_resets`.
+        """
+        return self.plan_resets(group_id, dict.fromkeys(self.partitions_of(topic), to))
+
+    def partitions_of(self, topic: str) -> list[TopicPartition]:
+        """Return the partitions of a topic; raises UNKNOWN_TOPIC_OR_PARTITION."""
+        count = self._connection.metadata().topic(topic).partitions
+        return [TopicPartition(topic, number) for number in range(count)]
+
+    def committed_partitions(self, group_id: str) -> list[TopicPartition]:
+        """Return the existing partitions in which a group has committed offsets, sorted."""
+        committed = self._committed.fetch(group_id)
+        return sorted(names_of(CommittedLogs(self._connection, self._clock), committed).values())
+
+    def plan_resets(
+        self, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+    ) -> list[PlannedReset]:
+        """Return the changes that setting a group's offsets in some partitions makes.
+
         Offsets outside a partition's log become the nearest end of the log. A time after the last
         record becomes the latest offset. Raises UNKNOWN_TOPIC_OR_PARTITION, and `SparklogError` if
         there is no committed offset to shift.
         """
-        logs = CommittedLogs(self._connection, self._clock)
-        count = logs.metadata().topic(topic).partitions
-        names = [TopicPartition(topic, number) for number in range(count)]
         committed = self._committed.fetch(group_id)
-        offsets = Offsets(logs)
-        seen = offsets.visible(names)
-        wanted: dict[TopicPartition, int | None] = dict.fromkeys(names, to.value)
-        before = {name: committed.get(seen[name].state.key) for name in names}
-        if to.kind == "time_ms":
-            found = offsets.for_times(dict.fromkeys(names, to.value))
-            wanted = {name: one.offset if one else None for name, one in found.items()}
-        elif to.kind == "shift":
-            wanted = {name: one.offset + to.value if one else None for name, one in before.items()}
-            if None in wanted.values():
-                raise SparklogError(
-                    f"group {group_id} has not committed an offset in every partition of {topic}, "
-                    "so that there is nothing to shift by: name an offset or a time"
-                )
+        offsets = Offsets(CommittedLogs(self._connection, self._clock))
+        seen = offsets.visible(targets)
+        times_ms = {name: to.value for name, to in targets.items() if to.kind == "time_ms"}
+        by_time = offsets.for_times(times_ms) if times_ms else {}
         resets = []
-        for name in names:
+        for name, to in targets.items():
             start, end = seen[name].log_start_offset, seen[name].high_watermark
-            ends = {"earliest": start, "latest": end}
-            offset = ends.get(to.kind, wanted[name])
-            new = end if offset is None else min(max(offset, start), end)
-            now = before[name]
-            resets.append(PlannedReset(*name, now.offset if now else None, new))
+            before = committed.get(seen[name].state.key)
+            now = before.offset if before else None
+            if to.kind == "shift" and now is None:
+                raise SparklogError(
+                    f"group {group_id} has not committed an offset in every partition of "
+                    f"{name.topic}, so that there is nothing to shift by: name an offset or a time"
+                )
+            found = by_time.get(name)
+            wanted = {
+                "earliest": start,
+                "latest": end,
+                "current": end if now is None else now,
+                "offset": to.value,
+                "shift": (now or 0) + to.value,
+                "time_ms": end if found is None else found.offset,
+            }
+            resets.append(PlannedReset(*name, now, min(max(wanted[to.kind], start), end)))
         return resets
 
     def reset(self, group_id: str, resets: Collection[PlannedReset]) -> None:
@@ -124,6 +144,18 @@ class GroupAdmin:
             for one in resets
         }
         commit_as_no_member(self._groups, self._committed, group_id, offsets)
+
+    def delete_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> None:
+        """Remove a group's committed offsets in some partitions.
+
+        Raises GROUP_ID_NOT_FOUND, UNKNOWN_TOPIC_OR_PARTITION, and NON_EMPTY_GROUP as `delete` does.
+        """
+        if group_id not in {one.group_id for one in self.list_groups()}:
+            raise _not_found(group_id)
+        self._remove_silent(group_id)
+        metadata = self._connection.metadata()
+        removed = {metadata.partition(*one).key: (one.topic, None) for one in partitions}
+        commit_as_no_member(self._groups, self._committed, group_id, removed)
 
     def _remove_silent(self, group_id: str) -> None:
         """Remove the members of a group that are no longer alive.
@@ -161,3 +193,7 @@ class GroupAdmin:
         table.refresh()
         rows = table.rows_of([(group_id,)]).to_pylist()
         return {row["member_id"]: row["heartbeat"] for row in rows}
+
+
+def _not_found(group_id: str) -> ProtocolError:
+    return ProtocolError("GROUP_ID_NOT_FOUND", f"there is no group {group_id!r}: name another")

@@ -86,9 +86,11 @@ class CommittedOffsets:
         self,
         group_id: str,
         fence: GroupFence,
-        offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]],
+        offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata | None]],
     ) -> None:
         """Commit offsets, each with its topic's name, under a group's `fence`; all or none.
+
+        `None` in place of an offset removes the committed one.
 
         Raises ILLEGAL_GENERATION if the group has a newer generation, `GroupChangedError` if it has
         a newer epoch in the same generation, OFFSET_OUT_OF_RANGE, and OFFSET_METADATA_TOO_LARGE.
@@ -98,13 +100,7 @@ class CommittedOffsets:
         now_ms = self._clock.now_ms()
         new = CONSUMER_OFFSETS.rows(
             [
-                _unset(group_id, fence, key, topic)
-                | {
-                    "committed_offset": committed.offset,
-                    "leader_epoch": committed.leader_epoch,
-                    "metadata": committed.metadata,
-                    "committed_at_ms": now_ms,
-                }
+                _unset(group_id, fence, key, topic) | _committed(committed, now_ms)
                 for key, (topic, committed) in offsets.items()
             ]
         )
@@ -201,7 +197,7 @@ def commit_as(
     committed: CommittedOffsets,
     group_id: str,
     check: Callable[[Group], None],
-    offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]],
+    offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata | None]],
 ) -> None:
     """Commit offsets if `check` accepts the state of the group at the commit.
 
@@ -226,7 +222,7 @@ def commit_as_no_member(
     groups: ConsumerGroups,
     committed: CommittedOffsets,
     group_id: str,
-    offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]],
+    offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata | None]],
 ) -> None:
     """Commit offsets of a group without members: its user assigns partitions by hand.
 
@@ -292,8 +288,10 @@ def names_of(
     return {key: TopicPartition(states[key].topic, key.partition) for key in keys if key in states}
 
 
-def _check(offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) -> None:
+def _check(offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata | None]]) -> None:
     for key, (topic, committed) in offsets.items():
+        if committed is None:
+            continue
         where = f"{topic}-{key.partition}"
         if not 0 <= committed.offset <= MAX_OFFSET:
             raise ProtocolError(
@@ -306,6 +304,18 @@ def _check(offsets: Mapping[TopicIdPartition, tuple[str, OffsetAndMetadata]]) ->
                 "OFFSET_METADATA_TOO_LARGE",
                 f"the metadata for {where} has more than {MAX_METADATA_BYTES} bytes: shorten it",
             )
+
+
+def _committed(committed: OffsetAndMetadata | None, now_ms: int) -> dict[str, Any]:
+    """Return the columns of a committed offset; none of them are set if it is removed."""
+    if committed is None:
+        return {}
+    return {
+        "committed_offset": committed.offset,
+        "leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata,
+        "committed_at_ms": now_ms,
+    }
 
 
 def _check_epoch(group_id: str, newest: GroupFence, fence: GroupFence) -> None:

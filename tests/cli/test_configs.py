@@ -71,6 +71,9 @@ def test_settings_are_changed_and_described_as_by_kafkas_tool(cluster: LocalClus
         (("--entity-type", "users"), "clients do not authenticate here"),
         (("--entity-type", "brokers", "--add-config", "a=1"), "t is not the id of a broker"),
         (("--entity-default", "--add-config", "a=1"), "without --entity-name"),
+        (("--topic", "t", "--add-config", "a=1"), "several entities are given"),
+        (("--add-config", "a=1", "--add-config-file", "f"), "give one of them"),
+        (("--add-config-file", "absent"), "absent cannot be read: No such file"),
     ],
 )
 def test_what_is_refused(cluster: LocalCluster, options: tuple[str, ...], expected: str) -> None:
@@ -211,3 +214,43 @@ def test_quotas_of_clients_are_changed_and_described_as_by_kafkas_tool(
         cluster=root,
     ).refusal
     assert "producer_byte_rate in client app has the value '0'" in refused
+
+
+def test_entities_are_named_by_options_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    """--topic, --broker, --client and the defaults stand for --entity-type and --entity-name."""
+    root = cluster.root / "cluster"
+    for short, long in (
+        (("--topic", "t"), OF_TOPIC),
+        (("--broker", "0"), (*BROKER, "--entity-name", "0")),
+        (("--broker-defaults",), (*BROKER, "--entity-default")),
+        (("--client", "c"), ("--entity-type", "clients", "--entity-name", "c")),
+        (("--client-defaults",), ("--entity-type", "clients", "--entity-default")),
+    ):
+        key = "producer_byte_rate" if "--client" in short[0] else RETENTION
+        key = "retention.ms" if short[0] == "--topic" else key
+        run("configs", "alter", *short, "--add-config", f"{key}=7000", cluster=root)
+        described = run("configs", "describe", *short, cluster=root).printed
+        assert "7000" in described
+        assert run("configs", "describe", *long, cluster=root).printed == described
+    refused = run("configs", "describe", "--broker", "0", "--topic", "t", cluster=root).refusal
+    assert refused.startswith("several entities are given: give one of --entity-name, ")
+
+
+def test_settings_are_added_from_a_properties_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Comments, spaces and continued lines are those of Java's properties files."""
+    root = cluster.root / "cluster"
+    file = tmp_path / "topic.properties"
+    file.write_text(
+        "# a comment\n! another\n\n  retention.ms = 7000\ncleanup.policy: \\\n   compact,delete\n"
+    )
+    run("configs", "alter", "--topic", "t", "--add-config-file", str(file), cluster=root)
+    [topic] = json.loads(run("configs", "describe", "--json", cluster=root).printed)
+    assert {one["name"]: one["value"] for one in topic["configs"]} == {
+        "min.insync.replicas": "2",
+        "retention.ms": "7000",
+        "cleanup.policy": "compact,delete",
+    }
+    for text, said in (("retention.ms", "has the line 'retention.ms'"), ("a=1\na=2", "a twice")):
+        file.write_text(text)
+        refused = run("configs", "alter", "--topic=t", f"--add-config-file={file}", cluster=root)
+        assert said in refused.refusal

@@ -147,6 +147,9 @@ def test_a_group_with_a_member_that_lives_is_left_alone(groups: Groups) -> None:
         (["--shift-by", "7"], {0: (3, 0), 1: (1, 0)}),
         (["--to-datetime", "1970-01-01"], {0: (0, 3), 1: (0, 1)}),
         (["--to-datetime", "9999-01-01T00:00:00Z"], {0: (3, 0), 1: (1, 0)}),
+        (["--to-current"], {0: (2, 1), 1: (0, 1)}),
+        (["--by-duration", "P100000D"], {0: (0, 3), 1: (0, 1)}),
+        (["--by-duration", "PT0S"], {0: (3, 0), 1: (1, 0)}),
     ],
 )
 def test_offsets_are_set_where_that_is_executed(
@@ -155,7 +158,7 @@ def test_offsets_are_set_where_that_is_executed(
     """A reset changes offsets only with --execute."""
     groups.commit(p0=2, p1=0)
     before = files_in(groups.folder)
-    planned = groups.reset(*arguments)
+    planned = groups.reset(*arguments, "--dry-run")
     assert lines(planned)[-1] == "Nothing was changed: add --execute to set these offsets."
     assert files_in(groups.folder) == before
     done = groups.reset(*arguments, "--execute")
@@ -178,6 +181,14 @@ def test_offsets_are_set_by_time(groups: Groups) -> None:
         (["--to-earliest", "--to-offset", "1"], "2 are given"),
         (["--shift-by", "1"], "has not committed an offset in every partition of t"),
         (["--to-datetime", "yesterday"], "--to-datetime 'yesterday' is not a time"),
+        (["--by-duration", "1 day"], "--by-duration '1 day' is not a duration"),
+        (["--by-duration", "P"], "is not a duration"),
+        (["--to-latest", "--dry-run"], "--execute and --dry-run are given"),
+        (["--to-latest", "--all-topics"], "give the partitions in one way"),
+        (["--to-latest", "--topic", "t:2"], "topic t has no partition 2, it has 2"),
+        (["--to-latest", "--topic", "t:a"], "'t:a' is not TOPIC:0,1,..."),
+        (["--to-latest", "--all-groups"], "name the groups in one way"),
+        (["--to-latest", "--export", "--json"], "--export and --json are both given"),
     ],
 )
 def test_a_reset_that_makes_no_sense_is_refused(
@@ -206,9 +217,143 @@ def test_offsets_of_a_topic_are_found_at_its_ends_and_by_time(groups: Groups) ->
     ]
     assert offsets(groups, "--time", "latest") == [3, 1]
     assert offsets(groups, "--time", "earliest") == [0, 0]
+    assert offsets(groups, "--time", "max-timestamp") == [2, 0]
     assert offsets(groups, "--time", str(groups.times_ms[3])) == [2, None]
     assert offsets(groups, "--time", "1970-01-01T00:00:01+00:00") == [0, 0]
     refusal = run("get-offsets", "t", "--time", "soon", cluster=groups.root).refusal
     assert refusal.startswith("--time 'soon' is not a time: write it like ")
     refusal = run("get-offsets", "u", cluster=groups.root).refusal
     assert refusal.startswith("UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'")
+
+
+def test_offsets_are_those_of_the_named_partitions(groups: Groups) -> None:
+    """`get-offsets` takes topics and partitions in the forms of Kafka's tool."""
+
+    def partitions(*arguments: str) -> list[int]:
+        found = run("get-offsets", "--json", *arguments, cluster=groups.root)
+        return [row["partition"] for row in json.loads(found.printed)]
+
+    assert partitions() == partitions("t.*") == [0, 1]
+    assert partitions("--partitions", "1,7") == [1]
+    for text, expected in {"t": [0, 1], "t:1": [1], "t:0-1": [0], ":1-": [1], "t:-1": [0]}.items():
+        assert partitions("--topic-partitions", text) == expected
+    assert partitions("--topic-partitions", "t:1,.*:0") == [0, 1]
+    for arguments, said in (
+        (["--partitions", "a"], "--partitions 'a' is not a list of numbers"),
+        (["t", "--partitions", "7"], "--partitions 7 names no partition of t"),
+        (["--topic-partitions", "t:a"], "'t:a' is not topic:partitions, such as t:1 or t:0-3"),
+        (["--topic-partitions", "u"], "--topic-partitions 'u' names no partition"),
+        (["t", "--topic-partitions", "t"], "give nothing else"),
+    ):
+        assert said in run("get-offsets", *arguments, cluster=groups.root).refusal
+
+
+def test_offsets_are_set_in_a_part_of_the_partitions(groups: Groups) -> None:
+    """The scope is partitions of topics, or those in which the group has committed."""
+    groups.commit(p0=2)
+    name = groups.group_id
+    groups.run("reset-offsets", name, "--topic", "t:1", "--to-latest", "--execute")
+    assert groups.described() == {0: (2, 1), 1: (1, 0)}
+    groups.run("delete-offsets", name, "--topic", "t:1")
+    groups.run("reset-offsets", name, "--all-topics", "--shift-by", "-1", "--execute")
+    assert groups.described() == {0: (1, 2)}
+    none = groups.run("reset-offsets", "absent", "--all-topics", "--to-latest").refusal
+    assert none == "group absent has no committed offsets: name topics by --topic"
+
+
+def test_exported_offsets_are_set_from_a_file(groups: Groups, tmp_path: Path) -> None:
+    """--from-file reads the CSV of --export, of one group or of several."""
+    file = tmp_path / "offsets.csv"
+    first = groups.group_id
+    groups.commit(p0=1, p1=1)
+    exported = groups.reset("--to-current", "--export")
+    assert exported.stdout == "t,0,1\nt,1,1\n"
+    assert "Nothing was changed" in exported.stderr
+    file.write_text(exported.stdout)
+    groups.reset("--to-latest", "--execute")
+    groups.run("reset-offsets", first, "--from-file", str(file), "--execute")
+    assert groups.described() == {0: (1, 2), 1: (1, 0)}
+
+    groups.group_id = second = f"{first}-second"
+    groups.commit(p0=2)
+    both = ("reset-offsets", first, second)
+    exported = groups.run(*both, "--topic", "t:0", "--to-current", "--export")
+    assert exported.stdout == f"{first},t,0,1\n{second},t,0,2\n"
+    file.write_text(exported.stdout)
+    groups.run(*both, "--topic", "t", "--to-earliest", "--execute")
+    rows = json.loads(groups.run(*both, "--from-file", str(file), "--execute", "--json").printed)
+    assert [(row["group_id"], row["committed_offset"], row["new_offset"]) for row in rows] == [
+        (first, 0, 1),
+        (second, 0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no lines"),
+        ("t,0", "has in line 1 't,0': give topic,partition,offset"),
+        ("t,0,-1", "has in line 1 't,0,-1'"),
+        ("t,0,1\nt,0,2", "has the partition t-0 twice"),
+        ("h,t,0,1", "has group 'h' in line 1, which is not named"),
+        ("u,0,1", "UNKNOWN_TOPIC_OR_PARTITION"),
+    ],
+)
+def test_a_file_of_offsets_that_makes_no_sense_is_refused(
+    groups: Groups, tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "offsets.csv"
+    file.write_text(text)
+    refused = groups.run("reset-offsets", "g", "--from-file", str(file), "--execute").refusal
+    assert said in refused
+    missing = groups.run("reset-offsets", "g", "--from-file", str(tmp_path / "none")).refusal
+    assert "cannot be read: No such file" in missing
+
+
+def test_several_groups_are_described_and_deleted(tmp_path: Path) -> None:
+    """The rows of several groups have the group's name in front; so have those of all groups."""
+    groups = Groups(tmp_path)
+    for name in ("a", "b", "c"):
+        groups.group_id = name
+        groups.commit(p0=1)
+
+    def described(*arguments: str) -> list[str]:
+        rows = json.loads(groups.run("describe", "--json", *arguments).printed)
+        return [row["group_id"] for row in rows]
+
+    assert described("a", "b") == ["a", "b"]
+    assert described("--all-groups") == ["a", "b", "c"]
+    assert "name the groups in one way" in groups.run("describe").refusal
+    assert groups.run("delete", "a").printed == "Deleted group a.\n"
+    deleted = json.loads(groups.run("delete", "--all-groups", "--json").printed)
+    assert deleted == [{"group_id": "b"}, {"group_id": "c"}]
+    assert json.loads(groups.run("list", "--json").printed) == []
+
+
+def test_members_and_states_of_groups(groups: Groups) -> None:
+    """`describe --members`, `describe --state`, and `list --state` by states."""
+    name = groups.group_id
+    with Consumer(str(groups.root), name, client_id="app") as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll(1_000)
+        [member] = json.loads(groups.run("describe", name, "--members", "--json").printed)
+        [state] = json.loads(groups.run("describe", name, "--state", "--json").printed)
+        listed = json.loads(groups.run("list", "--state", "stable,Empty", "--json").printed)
+        others = json.loads(groups.run("list", "--state", "empty", "--json").printed)
+    assert member.pop("member_id") == state["leader"]
+    assert member == {
+        "group_instance_id": None,
+        "client_id": "app",
+        "partitions": 2,
+        "assignment": ["t-0", "t-1"],
+    }
+    assert (state["state"], state["assignor"], state["members"]) == ("Stable", "range", 1)
+    assert name in [row["group_id"] for row in listed]
+    assert name not in [row["group_id"] for row in others]
+    for arguments, said in (
+        (["describe", name, "--members", "--state"], "give one of them"),
+        (["describe", "absent", "--members"], "GROUP_ID_NOT_FOUND"),
+        (["list", "--state", "dead"], "--state 'dead' is not a state of groups"),
+        (["delete-offsets", name], "--topic is missing"),
+    ):
+        assert said in groups.run(*arguments).refusal

@@ -182,6 +182,19 @@ def test_assignments_that_are_refused(cluster: LocalCluster, entries: Any, said:
     assert files_in(cluster.root) == before
 
 
+def test_another_replication_factor_is_refused_if_that_is_asked_for(cluster: LocalCluster) -> None:
+    """With --disallow-replication-factor-change nothing is moved, not even other partitions."""
+    option, before = "--disallow-replication-factor-change", files_in(cluster.root)
+    file = file_of(cluster, entry(0, [2, 3]), entry(1, [2]))
+    execute = ("--execute", "--reassignment-json-file", file)
+    assert call(cluster, *execute, option).refusal == (
+        "INVALID_REPLICATION_FACTOR: partition t-1 has 2 replicas and would get 1: leave out "
+        "--disallow-replication-factor-change to change that"
+    )
+    assert files_in(cluster.root) == before
+    assert call(cluster, *execute).exit_code == 0
+
+
 def test_a_cancellation_that_is_refused(cluster: LocalCluster) -> None:
     """Only a new replica is in sync."""
     assert with_file(cluster, "--execute", entry(0, [2, 3])).exit_code == 0

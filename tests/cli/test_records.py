@@ -101,6 +101,45 @@ def test_the_properties_of_kafkas_console_tools_are_honoured(
     assert second["value"] is None
 
 
+def test_properties_files_have_the_keys_that_options_do_not_give(
+    cluster: RunningCluster, topic: str, tmp_path: Path
+) -> None:
+    """--reader-config, --formatter-config and --command-config, as in Kafka's tools."""
+    file = tmp_path / "tool.properties"
+    file.write_text("parse.key=true\nkey.separator=|\n")
+    client = tmp_path / "client.properties"
+    client.write_text("linger.ms=1\n")
+    options = ["--reader-config", str(file), "--command-config", str(client)]
+    produce(cluster, topic, b"k1:v1\n", *options, "--reader-property=key.separator=:")
+    file.write_text("print.key = true\nkey.separator: \\t\\:\n")
+    client.write_text("auto.offset.reset=earliest\n")
+    options = ["--formatter-config", str(file), "--command-config", str(client)]
+    assert consume(cluster, topic, *options) == ["k1\t:v1"]
+    client.write_text("linger.msec=1\n")
+    refused = produce(cluster, topic, b"v\n", "--command-config", str(client)).refusal
+    assert "linger.msec" in refused
+
+
+def test_reading_begins_with_an_offset_of_a_partition(cluster: RunningCluster, topic: str) -> None:
+    produce(cluster, topic, b"a\nb\nc\n")
+    of_one = ("--partition=0", "--offset")
+    assert consume(cluster, topic, *of_one, "1") == ["b", "c"]
+    assert consume(cluster, topic, *of_one, "earliest") == ["a", "b", "c"]
+    assert consume(cluster, topic, *of_one, "latest") == []
+
+
+def test_topics_are_read_by_a_regular_expression(cluster: RunningCluster) -> None:
+    """Without a group all their partitions are read, with one they are shared by its members."""
+    for name in ("like-1", "like-2", "unlike-1"):
+        cluster.create_topic(name)
+        produce(cluster, name, name.encode())
+    assert sorted(consume(cluster, "like-.*", "--from-beginning")) == ["like-1", "like-2"]
+    with_group = ("--from-beginning", "--group=g-like")
+    assert sorted(consume(cluster, "like-1,like-2", *with_group)) == ["like-1", "like-2"]
+    refused = run("consume", "none-.*", "--cluster", cluster.connection.cluster).refusal
+    assert "no topic matches 'none-.*'" in refused
+
+
 def test_a_line_without_its_key_ends_the_input_and_says_what_is_stored(
     cluster: RunningCluster, topic: str
 ) -> None:
@@ -169,6 +208,11 @@ def test_one_partition_is_read_alone(cluster: RunningCluster) -> None:
         (["consume", "T", "--checkpoint", "x"], "--checkpoint needs --to"),
         (["consume", "T", "--to", "x", "--format", "csv"], "write delta or table"),
         (["consume", "T", "--partition", "0", "--group", "g"], "leave out --partition"),
+        (["consume", "T", "--offset", "1"], "--offset is one of a partition: give --partition"),
+        (["consume", "T", "--partition=0", "--offset=-1"], "--offset '-1' is no offset"),
+        (["consume", "T", "--partition=0", "--offset=1", "--from-beginning"], "choose one"),
+        (["consume", "T", "--formatter-config", "none"], "none cannot be read: No such file"),
+        (["produce", "T", "--from", "x", "--reader-config", "c"], "--reader-config are for lines"),
         (["consume", "T", "--formatter-property", "print.keys=1"], "did you mean print.key?"),
         (["consume", "T", "--json", "--formatter-property", "print.key=true"], "choose one"),
     ],

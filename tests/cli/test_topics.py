@@ -287,3 +287,77 @@ def test_a_deleted_topic_is_marked_until_the_controller_has_removed_its_rows(
     assert run("topics", "list", cluster=root).printed == "s\nt\n"
     gone = run("topics", "delete", "u", cluster=root).refusal
     assert "UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'; the topics are: s, t" in gone
+
+
+def test_topics_are_chosen_by_a_regular_expression(tmp_path: Path) -> None:
+    """A pattern has to match the whole name; a name with a dot is no pattern."""
+    cluster = LocalCluster(tmp_path, [0])
+    root = tmp_path / "cluster"
+    for name in ("a.b", "acb", "orders-1", "orders-2"):
+        cluster.create_topic(name)
+
+    def listed(pattern: str) -> list[str]:
+        return run("topics", "list", pattern, cluster=root).printed.split()
+
+    assert listed("orders-.*") == ["orders-1", "orders-2"]
+    assert listed("rders-.*") == []
+    assert listed("a.b") == ["a.b"]
+    assert listed("a[.c]b, orders-1") == ["a.b", "acb", "orders-1"]
+    described = run("topics", "describe", "a[.c]b", "--json", cluster=root).printed
+    assert [one["topic"] for one in json.loads(described)] == ["a.b", "acb"]
+
+    grown = run("topics", "alter", "orders-.*", "--partitions", "2", "--json", cluster=root)
+    assert [len(one["partitions"]) for one in json.loads(grown.printed)] == [2, 2]
+    deleted = run("topics", "delete", "orders-.*", "--json", cluster=root).printed
+    assert [one["topic"] for one in json.loads(deleted)] == ["orders-1", "orders-2"]
+    cluster.tick_until_idle()
+    assert listed(".*") == ["a.b", "acb"]
+
+    for command in (["describe", "x.*"], ["delete", "x.*"], ["alter", "x.*", "--partitions", "2"]):
+        refusal = run("topics", *command, cluster=root).refusal
+        assert refusal.startswith("UNKNOWN_TOPIC_OR_PARTITION: no topic matches 'x.*'")
+    refusal = run("topics", "list", "x(", cluster=root).refusal
+    assert refusal.startswith("'x(' is not a regular expression: ")
+
+
+def test_a_topic_may_or_may_not_exist(folder: Path) -> None:
+    """With --if-exists or --if-not-exists nothing is done, and the exit code is 0."""
+    before = files_in(folder)
+    root = folder / "cluster"
+    for command in (
+        ["describe", "u", "--if-exists"],
+        ["describe", "u.*", "--if-exists"],
+        ["describe", "--topic-id", "u", "--if-exists"],
+        ["delete", "u", "--if-exists"],
+        ["alter", "u", "--partitions", "9", "--if-exists"],
+        ["create", "taken", "--partitions", "9", "--if-not-exists"],
+    ):
+        assert run("topics", *command, cluster=root).printed == ""
+    created = run("topics", "create", "taken", "--if-not-exists", "--json", cluster=root).printed
+    assert json.loads(created)["topic"] == "taken"
+    assert run("topics", "delete", "u", "--if-exists", "--json", cluster=root).printed == "[]\n"
+    assert files_in(folder) == before
+    refusal = run("topics", "create", "", "--if-not-exists", cluster=root).refusal
+    assert refusal.startswith("INVALID_TOPIC_EXCEPTION")
+
+
+def test_topics_are_described_by_id_and_by_overrides(tmp_path: Path) -> None:
+    """--topics-with-overrides prints the lines of the topics alone, as Kafka's tool does."""
+    cluster = LocalCluster(tmp_path, [0])
+    root = tmp_path / "cluster"
+    cluster.create_topic("a", configs={"retention.ms": 1})
+    cluster.create_topic("b")
+    assert run("topics", "describe", "--topics-with-overrides", cluster=root).printed == (
+        "Topic: a\tTopicId: <id>\tPartitionCount: 1\tReplicationFactor: 1\t"
+        "Configs: retention.ms=1\n"
+    )
+    raw = run("topics", "describe", "b", "--json", cluster=root).stdout
+    topic_id = json.loads(raw)[0]["topic_id"]
+    by_id = run("topics", "describe", "--topic-id", topic_id, cluster=root).printed
+    assert by_id == run("topics", "describe", "b", cluster=root).printed
+    for command, said in (
+        (["--topic-id", "u"], "UNKNOWN_TOPIC_OR_PARTITION: there is no topic with id 'u'"),
+        (["b", "--topic-id", topic_id], "--topic-id and a topic are given"),
+        (["--topics-with-overrides", "--at-min-isr-partitions"], "give one of them"),
+    ):
+        assert said in run("topics", "describe", *command, cluster=root).refusal

@@ -122,3 +122,18 @@ def test_a_deletion_that_stopped_halfway_can_be_repeated(administered: Administe
     assert administered.names() == ["g"]
     admin.delete("g")
     assert administered.names() == []
+
+
+def test_removed_offsets_do_not_come_back_by_an_older_commit(administered: Administered) -> None:
+    """Removing offsets removes dead members, and refuses their later commits, as a reset does."""
+    fence = administered.join().poll().fence
+    administered.land(fence, 1)
+    partitions = administered.admin.committed_partitions("g")
+    assert partitions == administered.admin.partitions_of("t")
+    administered.admin.delete_offsets("g", partitions)
+    assert administered.offsets.fetch("g") == {}
+    assert administered.admin.committed_partitions("g") == []
+    with pytest.raises(ProtocolError, match="ILLEGAL_GENERATION"):
+        administered.land(fence, 1)
+    with pytest.raises(ProtocolError, match="GROUP_ID_NOT_FOUND"):
+        administered.admin.delete_offsets("h", partitions)
