@@ -587,7 +587,7 @@ PARTITION_STATE = _history_table(
         }
     ),
 )
-CONFIGS = _table(
+CONFIGS = _history_table(
     "configs",
     ("entity_type", "entity_name"),
     entity_type=_STRING,

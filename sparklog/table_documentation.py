@@ -862,8 +862,8 @@ _COMMIT_TIME = "Time of the commit, in ms since 1970 on its writer's clock."
 _OPERATION = "Operation in Delta's history, such as `ELECT LEADERS`; null where it is not known."
 _CAUSE = "Cause, as listed below; null where the commit names none."
 _LAG_SECONDS = (
-    "Seconds from the timestamp of the first record behind until now; 0 at the end, and null where "
-    "it is not known."
+    "Seconds from the timestamp of the first record behind until now; 0 at the end and for a "
+    "timestamp in the future, and null where it is not known."
 )
 _VERSION_OF_STATE = "Version of `partition_state` with the change."
 
@@ -909,6 +909,23 @@ VIEWS: Mapping[str, TableDocumentation] = {
             "version": _VERSION_OF_STATE,
         },
     ),
+    "config_history": TableDocumentation(
+        rows=(
+            "A change of a dynamic configuration: a key of a topic, broker or client id. It "
+            "reaches back as far as the commits of `topics` and `configs`."
+        ),
+        writers="",
+        columns={
+            "at_ms": _COMMIT_TIME,
+            "entity_type": "Type of the entity: `topics`, `brokers` or `clients`.",
+            "entity_name": "Name of the topic, id of the broker, client id, or `<default>`.",
+            "key": "Kafka's key.",
+            "value_before": "Value before; null where the entity did not set the key.",
+            "value": "Value after; null where the entity no longer sets the key.",
+            "operation": "Operation in Delta's history: `ALTER CONFIGS`, or that of a topic.",
+            "version": "Version of `topics` or `configs` with the change.",
+        },
+    ),
     "replica_progress": TableDocumentation(
         rows="A follower as its leader sees it.",
         writers="",
@@ -919,12 +936,14 @@ VIEWS: Mapping[str, TableDocumentation] = {
             "leader_epoch": "Leader epoch of the partition.",
             "in_isr": "Whether the follower is in the ISR.",
             "log_end_offset": "Log end offset that the follower has reported; null without one.",
+            "high_watermark": "High watermark that the follower has reported; null without one.",
             "leader_log_end_offset": "Log end offset of the leader; null without a leader.",
             "lag": "Offsets between the two; null where one of them is not known.",
             "lag_seconds": _LAG_SECONDS,
             "last_caught_up_ms": (
-                "Time in ms since 1970 of the newest report at the leader's log end, or the "
-                "timestamp of the first record that is missing."
+                "Time in ms since 1970 until which the follower had everything: of its newest "
+                "report at the leader's log end, or the timestamp of the first record that it "
+                "lacks."
             ),
             "reported_at_ms": "Time of the follower's last report, in ms since 1970 on its clock.",
             "left_isr_at_ms": (

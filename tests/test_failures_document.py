@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pyarrow.parquet import read_table
 
 from sparklog import errors
 from sparklog.errors import ERROR_CODES, SparklogError, StorageError
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import batch_file, flip_byte
 from tests.cli.command_line import Finished, run
+from tests.cli.test_as_of import now_ms
 from tests.examples import CHECKOUT, examples
 
 DOCUMENT = "docs/failures.md"
@@ -142,7 +144,9 @@ class TestIncidents:
         assert cluster.connection.metadata().topic("t").config.retention_ms == 3_600_000
 
     def test_a_partition_without_replicas_in_sync_leads_again(self, cluster: LocalCluster) -> None:
-        under_min, lower, reset, offline, elect = commands_of(section("A lost quorum of replicas"))
+        under_min, lower, reset, offline, positions, verify, elect = commands_of(
+            section("A lost quorum of replicas")
+        )
         cluster.crash(2)
         cluster.fence(2)
         cluster.tick_until_idle()
@@ -170,6 +174,24 @@ class TestIncidents:
         cluster.restart(2)
         cluster.tick_until_idle()
         assert "(3 rows)" in self.done(offline).printed
+        assert "damaged_offset" in self.done(positions).printed
+        assert self.done(verify).exit_code == 0
         assert "Successfully completed" in self.done(elect).printed
         cluster.tick_until_idle()
         assert cluster.partition("t", 0).leader == 2
+        # The records that broker 2 lacked are lost, and their files are still there.
+        cluster.produce("t", 0, [b"e"])
+        cluster.tick_until_idle()
+        before_ms = now_ms()
+        cluster.restart(0)
+        cluster.tick_until_idle()
+        lost, files = commands_of(section("Lost records"))
+        assert "(1 row)" in self.done(lost).printed
+        at = files.index("30 seconds ago")
+        as_of = ["t" if one == "clicks" else one for one in files]
+        as_of[at] = str(before_ms)
+        as_of = [one.replace("'clicks'", "'t'") for one in as_of]
+        paths = re.findall(r"_inbox/\S+\.parquet", self.done([*as_of, "--csv"]).printed)
+        in_folder = [cluster.root / "broker-0" / "log" / path for path in paths]
+        values = [read_table(one)["value"].to_pylist() for one in in_folder if one.exists()]
+        assert [b"d"] in values

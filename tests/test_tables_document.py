@@ -134,6 +134,7 @@ def view_columns() -> dict[str, dict[str, str]]:
     found = {}
     with duckdb.connect() as connection:
         tables = {schema.name: schema.columns for schema in model.CLUSTER_TABLES} | BROKER_VIEWS
+        tables |= {name: past.columns for name, past in CLUSTER_PAST.items()}
         for name, columns in tables.items():
             connection.register(name, columns.empty_table())
         for macro in SPARKS_FUNCTIONS:

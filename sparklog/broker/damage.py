@@ -333,7 +333,7 @@ class Repairs:
             # The offsets of a damaged header are not known; its number of records is.
             records = sum(one.next_offset - one.base_offset for one in batches)
             state = metadata.partitions[key]
-            row = self._replicas.truncation(key, points[key], now_ms, "damage", state.leader)
+            row = self._replicas.truncation(key, points[key], "damage", state.leader)
             truncations.append(
                 {
                     **row,

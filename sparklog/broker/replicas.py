@@ -7,6 +7,7 @@ staged changes of the current step. After a crash it is rebuilt from the checkpo
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -204,16 +205,15 @@ class Replicas:
             self._staged.pop(key, None)
             self._staged_epochs.pop(key, None)
 
-    def truncation(
-        self, key: TopicIdPartition, offset: int, now_ms: int, cause: str, leader: int | None
-    ) -> Row:
+    def truncation(self, key: TopicIdPartition, offset: int, cause: str, leader: int | None) -> Row:
         """Return the row of `truncations` for a replica that is about to be cut at `offset`."""
         replica, end = self[key], self.log_end_offset(key)
         start = replica.log_start_offset if cause == "log_restart" else min(offset, end)
         return {
             **key._asdict(),
             "topic": replica.topic,
-            "at_ms": now_ms,
+            # The clock of commits, as in the other tables of the past.
+            "at_ms": time.time_ns() // 1_000_000,
             "cause": cause,
             "leader": leader,
             "from_offset": end,

@@ -193,4 +193,6 @@ def _text(key: str, value: Any, *, utc: bool) -> str:
         return "none"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return time_text(value, utc=utc) if is_instant(key) else str(value)

@@ -252,7 +252,7 @@ def _of_truncation(row: _Row) -> Change:
     lost = row["records_lost"] or 0
     text = (
         f"{_name(row)}: broker {row['broker_id']} removed the offsets {row['to_offset']} to "
-        f"{row['from_offset'] - 1}, {row['records_removed']} records, {lost} of them acknowledged"
+        f"{row['from_offset'] - 1}, {row['records_removed']} records, {lost} of them committed"
     )
     severity = Severity.CRITICAL if lost else Severity.WARNING
     return Change(severity, "truncation", _name(row), text, _words(row["cause"]))

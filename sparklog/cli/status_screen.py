@@ -111,6 +111,7 @@ def _summary(status: ClusterStatus, *, utc: bool) -> Table:
     controller = status.controller
     lagging = max(found, key=lambda one: one.lag, default=None)
     replica_lag = lagging.lag if lagging is not None else 0
+    group_lag = sum(one.lag for one in status.groups)
     of = f" ({lagging.name})" if lagging is not None and replica_lag else ""
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
@@ -130,12 +131,16 @@ def _summary(status: ClusterStatus, *, utc: bool) -> Table:
         Text("partitions"),
         Text(f"{len(found)}: " + ", ".join(f"{count} {name}" for name, count in counts.items())),
     )
-    grid.add_row(Text("replica lag"), Text(f"{replica_lag} offsets at most{of}"))
+    grid.add_row(Text("replica lag"), Text(f"{_number(replica_lag, 'offset')} at most{of}"))
     grid.add_row(
         Text("group lag"),
-        Text(f"{sum(one.lag for one in status.groups)} offsets in {len(status.groups)} groups"),
+        Text(f"{_number(group_lag, 'offset')} in {_number(len(status.groups), 'group')}"),
     )
     return grid
+
+
+def _number(count: int, of: str) -> str:
+    return f"{count} {of}" if count == 1 else f"{count} {of}s"
 
 
 def _losses(status: ClusterStatus, *, utc: bool) -> Iterator[Text]:
@@ -188,7 +193,7 @@ def _partitions(troubled: list[PartitionStatus]) -> Table:
             leader,
             ",".join(map(str, one.state.isr)),
             ",".join(map(str, replicas)),
-            str(one.lag),
+            "-" if one.is_offline else str(one.lag),
             ", ".join(conditions(one)),
         )
     if len(troubled) > _MOST_ROWS:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 
 from sparklog.errors import ConfigError
 
-_INSTANT = re.compile(r"(?<![a-z])(at|since|elected|timestamp|deadline)_ms\)?$")
+_INSTANT = re.compile(r"(?<![a-z])(at|up|since|elected|timestamp|deadline)_ms\)?$")
 """The names of columns that hold times in ms since 1970; others in ms are durations."""
 
 _AGO = re.compile(r"(\d{1,9})\s*(second|minute|hour|day|week)s?\s+ago")

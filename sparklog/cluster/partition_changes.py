@@ -73,7 +73,7 @@ def further_rows(
     return both.slice(max(0, both.num_rows - MOST_CHANGES))
 
 
-def _commits(source: ControlTable, first: int, last: int) -> Iterator[Commit]:
+def commits_between(source: ControlTable, first: int, last: int) -> Iterator[Commit]:
     """Yield the commits from `first` on that exist and can be read."""
     try:
         yield from read_commits(source.location, first, last)
@@ -94,7 +94,7 @@ def _versions(table: Location, first: int, last: int) -> list[int]:
     return sorted(version for version in found if first <= version <= last)
 
 
-def _rows_of(source: ControlTable, commit: Commit) -> _Rows | None:
+def rows_added_by(source: ControlTable, commit: Commit) -> _Rows | None:
     """Return the rows in the files that a commit has added; `None` if one has been removed."""
     try:
         return [row for file in commit.added for row in source.read_file(file.path).to_pylist()]
@@ -123,10 +123,10 @@ def _partition_changes(
     found: _Rows = []
     seen = first - 1
     is_complete = True
-    for commit in _commits(source, first, last):
+    for commit in commits_between(source, first, last):
         if commit.version <= seen:
             continue
-        stored = _rows_of(source, commit)
+        stored = rows_added_by(source, commit)
         if commit.version != seen + 1 or stored is None:
             is_complete = False
             known = {key: one._replace(is_last=False) for key, one in known.items()}
@@ -230,10 +230,10 @@ def _controller_changes(
     found: _Rows = []
     seen = first - 1
     is_complete = True
-    for commit in _commits(source, first, last):
+    for commit in commits_between(source, first, last):
         if commit.version <= seen:
             continue
-        stored = _rows_of(source, commit)
+        stored = rows_added_by(source, commit)
         is_complete &= commit.version == seen + 1 and stored is not None
         seen = commit.version
         for row in _leases(known, stored or [], commit):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparklog.cluster.config_past import CONFIG_HISTORY, config_past
 from sparklog.cluster.partition_changes import (
     OF_CONTROLLER,
     OF_PARTITIONS,
@@ -90,8 +91,9 @@ CLUSTER_PAST: dict[str, PastView] = {
         CONTROLLER_HISTORY.columns, lambda root: _completed(OF_CONTROLLER, root)
     ),
     LEADERSHIP_HISTORY.name: PastView(LEADERSHIP_HISTORY.columns, _leaders),
+    "config_history": PastView(CONFIG_HISTORY, config_past),
 }
-"""The tables of the cluster root that sparklog reads, since they lag behind."""
+"""The tables of the cluster root that sparklog reads: they lag behind, or are made of commits."""
 
 # --- broker roots -------------------------------------------------------------------------------
 
@@ -222,7 +224,7 @@ departures as (
 )
 select
     r.topic_id, r.topic, r.partition, r.broker_id, r.leader, r.leader_epoch, r.in_isr,
-    r.log_end_offset, r.leader_log_end_offset,
+    r.log_end_offset, r.high_watermark, r.leader_log_end_offset,
     case
         when r.log_end_offset >= r.leader_log_end_offset then 0
         else r.leader_log_end_offset - r.log_end_offset

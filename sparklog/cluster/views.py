@@ -234,10 +234,10 @@ def create_views(
     found: dict[tuple[int, str], dict[str, DataFrame] | StorageError] = {}
 
     def open_table(schema: TableSchema) -> None:
-        if schema.name in CLUSTER_PAST:
-            views[schema.name] = _load_state(spark, cluster, schema.name, of_cluster)
-        else:
-            views[schema.name] = _load(spark, cluster, schema)
+        views[schema.name] = _load(spark, cluster, schema)
+
+    for name in CLUSTER_PAST:
+        views[name] = _load_state(spark, cluster, name, of_cluster)
 
     def open_root(root: tuple[int, str]) -> None:
         try:
@@ -246,7 +246,8 @@ def create_views(
             found[root] = error
 
     # Delta runs a small job to open a table, so they are opened in parallel on any storage.
-    tables = [partial(open_table, schema) for schema in CLUSTER_TABLES]
+    stored = [schema for schema in CLUSTER_TABLES if schema.name not in CLUSTER_PAST]
+    tables = [partial(open_table, schema) for schema in stored]
     in_parallel([*tables, *(partial(open_root, root) for root in roots)], is_local=False)
     readable = []
     for broker_id, root in roots:

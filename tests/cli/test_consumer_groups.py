@@ -160,7 +160,10 @@ def test_offsets_are_set_where_that_is_executed(
     before = files_in(groups.folder)
     planned = groups.reset(*arguments, "--dry-run")
     assert lines(planned)[-1] == "Nothing was changed: add --execute to set these offsets."
-    assert files_in(groups.folder) == before
+    # A checkpoint of the commits before may be written meanwhile, in the background.
+    assert {name for name in files_in(groups.folder) if "checkpoint." not in name} == {
+        name for name in before if "checkpoint." not in name
+    }
     done = groups.reset(*arguments, "--execute")
     assert lines(done) == lines(planned)[:-1]
     assert groups.described() == after

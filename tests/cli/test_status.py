@@ -392,7 +392,7 @@ class TestThePage:
         text = page.read_text(encoding="utf-8")
         assert "<b>LOST</b> records were lost: clicks-0, 3 records" in text
         assert "clicks-0: broker 1 leads in place of broker 0, leader epoch 1" in text
-        assert "broker 0 removed the offsets 0 to 2, 3 records, 3 of them acknowledged" in text
+        assert "broker 0 removed the offsets 0 to 2, 3 records, 3 of them committed" in text
         assert "<b>controller</b>" in text
 
     def test_shows_the_changes_of_a_commit_as_one_that_unfolds(self, page: Path) -> None:

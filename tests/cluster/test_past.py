@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import pytest
 from deltalake import DeltaTable
 
-from sparklog import Consumer, OffsetAndMetadata, TopicPartition
+from sparklog import Admin, Consumer, OffsetAndMetadata, TopicPartition
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
 from sparklog.cluster.operations import CAUSES, OPERATIONS
@@ -135,6 +135,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         consumer.commit(
             {TopicPartition(*one): OffsetAndMetadata(at) for one, at in committed.items()}
         )
+    Admin(cluster.connection).alter_configs("payments", {"retention.ms": 86_400_000})
     cluster.crash(2)
     cluster.fence(2)
     cluster.crash(1)
@@ -197,6 +198,8 @@ def queries(before_ms: int) -> dict[int, str]:
     return {int(number): query.replace(PLACEHOLDER, before) for number, query in found}
 
 
+LAGGED = f"broker 2 at offset 2 of 3, caught up {LAG_MS + 2} ms ago"
+
 ANSWERS: dict[int, Rows] = {
     1: [(0, 0, "now")],
     2: [("imports", 0, 0, 2), ("orders", 0, 1, 1), ("payments", 0, 1, 2)],
@@ -207,14 +210,14 @@ ANSWERS: dict[int, Rows] = {
     4: [("now", "orders", 0, 0, 1, "leader_fenced")],
     5: [("alone", 0, 3), ("imports", 0, 2), ("payments", 0, 2), ("orders", 0, 1)],
     6: [
-        ("now", "orders", 0, "[2]", "[0, 1]", "CHANGE ISR", "follower_lagging"),
-        ("now", "orders", 0, "[2]", "[0, 1]", "ELECT LEADERS", "follower_fenced"),
-        ("now", "orders", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced"),
-        ("now", "payments", 0, "[1]", "[0]", "ELECT LEADERS", "leader_fenced"),
-        ("now", "orders", 0, "[1, 2]", "[0]", "ELECT LEADERS", "follower_fenced"),
-        ("now", "payments", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced"),
-        ("now", "orders", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced"),
-        ("now", "payments", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced"),
+        ("now", "orders", 0, "[2]", "[0, 1]", "CHANGE ISR", "follower_lagging", LAGGED),
+        ("now", "orders", 0, "[2]", "[0, 1]", "ELECT LEADERS", "follower_fenced", None),
+        ("now", "orders", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced", None),
+        ("now", "payments", 0, "[1]", "[0]", "ELECT LEADERS", "leader_fenced", None),
+        ("now", "orders", 0, "[1, 2]", "[0]", "ELECT LEADERS", "follower_fenced", None),
+        ("now", "payments", 0, "[1]", "[0]", "ELECT LEADERS", "follower_fenced", None),
+        ("now", "orders", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced", None),
+        ("now", "payments", 0, "[0]", "[1]", "ELECT LEADERS", "leader_fenced", None),
     ],
     7: [("orders", 0, 2, "now", "follower_fenced")],
     8: [("orders", 0, 3, 2)],
@@ -224,27 +227,28 @@ ANSWERS: dict[int, Rows] = {
     12: [(1, 2, "now", "lease_lapsed")],
     13: [(1,)],
     14: [("now", 0, "orders", 0, 5, 3, 1, "divergence", 5, 2)],
-    15: [("now", "orders", 0, 0, 1, "leader_fenced", 2)],
-    16: [(0, 4, 4, 0), (2, 3, 4, 1)],
+    15: [("now", "orders", 0, 0, 1, "leader_fenced", 2, 3, 4)],
+    16: [(0, 4, 4, 4, 0), (2, 3, 3, 4, 1)],
     17: [("2", "orders", 0, 1)],
     18: [("alone", 0, 0, None, None), ("imports", 0, 0, 1, 1), ("orders", 0, 1, 4, 3)],
-    19: [("NOT_ENOUGH_REPLICAS", 2)],
+    19: [("NOT_ENOUGH_REPLICAS", 2, "now", "now")],
     20: [("payments", 0, "NOT_ENOUGH_REPLICAS", 0, 2)],
     21: [(0, 4), (1, 4), (2, 3)],
     22: [(0, 0, 0), (0, 1, 3), (1, 0, 0), (1, 1, 3), (2, 0, 0)],
     23: [(0, 2, 1), (2, 1, 1)],
     24: [(0, "orders", 0, 4, 3), (1, "orders", 0, 4, 3), (2, "orders", 0, 3, 2)],
     25: [(0, "alive"), (1, "alive"), (2, "fenced")],
+    26: [("now", "topics", "payments", "retention.ms", None, "86400000")],
 }
 
 
-def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_five_questions() -> None:
+def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_six_questions() -> None:
     text = (CHECKOUT / "docs/questions.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (\d+) \| (.+?) \| `\w+` \| .+ \|$", text, re.MULTILINE)
     headings = re.findall(r"^### (\d+)\. (.+)$", text, re.MULTILINE)
-    assert [number for number, _ in lines] == [str(number) for number in range(1, 26)]
+    assert [number for number, _ in lines] == [str(number) for number in range(1, 27)]
     assert headings == lines
-    assert queries(0).keys() == set(range(1, 26))
+    assert queries(0).keys() == set(range(1, 27))
 
 
 LAGS_IN_SECONDS = """
@@ -471,3 +475,42 @@ class TestTruncations:
         cluster.brokers[0].stop()
         [stored] = table(cluster, 0, TRUNCATIONS).rows().to_pylist()
         assert stored["from_offset"] == 4
+
+
+class TestConfigHistory:
+    def test_has_each_change_with_the_value_before(self, tmp_path: Path) -> None:
+        """Topics' values are in `topics`, those of brokers and client ids in `configs`."""
+        cluster = LocalCluster(tmp_path, [0])
+        cluster.create_topic("t", configs={"cleanup.policy": "compact"})
+        admin = Admin(cluster.connection)
+        admin.alter_configs("t", {"retention.ms": 1_000, "cleanup.policy": "compact,delete"})
+        admin.alter_configs("t", {"retention.ms": 2_000})
+        admin.alter_configs("t", {}, delete=["retention.ms"])
+        admin.alter_client_quotas("c", {"producer_byte_rate": 10})
+        cluster.create_topic("other")
+        statement = "select * exclude (at_ms, version) from config_history order by at_ms, key"
+        found = [tuple(row.values()) for row in rows(cluster, statement)]
+        alter = "ALTER CONFIGS"
+        assert found == [
+            ("topics", "t", "cleanup.policy", None, "compact", "CREATE TOPIC"),
+            ("topics", "t", "cleanup.policy", "compact", "compact,delete", alter),
+            ("topics", "t", "retention.ms", None, "1000", alter),
+            ("topics", "t", "retention.ms", "1000", "2000", alter),
+            ("topics", "t", "retention.ms", "2000", None, alter),
+            ("clients", "c", "producer_byte_rate", None, "10", alter),
+        ]
+
+    def test_begins_where_the_commits_begin_without_claims_about_values_before(
+        self, tmp_path: Path
+    ) -> None:
+        cluster = LocalCluster(tmp_path, [0])
+        cluster.create_topic("t")
+        admin = Admin(cluster.connection)
+        admin.alter_configs("t", {"retention.ms": 1_000})
+        topics = cluster.location().child("topics")
+        write_checkpoint(topics)
+        for version in range(open_delta_table(topics).version()):
+            topics.remove(commit_path(version))
+        admin.alter_configs("t", {"retention.ms": 2_000})
+        found = rows(cluster, "select value_before, value from config_history")
+        assert found == [{"value_before": "1000", "value": "2000"}]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from sparklog.cluster.connection import Connection
-from sparklog.cluster.past import BROKER_PAST
+from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.cluster.views import COMMITTED_RECORDS, RECORDS, SQL_VIEWS, create_views
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG
@@ -61,7 +61,10 @@ def test_there_is_a_view_of_every_table_and_brokers_tables_begin_with_broker_id(
     of_brokers = {schema.name for schema in BROKER_TABLES} - {LOG.name} | {"batches", "records"}
     of_brokers |= BROKER_PAST.keys()
     assert viewed.names == sorted(
-        {schema.name for schema in CLUSTER_TABLES} | of_brokers | SQL_VIEWS.keys()
+        {schema.name for schema in CLUSTER_TABLES}
+        | of_brokers
+        | SQL_VIEWS.keys()
+        | CLUSTER_PAST.keys()
     )
     first_columns = {name: viewed.session.table(name).columns[0] for name in of_brokers}
     assert first_columns == dict.fromkeys(of_brokers, "broker_id")

@@ -399,7 +399,7 @@ class Follower:
                     removed += dropped[key]
                     self._announce_truncation(key, offset)
             cut = {key: offset for key, offset in points.items() if key not in unreadable}
-            truncations = self._truncations(cut, followed, now_ms, "divergence")
+            truncations = self._truncations(cut, followed, "divergence")
             for key, offset in cut.items():
                 replica = self._replicas[key]
                 self._replicas.put(
@@ -440,7 +440,7 @@ class Follower:
         unknown = staying | (starts.keys() - kept.keys())
         starts = {key: offset for key, offset in starts.items() if key in kept}
         removed = [batch for key in starts for batch in self._root.log.batches(key)]
-        truncations = self._truncations(starts, followed, now_ms, "log_restart")
+        truncations = self._truncations(starts, followed, "log_restart")
         for key, offset in starts.items():
             _log.warning(
                 "log restarted at the leader's log start offset",
@@ -467,14 +467,13 @@ class Follower:
         self,
         points: Mapping[TopicIdPartition, int],
         followed: list[Followed],
-        now_ms: int,
         cause: str,
     ) -> list[Row]:
         """Return the rows of `truncations` for logs with records; an empty log loses nothing."""
         states = {one.key: one.state for one in followed}
         rows = [
             {
-                **self._replicas.truncation(key, offset, now_ms, cause, states[key].leader),
+                **self._replicas.truncation(key, offset, cause, states[key].leader),
                 "leader_epoch": states[key].leader_epoch,
             }
             for key, offset in points.items()
