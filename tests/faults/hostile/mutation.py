@@ -15,6 +15,10 @@ from typing import Any, Literal
 Form = Literal["bytes", "text", "json"]
 """The form of a target's samples: any bytes, text in UTF-8, or JSON values, one a line."""
 
+MOST_BYTES = 200_000
+"""The largest input that changes of bytes make; changes of trees at most double a valid input, and
+add a value of 6,000 bytes, each time."""
+
 _DEEP, _DIGITS = "@deep@", "@digits@"
 """Placeholders of values that `json.dumps` cannot write."""
 
@@ -131,6 +135,7 @@ class Mutator:
     def _changed_bytes(self, random: Random, content: bytes) -> bytes:
         for _ in range(random.choice((1, 1, 1, 2, 3, 6))):
             content = random.choice(_OF_BYTES)(random, content, random.choice(self._samples))
+            content = content[:MOST_BYTES]
         if self._form != "bytes" and random.random() < 0.8:
             content = content.decode("utf-8", "replace").encode()
         return content
@@ -255,7 +260,8 @@ def _altered(random: Random, value: Any) -> Any:
     """Return another value of the same kind, or the value in another kind's place."""
     how = random.randrange(4)
     if how == 0:
-        return random.choice(([value], {"a": value}, str(value), [value] * random.choice((2, 500))))
+        count = 2 if isinstance(value, dict | list) else 500
+        return random.choice(([value], {"a": value}, str(value), [value] * count))
     if isinstance(value, dict):
         return _altered_object(random, value)
     if isinstance(value, list) and value:

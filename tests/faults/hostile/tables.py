@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -137,10 +138,8 @@ def _journal(folder: Path) -> Callable[[bytes], object]:
 
 
 def _permitting_damage(read: Callable[[], object]) -> None:
-    try:
+    with contextlib.suppress(DamagedError):
         read()
-    except DamagedError:
-        pass
 
 
 def _opened_journal(folder: Path, samples: Samples) -> Callable[[bytes], object]:

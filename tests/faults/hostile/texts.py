@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -147,7 +148,7 @@ def text_targets(folder: Path) -> list[Target]:
             "text",
             (ConfigError,),
             weight=8,
-        ),  # fmt: skip
+        ),
         Target("config_values", _parsed, values, "json", (ConfigError,), weight=60),
         Target("storage_options", _storage_options, store, "json", (ConfigError,), weight=40),
         Target(
@@ -157,7 +158,7 @@ def text_targets(folder: Path) -> list[Target]:
             "text",
             (ConfigError,),
             weight=30,
-        ),  # fmt: skip
+        ),
         Target("location", _location, _URIS, "text", weight=40),
         Target("topic_name", _topic_name, [b"a.b_c-D9", b"x" * 249], "text", weight=40),
         Target("batch_path", _batch_path, [new_batch_path().encode()], "text", weight=30),
@@ -173,14 +174,14 @@ def text_targets(folder: Path) -> list[Target]:
             [json_bytes(_REASSIGNMENT)],
             "json",
             weight=20,
-        ),  # fmt: skip
+        ),
         Target(
             "reassigned_topics",
             on_file(reassign_partitions._topics),
             [json_bytes(topics)],
             "json",
             weight=10,
-        ),  # fmt: skip
+        ),
         Target("election", on_file(elect_leaders._partitions), [json_bytes(_DELETION)], "json"),
         Target("deletion", on_file(delete_records._offsets), [json_bytes(_DELETION)], "json"),
         Target("broker_list", _brokers, [b"0,1,2", b"7"], "text", weight=20),
@@ -191,14 +192,14 @@ def text_targets(folder: Path) -> list[Target]:
             [b"linger.ms=5", b"client.id=[a, {b: c}]"],
             "text",
             weight=15,
-        ),  # fmt: skip
+        ),
         Target(
             "past_time",
             _time,
             [b"2026-01-31T12:00:00+01:00", b"10 minutes ago", b"1700000000000"],
             "text",
             weight=20,
-        ),  # fmt: skip
+        ),
     ]
 
 
@@ -241,10 +242,8 @@ def _configuration(folder: Path) -> Callable[[bytes], object]:
 
 
 def _permitting_refusal(uri: str, options: Mapping[str, Mapping[str, str]]) -> None:
-    try:
+    with contextlib.suppress(SparklogError):
         Location.of(uri, options)
-    except SparklogError:
-        pass
 
 
 _MODELS = (Settings, TopicConfig, ProducerConfig, ConsumerConfig, ClientQuotas)
@@ -336,19 +335,15 @@ def _arguments(content: bytes) -> None:
         lambda: arguments.callback(given, "callback"),
     )
     for check in checks:
-        try:
+        with contextlib.suppress(SparklogError):
             check()
-        except SparklogError:
-            pass
 
 
 def _read_offsets(content: bytes) -> None:
     text = _text(content)
     for parse_text in (parse_offsets, parse_timestamps, parse_assignment):
-        try:
+        with contextlib.suppress(ConfigError):
             parse_text(text, "startingOffsets")
-        except ConfigError:
-            pass
 
 
 def _stream_offset(content: bytes) -> None:
@@ -370,10 +365,8 @@ def _options(content: bytes) -> None:
         lambda: parse_read_options(options, "stream"),
         lambda: parse_write_options(options),
     ):
-        try:
+        with contextlib.suppress(ConfigError):
             read()
-        except ConfigError:
-            pass
 
 
 def _brokers(content: bytes) -> None:
