@@ -14,6 +14,7 @@ import yaml
 
 from sparklog.consumer.assigned_partition import ConsumerRecord
 from sparklog.errors import ConfigError, SparklogError
+from sparklog.storage.damaged_commits import MALFORMED
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -76,7 +77,8 @@ def client_config(texts: Sequence[str]) -> dict[str, Any]:
     for key, text in given.items():
         try:
             values[key.replace(".", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, *MALFORMED):
+            # PyYAML raises the errors of Python's own conversions for numbers, dates and nesting.
             values[key.replace(".", "_")] = text
     return values
 

@@ -5,10 +5,10 @@ Every client may write to the table, so a row may have any content.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from sparklog.model import Row
+from sparklog.storage.json_text import json_value
 
 
 class NotedFile(NamedTuple):
@@ -23,8 +23,8 @@ def noted_files(row: Row) -> list[NotedFile]:
     cannot read it either.
     """
     try:
-        entries: Any = json.loads(row["files"])
-    except (TypeError, ValueError, RecursionError):
+        entries: Any = json_value(row["files"])
+    except (TypeError, ValueError):
         return []
     found = []
     for entry in entries if isinstance(entries, list) else ():

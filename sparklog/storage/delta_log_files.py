@@ -63,7 +63,7 @@ def last_checkpoint(table: Location) -> int:
     """Return the version in the log's checkpoint hint, or -1 if there is no usable hint."""
     try:
         return int(json_value(table.read_bytes(f"{LOG_FOLDER}/{CHECKPOINT_HINT}"))["version"])
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, OverflowError):
         return -1
 
 

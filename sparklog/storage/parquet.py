@@ -7,6 +7,7 @@ takes longer than reading them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,22 +35,25 @@ _PLAIN, _DELTA_BINARY_PACKED = 0, 5
 class ParquetContent:
     """A Parquet file; its footer is read by the constructor, its rows by `read`.
 
-    Raises `pa.ArrowException`, `OSError` or `ValueError` if the content is not Parquet.
+    Raises `pa.ArrowException` or `OSError` if the content is not Parquet.
     """
 
     def __init__(self, content: bytes) -> None:
-        self._file = _opened(content)
+        with _of_arrow():
+            self._file = _opened(content)
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
         """Return the rows with all columns, or with `columns`."""
-        return self._file.read(columns, use_threads=False)
+        with _of_arrow():
+            return self._file.read(columns, use_threads=False)
 
 
 class ForeignParquet:
     """A Parquet file from any writer, read in pieces of a bounded number of rows.
 
     Only the schema and the row count of its footer are read: pyarrow aborts the process if the rest
-    of a footer is malformed. Raises as `ParquetContent` does.
+    of a footer is malformed. Raises `pa.ArrowException`, `OSError` or `ValueError` if the content
+    is not Parquet.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -81,6 +85,20 @@ class ForeignParquet:
         # Arrow reserves memory for as many rows as are requested.
         at_once = max(1, min(at_once, self.row_count))
         yield from self._file.iter_batches(at_once, use_threads=False)
+
+
+@contextmanager
+def _of_arrow() -> Iterator[None]:
+    """Raise `pa.ArrowInvalid` where pyarrow raises the error of a conversion.
+
+    Names in a damaged footer that are not UTF-8 are a `UnicodeDecodeError` of pyarrow.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, pa.ArrowException):
+            raise
+        raise pa.ArrowInvalid(str(error)) from error
 
 
 def _opened(content: bytes, dictionary_encoded: Iterable[int] = ()) -> pq.ParquetFile:

@@ -88,8 +88,8 @@ def _value(name: str, key: str, uri: str) -> str:
     path = name.removeprefix(_FILE)
     try:
         return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text, or its name is not one"
         raise ConfigError(
             f"the storage option {key} of {uri} refers to the file {path}, which cannot be read "
             f"({reason}): put it wherever the store is used, with Spark on the driver and on every "

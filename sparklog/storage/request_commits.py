@@ -26,7 +26,7 @@ from pydantic_core import from_json
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS
 from sparklog.storage.commits import COMMIT_ID, AddedFile, Commit
-from sparklog.storage.damaged_commits import USER_METADATA, check_commit_text
+from sparklog.storage.damaged_commits import MALFORMED, USER_METADATA, check_commit_text
 from sparklog.storage.delta_checkpoints import CHECKPOINT_INTERVAL, checkpoint_interval
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_files import commit_path
@@ -143,8 +143,8 @@ def told_refusals(count: int) -> str | None:
 def refusals(commit: Commit) -> int:
     """Return the number of earlier refusals that a commit's producer states."""
     try:
-        count = json.loads(commit.user_metadata or "{}").get(_REFUSED, 0)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        count = json_value(commit.user_metadata or "{}").get(_REFUSED, 0)
+    except (ValueError, TypeError, AttributeError):
         return 0
     return count if _is_number(count) else 0
 
@@ -231,7 +231,7 @@ def _set_fields(action: _Action) -> _Action:
 def _is_as_written(content: bytes) -> bool:
     try:
         check_commit_text(content)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         return False
     return True
 
@@ -328,7 +328,7 @@ def _valid_file_action(action: _Action) -> _Action | None:
 def _is_statistics(text: str) -> bool:
     try:
         return are_valid_statistics(json_value(text))
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
 
 

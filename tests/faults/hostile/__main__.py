@@ -41,7 +41,7 @@ def hostile(
                 f"{count:3} findings"
             )
     for one in run.findings:
-        typer.echo(f"\n{one.target}, input {one.number} of seed {seed}, {one.count} times")
+        typer.echo(f"\n{one.target}, input {one.number} of seed {seed}, {one.times} times")
         typer.echo(f"  {one.fault}\n  at {one.place}\n  {one.content}")
     total = sum(one.inputs for one in run.outcomes)
     typer.echo(f"{total} inputs, {time.monotonic() - began:.0f} s, {len(run.findings)} findings")

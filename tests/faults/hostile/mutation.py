@@ -19,7 +19,8 @@ MOST_BYTES = 200_000
 """The largest input that changes of bytes make; changes of trees at most double a valid input, and
 add a value of 6,000 bytes, each time."""
 
-_DEEP, _DIGITS = "@deep@", "@digits@"
+_DEEP = {f"@deep{depth}@": depth for depth in (100, 190, 400, 900, 980, 3_000)}
+_DIGITS = "@digits@"
 """Placeholders of values that `json.dumps` cannot write."""
 
 TEXTS = (
@@ -92,7 +93,7 @@ VALUES: tuple[Any, ...] = (
     [None, None],
     [{}],
     {"a": {"b": {"c": []}}},
-    _DEEP,
+    *_DEEP,
     _DIGITS,
 )
 _EXTREMES = tuple(
@@ -225,8 +226,8 @@ def _changed_lines(random: Random, content: bytes) -> bytes:
 
 def _line(value: Any) -> bytes:
     line = json.dumps(value, separators=(",", ":")).encode()
-    if _DEEP.encode() in line:
-        line = line.replace(b'"%s"' % _DEEP.encode(), b"[" * 3_000 + b"]" * 3_000)
+    for name, depth in _DEEP.items() if b"@deep" in line else ():
+        line = line.replace(b'"%s"' % name.encode(), b"[" * depth + b"]" * depth)
     return line.replace(b'"%s"' % _DIGITS.encode(), b"9" * 5_000)
 
 

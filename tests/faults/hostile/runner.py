@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     fault: str
     place: str
     content: str
-    count: int = 1
+    times: int = 1
 
 
 class Outcome(NamedTuple):
@@ -213,7 +213,7 @@ def run(targets: Sequence[str], counts: Sequence[int], seed: int) -> Iterator[Ou
 
 def _watched(
     path: Path, folder: str, seed: int, first: tuple[int, int], counts: Sequence[int]
-) -> Iterator[Outcome | Finding]:
+) -> Generator[Outcome | Finding, None, str | None]:
     """Run one process; the generator returns its fault, or `None` if it has done everything."""
     arguments = [str(path), str(seed), *map(str, first), json.dumps(list(counts))]
     with (
@@ -279,9 +279,9 @@ def run_all(targets: Sequence[str], counts: Sequence[int], seed: int) -> Run:
             continue
         key = one.target, one.place
         if one.number < 0:
-            findings[key] = findings[key]._replace(count=one.count)
+            findings[key] = findings[key]._replace(times=one.times)
         elif key in findings:
-            findings[key] = findings[key]._replace(count=findings[key].count + 1)
+            findings[key] = findings[key]._replace(times=findings[key].times + 1)
         else:
             findings[key] = one
     return Run(list(outcomes.values()), list(findings.values()))

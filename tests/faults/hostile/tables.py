@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,11 +12,15 @@ from typing import Any
 
 import xxhash
 
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.noted_files import noted_files
 from sparklog.errors import DamagedError
+from sparklog.groups.committed_offsets import _newest_fence
 from sparklog.groups.group import groups_in
 from sparklog.model import CONSUMER_GROUPS, CONSUMER_OFFSETS, STREAM_WRITES
+from sparklog.producer.stream_writes import MicroBatch, StreamWrites
 from sparklog.storage.batch_actions import added_batches, has_damaged_header
-from sparklog.storage.commits import parse_commit
+from sparklog.storage.commits import AddedFile, parse_commit
 from sparklog.storage.control_table_damage import commit_fault, find_damage
 from sparklog.storage.damaged_commits import CHECKSUM, METADATA_CHECKSUM, matches_checksum
 from sparklog.storage.delta_checkpoints import checkpoint_size
@@ -101,7 +106,13 @@ def table_targets(folder: Path, samples: Samples) -> list[Target]:
         Target("checkpoint", _checkpoint(folder), [checkpoint], weight=5),
         Target("log_names", _names, [_log_names()], "json", (FileNotFoundError,), weight=20),
         Target("group_rows", _groups, [groups], "json", weight=20),
-        Target("stream_writes", _stream_writes, [json_bytes(_stream_rows())], "json", weight=20),
+        Target(
+            "stream_writes",
+            _stream_writes(samples),
+            [json_bytes(_stream_rows())],
+            "json",
+            weight=20,
+        ),
         Target("offset_rows", _offsets, [json_bytes(_offset_rows())], "json", weight=10),
     ]
 
@@ -145,8 +156,6 @@ def _permitting_damage(read: Callable[[], object]) -> None:
 def _opened_journal(folder: Path, samples: Samples) -> Callable[[bytes], object]:
     root = folder / "journal_root"
     if not root.exists():
-        import shutil
-
         shutil.copytree(samples.broker, root)
     version = len(samples.commits("log"))
 
@@ -201,8 +210,6 @@ def _request_samples(requests: list[bytes]) -> list[bytes]:
 
 
 def _request_values(content: bytes) -> None:
-    from sparklog.storage.commits import AddedFile
-
     given = _json(content)
     if not isinstance(given, list) or len(given) != 2:
         return
@@ -296,13 +303,20 @@ def _stream_rows() -> list[dict[str, Any]]:
     return [row | {"is_done": False}, row | {"batch_id": 2, "files": "[]", "is_done": True}]
 
 
-def _stream_writes(content: bytes) -> None:
-    from sparklog.cluster.noted_files import noted_files
+def _stream_writes(samples: Samples) -> Callable[[bytes], object]:
+    """Read rows as the merger and the vacuum do, which need no query's row, and as a query does."""
+    writes = StreamWrites(Connection(str(samples.root / "cluster")))
+    once = MicroBatch("q", 3, "t")
 
-    rows = table_of(STREAM_WRITES, _json(content))
-    for row in rows.to_pylist() if rows is not None else ():
-        for file in noted_files(row):
-            assert isinstance(file.path, str)
+    def run(content: bytes) -> None:
+        table = table_of(STREAM_WRITES, _json(content))
+        rows = table.to_pylist() if table is not None else []
+        for row in rows:
+            for file in noted_files(row):
+                assert isinstance(file.path, str)
+        writes._noted([row for row in rows if row["query_id"] == "q"], once)
+
+    return run
 
 
 def _offset_rows() -> list[dict[str, Any]]:
@@ -323,8 +337,6 @@ def _offset_rows() -> list[dict[str, Any]]:
 
 
 def _offsets(content: bytes) -> None:
-    from sparklog.groups.committed_offsets import _newest_fence
-
     rows = table_of(CONSUMER_OFFSETS, _json(content))
     if rows is not None:
         _newest_fence(rows)

@@ -290,7 +290,8 @@ def _location(content: bytes) -> None:
     if location.is_local:
         # Python can name it to the operating system.
         location.exists("_delta_log")
-        location.names("x")
+        with contextlib.suppress(OSError):
+            location.names("x")
     else:
         location.identity  # noqa: B018
     location.child("log")
