@@ -384,7 +384,7 @@ def _is_valid_metadata(value: _Action) -> bool:
         return False
     return (
         isinstance(value.get("id"), str)
-        and value.get("format") in _FORMATS
+        and value.get("format") == _FORMAT
         and all(_or_none(_is_text)(value.get(name)) for name in ("name", "description"))
         and _or_none(_is_number)(value.get("createdTime"))
         and value.get("partitionColumns") == list(PRODUCE_REQUESTS.partition_by)
@@ -393,7 +393,8 @@ def _is_valid_metadata(value: _Action) -> bool:
     )
 
 
-_FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
+_FORMAT = {"provider": "parquet", "options": {}}
+"""The format of every Delta table; delta-rs does not open one that leaves out the options."""
 
 
 def metadata_fault(log: DeltaLog) -> str | None:

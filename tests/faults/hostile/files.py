@@ -23,8 +23,8 @@ def file_targets(folder: Path, samples: Samples) -> list[Target]:
     batches = samples.batch_files()
     return [
         Target("parquet_pages", _pages, batches, permitted=(ValueError,), weight=40),
-        Target("batch_file", _batch_file(folder), batches, permitted=(), weight=30),
-        Target("table_file", _table_file(folder), [samples.table_file("topics")], weight=10),
+        Target("batch_file", _batch_file(folder), batches, permitted=(), weight=60),
+        Target("table_file", _table_file(folder), [samples.table_file("topics")], weight=30),
     ]
 
 

@@ -31,7 +31,9 @@ from sparklog.storage.delta_log_files import (
     complete_checkpoint,
     last_checkpoint,
     newest_in,
+    newest_version,
 )
+from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.journal import (
     Journal,
     ProduceAnswer,
@@ -45,7 +47,12 @@ from sparklog.storage.journal import (
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.request_commits import peek_request_commit, read_request_commit, refusals
-from sparklog.storage.request_files import are_valid_statistics, are_valid_values, request_of
+from sparklog.storage.request_files import (
+    are_valid_statistics,
+    are_valid_values,
+    live_requests,
+    request_of,
+)
 from sparklog.storage.seen_versions import JournalOf, SeenVersions
 from tests.faults.hostile.samples import Samples, group_rows, table_of
 from tests.faults.hostile.target import Target
@@ -96,6 +103,15 @@ def table_targets(folder: Path, samples: Samples) -> list[Target]:
             weight=60,
             finish=sealed,
         ),
+        Target(
+            "request_table",
+            _request_table(folder, samples),
+            requests,
+            "json",
+            permitted=(),
+            weight=8,
+            finish=sealed,
+        ),
         Target("request_values", _request_values, _request_samples(requests), "json", weight=60),
         Target("answer", _answer, [json_bytes(answer)], "json", (ValueError,), weight=30),
         Target(
@@ -103,7 +119,7 @@ def table_targets(folder: Path, samples: Samples) -> list[Target]:
         ),
         Target("json_text", json_value, of_log, "json", (ValueError, RecursionError), weight=30),
         Target("checkpoint_hint", _hint(folder), [hint], "json", weight=15),
-        Target("checkpoint", _checkpoint(folder), [checkpoint], weight=5),
+        Target("checkpoint", _checkpoint(folder), [checkpoint], weight=15),
         Target("log_names", _names, [_log_names()], "json", (FileNotFoundError,), weight=20),
         Target("group_rows", _groups, [groups], "json", weight=20),
         Target(
@@ -194,6 +210,27 @@ def _request_commit(folder: Path) -> Callable[[bytes], object]:
         assert again is not None
         assert again.added == commit.added
         assert path.read_bytes() == mended, "a commit is mended once"
+
+    return run
+
+
+def _request_table(folder: Path, samples: Samples) -> Callable[[bytes], object]:
+    """Read a commit as the owner does; afterwards delta-rs can open the table for anyone."""
+    root = folder / "request_table"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(samples.broker / "produce_requests", root)
+    table = Location.of(str(root))
+    version = newest_version(table) + 1
+
+    def run(content: bytes) -> None:
+        path = root / commit_path(version)
+        path.write_bytes(content)
+        read_request_commit(table, version)
+        opened = open_table(table).snapshot
+        for file, request in live_requests(opened):
+            assert isinstance(file.path, str)
+            hash(request)
+        path.unlink()
 
     return run
 
