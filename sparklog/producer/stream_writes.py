@@ -132,7 +132,7 @@ class StreamWrites:
 
     def _noted(self, rows: Sequence[_Row], once: MicroBatch) -> StreamWrite | None:
         try:
-            newest = max((row["batch_id"] for row in rows), default=-1)
+            newest = max((int(row["batch_id"]) for row in rows), default=-1)
             noted = self._parsed([row for row in rows if row["batch_id"] == once.batch_id])
         except (*MALFORMED, StorageError) as error:
             path = f"query {once.query_id!r} in the table {STREAM_WRITES.name}"

@@ -131,9 +131,9 @@ class ProduceAnswer(NamedTuple):
 
         An error of a later release is UNKNOWN_SERVER_ERROR. Other members are ignored.
         """
-        if not isinstance(row, Mapping):
-            raise ValueError(f"an answer is not an object: {row!r}")
-        values: tuple[Any, ...] = tuple(map(row.get, _ANSWER_TYPES))
+        values: tuple[Any, ...] = ()
+        if isinstance(row, Mapping):
+            values = tuple(map(row.get, _ANSWER_TYPES))
         if tuple(map(type, values)) != tuple(_ANSWER_TYPES.values()):
             raise ValueError(f"a member of an answer is missing or has another type: {row}")
         request_id, topic_id, partition, number, base_offset, last_offset = values

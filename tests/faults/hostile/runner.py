@@ -20,11 +20,14 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.hostile.target import Target
+
+ALL_TARGETS = "tests.faults.hostile.targets:all_targets"
 
 HANG_S = 30.0
 """Seconds after which an input counts as one that hangs; the machine may be shared."""
@@ -128,13 +131,13 @@ def smaller(target: Target, content: bytes, place: str, attempts: int = 300) -> 
 
 def work(arguments: Sequence[str]) -> None:
     """Run inputs of targets, beginning at an input of one; print the findings as JSON lines."""
-    from tests.faults.hostile.targets import all_targets
-
-    path, seed, first_target, first_input, counts = arguments
+    factory, path, seed, first_target, first_input, counts = arguments
+    module, _, name = factory.partition(":")
+    make: Callable[[Path], list[Target]] = getattr(import_module(module), name)
     logging.disable()
     by_number = json.loads(counts)
     with tempfile.TemporaryDirectory(prefix="sparklog-hostile-", dir=_memory()) as folder:
-        targets = all_targets(Path(folder))
+        targets = make(Path(folder))
         _limit_memory()
         with Path(path).open("r+b") as file:
             position = mmap.mmap(file.fileno(), _POSITION.size)
@@ -189,18 +192,25 @@ def _has_proc() -> bool:
 # --- the process that watches -------------------------------------------------------------------
 
 
-def run(targets: Sequence[str], counts: Sequence[int], seed: int) -> Iterator[Outcome | Finding]:
+def run(
+    targets: Sequence[str],
+    counts: Sequence[int],
+    seed: int,
+    factory: str = ALL_TARGETS,
+    hang_s: float = HANG_S,
+) -> Iterator[Outcome | Finding]:
     """Run the numbers of inputs of all targets; yield outcomes and findings as they come.
 
-    Parameters: `targets`, the names of all targets, in the order of `all_targets`; `counts`, one
-    number for each.
+    Parameters: `factory`, module and name of the function that makes the targets; `targets`, their
+    names in its order; `counts`, one number for each.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "position")
         path.write_bytes(_POSITION.pack(0, 0))
         first = (0, 0)
         while first[0] < len(targets):
-            ended = yield from _watched(path, folder, seed, first, counts)
+            arguments = [factory, str(path), str(seed), *map(str, first), json.dumps(list(counts))]
+            ended = yield from _watched(path, folder, arguments, hang_s)
             if ended is None:
                 return
             number, at = _POSITION.unpack(path.read_bytes())
@@ -212,10 +222,9 @@ def run(targets: Sequence[str], counts: Sequence[int], seed: int) -> Iterator[Ou
 
 
 def _watched(
-    path: Path, folder: str, seed: int, first: tuple[int, int], counts: Sequence[int]
+    path: Path, folder: str, arguments: Sequence[str], hang_s: float
 ) -> Generator[Outcome | Finding, None, str | None]:
     """Run one process; the generator returns its fault, or `None` if it has done everything."""
-    arguments = [str(path), str(seed), *map(str, first), json.dumps(list(counts))]
     with (
         Path(folder, "out").open("w+b") as out,
         Path(folder, "err").open("w+b") as err,
@@ -237,14 +246,14 @@ def _watched(
             now = path.read_bytes()
             if now != before:
                 before, since = now, time.monotonic()
-            elif time.monotonic() - since > HANG_S:
+            elif time.monotonic() - since > hang_s:
                 is_hanging = True
                 process.kill()
             time.sleep(0.05)
         if process.returncode == 0:
             return None
         if is_hanging:
-            return f"hangs for {HANG_S:.0f} s"
+            return f"hangs for {hang_s:.0f} s"
         text = Path(err.name).read_text(errors="replace")[-2_000:]
         if process.returncode > 0:
             raise RuntimeError(f"the process of the targets has failed: {text}")
@@ -266,11 +275,17 @@ def _results(lines: bytes) -> Iterator[Outcome | Finding]:
 _PROGRAM = "import sys; from tests.faults.hostile.runner import work; work(sys.argv[1:])"
 
 
-def run_all(targets: Sequence[str], counts: Sequence[int], seed: int) -> Run:
+def run_all(
+    targets: Sequence[str],
+    counts: Sequence[int],
+    seed: int,
+    factory: str = ALL_TARGETS,
+    hang_s: float = HANG_S,
+) -> Run:
     """Run all inputs, and return the outcomes and findings, equal ones together."""
     outcomes: dict[str, Outcome] = {}
     findings: dict[tuple[str, str], Finding] = {}
-    for one in run(targets, counts, seed):
+    for one in run(targets, counts, seed, factory, hang_s):
         if isinstance(one, Outcome):
             before = outcomes.get(one.target, Outcome(one.target, 0, 0.0))
             outcomes[one.target] = Outcome(
