@@ -1,8 +1,8 @@
 """Files that are small and stand for much: each is read in a process whose memory is measured.
 
-`python -m tests.faults.hostile.memory NAME FOLDER` makes one of them, and reads it when it is called
-again. Then it prints the size of the file, the growth of the process's largest resident size in
-bytes, and the fault that a leader or an owner finds.
+`python -m tests.faults.hostile.memory NAME FOLDER` makes one of them, and reads it when it is
+called again. Then it prints the size of the file, the growth of the process's largest resident
+size in bytes, and the fault that a leader or an owner finds.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def table_targets(folder: Path, samples: Samples) -> list[Target]:
     seen = SeenVersions({JournalOf(0, 0, 3): 17, JournalOf(1, 0, 4): 2}, {"topics": 5})
     answer = ProduceAnswer("r", "t", 0, "NONE", 5, 9, 100).to_row()
     groups = json_bytes(group_rows())
+    lines = [line for commit in of_log for line in commit.splitlines()]
     return [
         Target("commit", _commit(folder), of_log + of_others, "json", weight=60, finish=sealed),
         Target("journal", _journal(folder), of_log, "json", weight=100, finish=sealed),
@@ -117,7 +118,7 @@ def table_targets(folder: Path, samples: Samples) -> list[Target]:
         Target(
             "seen_versions", _seen, [json_bytes(seen.to_json())], "json", (ValueError,), weight=30
         ),
-        Target("json_text", json_value, of_log, "json", (ValueError, RecursionError), weight=30),
+        Target("json_text", json_value, lines, "json", (ValueError, RecursionError), weight=30),
         Target("checkpoint_hint", _hint(folder), [hint], "json", weight=15),
         Target("checkpoint", _checkpoint(folder), [checkpoint], weight=15),
         Target("log_names", _names, [_log_names()], "json", (FileNotFoundError,), weight=20),

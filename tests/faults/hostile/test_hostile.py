@@ -35,7 +35,7 @@ def test_no_parser_fails_otherwise_than_it_documents(targets: list[Target]) -> N
     names = [one.name for one in targets]
     assert len(set(names)) == len(names)
     counts = share(targets, 6_000, 40)
-    run = run_all(names, [counts[name] for name in names], seed=int(time.time()))
+    run = run_all(names, [counts[name] for name in names], seed=7)
     assert not run.findings, "\n".join(map(str, run.findings))
     assert {one.target: one.inputs for one in run.outcomes} == counts
 
@@ -111,9 +111,7 @@ def test_assignors_assign_each_partition_once_whatever_members_claim(
 def test_hostile_commits_stop_no_broker(tmp_path: Path) -> None:
     """Each attack is followed by a request that is answered; nothing outside the roots changes."""
     cluster = HostileCluster(tmp_path)
-    attacks = [
-        attack for seed in range(3) for attack in cluster.round(Random(int(time.time()) + seed), 8)
-    ]
+    attacks = [attack for seed in range(3) for attack in cluster.round(Random(seed), 8)]
     assert len(attacks) == 24
 
 
@@ -136,7 +134,7 @@ def test_inputs_have_a_bounded_size() -> None:
 
 def test_a_long_input_is_pasted_as_an_expression() -> None:
     for content in (b"\0'", b"long" * 10_000):
-        assert eval(pasted(content), {"zlib": zlib, "base64": _base64()}) == content  # noqa: S307
+        assert eval(pasted(content), {"zlib": zlib, "base64": _base64()}) == content
 
 
 def _base64() -> Any:
@@ -151,7 +149,7 @@ def _failing(folder: Path) -> list[Target]:
     del folder
 
     def raises(content: bytes) -> None:
-        {b"": 0}[content[:1].strip(b"abcdefgh")]
+        {b"": 0}[content[:1].strip(b"a")]
 
     def crashes(content: bytes) -> None:
         if b"x" in content:
@@ -161,15 +159,18 @@ def _failing(folder: Path) -> list[Target]:
         while b"xx" in content:
             time.sleep(1)
 
-    sample = [b"abcdefgh" * 3, b"xx"]
-    return [Target(one.__name__, one, sample) for one in (raises, crashes, hangs)]
+    return [
+        Target("raises", raises, [b"xaaa"]),
+        Target("crashes", crashes, [b"x" * 500]),
+        Target("hangs", hangs, [b"x" * 500]),
+    ]
 
 
 def test_an_exception_a_crash_and_a_hang_are_findings() -> None:
     factory = f"{__name__}:_failing"
-    run = run_all(["raises", "crashes", "hangs"], [40, 4, 4], 1, factory, hang_s=2)
+    run = run_all(["raises", "crashes", "hangs"], [40, 2, 1], 1, factory, hang_s=2)
     assert {one.target: one.inputs for one in run.outcomes} == {
-        "raises": 40, "crashes": 4, "hangs": 4,
+        "raises": 40, "crashes": 2, "hangs": 1,
     }  # fmt: skip
     faults = {one.target: one.fault.split(":")[0] for one in run.findings}
     assert faults == {
@@ -183,7 +184,7 @@ def test_an_exception_a_crash_and_a_hang_are_findings() -> None:
 
 def test_a_finding_is_made_smaller() -> None:
     [target, *_] = _failing(Path())
-    content = b"x" + b"abc" * 100
+    content = b"x" + b"a" * 300
     found = fault_of(target, content)
     assert found is not None
     assert smaller(target, content, found[1]) == b"x"

@@ -154,7 +154,7 @@ def text_targets(folder: Path) -> list[Target]:
         Target(
             "references",
             _references,
-            [b"${NAME}", b"${file:/etc/hostname}x", b"a${B}c"],
+            [b"${HOME}", b"${file:/dev/null}x", b"a${HOME}c"],
             "text",
             (ConfigError,),
             weight=30,
