@@ -143,6 +143,8 @@ def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
     try:
         version = json_value(table.read_bytes("_delta_log/_last_checkpoint"))["version"]
     except (ValueError, LookupError, TypeError):
+        version = None
+    if type(version) is not int:
         # Delta reads a log without the hint if the hint is malformed.
         return None
     return None if version in checkpoints else f"it names checkpoint {version}, which is missing"

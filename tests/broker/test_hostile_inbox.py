@@ -114,6 +114,10 @@ COMMITS: dict[str, bytes] = {
     ),
     "a creation time that is text": line("metaData", OWN_METADATA | {"createdTime": "x"}),
     "a format that is a number": line("metaData", OWN_METADATA | {"format": {"provider": 5}}),
+    "statistics of half a character": line("add", ADD | {"stats": "\ud800"}),
+    "a format without options": line(
+        "metaData", OWN_METADATA | {"format": {"provider": "parquet"}}
+    ),
     "statistics nested without an end": line("add", ADD | {"stats": "[" * 100_000}),
     "an unknown action": line("mergeAll", {"at": 1}),
     "a domain": line("domainMetadata", {"domain": 5, "configuration": "", "removed": False}),
