@@ -28,7 +28,7 @@ from sparklog.cluster.observations import Observations, is_silent
 from sparklog.cluster.reassignment import Reassigner
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
-from sparklog.errors import CommitConflictError, FencedError
+from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, CONTROLLER, Row, TopicIdPartition
 from sparklog.protocol.controller.silent_brokers import may_be_silent
@@ -442,7 +442,7 @@ class Controller:
         effects.done("partitions_removal")
         try:
             self._deletions.remove_offsets(deleted)
-        except (*UNREADABLE, pa.ArrowException) as error:
+        except (StorageError, pa.ArrowException) as error:
             # Clients write to the table. A damaged one must not end the controller's ticks: the
             # deletion is finished when the table is restored.
             self._failures.warning(

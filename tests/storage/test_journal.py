@@ -152,6 +152,7 @@ def test_an_answer_is_immutable() -> None:
         '"sparklog":1,"truncations":[5]',
         '"sparklog":1,"a":' + "[" * 5_000,
     ],
+    ids=lambda one: one[:60],
 )
 def test_members_that_no_broker_writes_damage_their_commit(members: str) -> None:
     """The reader of a journal gets a `DamagedError`, as for other damage.
