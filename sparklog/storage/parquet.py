@@ -121,7 +121,7 @@ class ForeignParquet:
         decoded_bytes = 0
         for piece in self._file.iter_batches(at_once, use_threads=False):
             if not self._is_surely_small:
-                decoded_bytes += sum(map(_decoded_size, piece.columns))
+                decoded_bytes += sum(map(decoded_size, piece.columns))
             if decoded_bytes > self._decoded_bytes:
                 raise ValueError(
                     f"its records take more than {self._decoded_bytes} bytes, too many for its size"
@@ -156,15 +156,15 @@ def _checked_extent(content: bytes) -> Extent:
     return found
 
 
-def _decoded_size(column: pa.Array[Any]) -> int:
+def decoded_size(column: pa.Array[Any]) -> int:
     """Return the bytes that a column takes without dictionaries."""
     if pa.types.is_dictionary(column.type):
         sizes = pc.binary_length(column.dictionary)
         return int(pc.sum(sizes.take(column.indices)).as_py() or 0) + 4 * len(column)
     if pa.types.is_struct(column.type):
-        return sum(map(_decoded_size, column.flatten()))
+        return sum(map(decoded_size, column.flatten()))
     if pa.types.is_list(column.type):
-        return 4 * len(column) + _decoded_size(column.flatten())
+        return 4 * len(column) + decoded_size(column.flatten())
     return int(column.nbytes)
 
 
