@@ -33,6 +33,7 @@ from sparklog.model import (
 )
 from sparklog.storage.commits import Commit, read_commit
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log_files import has_version
 from sparklog.storage.journal import Journal, answers_in, rows_in
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
@@ -150,7 +151,7 @@ def _commits(root: Location) -> Iterator[Commit]:
     """Yield the commits of a journal that exist and can be read, oldest first."""
     log = root.child(LOG.name)
     names = (name for name in log.names("_delta_log") if name[20:] == ".json")
-    versions = sorted(int(name[:20]) for name in names if name[:20].isdigit())
+    versions = sorted(int(name[:20]) for name in names if has_version(name))
 
     def read(version: int) -> Commit | None:
         try:

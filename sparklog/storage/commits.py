@@ -32,7 +32,12 @@ from sparklog.storage.damaged_commits import (
     damaged_commit,
     matches_checksum,
 )
-from sparklog.storage.delta_log_files import commit_path, log_names, newest_checkpoint
+from sparklog.storage.delta_log_files import (
+    commit_path,
+    has_version,
+    log_names,
+    newest_checkpoint,
+)
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import reading_threads
@@ -258,7 +263,7 @@ def check_commits(
     """
     if not table.is_local:
         return
-    names = [name for name in log_names(table) if name[:20].isdigit()]
+    names = [name for name in log_names(table) if has_version(name)]
     commits = {int(name[:20]) for name in names if name[20:] == ".json"}
     last = max(commits, default=-1) if version is None else version
     number = 1 + newest_checkpoint(names, last)

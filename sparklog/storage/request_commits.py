@@ -29,7 +29,7 @@ from sparklog.storage.commits import COMMIT_ID, AddedFile, Commit
 from sparklog.storage.damaged_commits import MALFORMED, USER_METADATA, check_commit_text
 from sparklog.storage.delta_checkpoints import CHECKPOINT_INTERVAL, checkpoint_interval
 from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_log_files import commit_path, has_version
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import reading_threads
@@ -157,7 +157,7 @@ def mend_commits(table: Location, *, files_only: bool) -> bool:
     is_valid = _valid_file_action if files_only else _valid_action
     is_mended = False
     for path in table.names("_delta_log"):
-        if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
+        if not has_version(path) or path[20:] != ".json":
             continue
         content, fault = _limited_bytes(table, f"_delta_log/{path}")
         actions, is_sound = _actions(content or b"", is_valid)
@@ -423,10 +423,11 @@ def _are_valid_columns(schema: Schema) -> bool:
 def _is_valid_configuration(configuration: object) -> bool:
     if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
         return False
+    if not all(isinstance(one, str) for one in configuration.values()):
+        # delta-rs does not open such a table.
+        return False
     interval = configuration.get(CHECKPOINT_INTERVAL)
-    if interval is None:
-        return True
-    return isinstance(interval, str) and checkpoint_interval(interval) is not None
+    return interval is None or checkpoint_interval(interval) is not None
 
 
 _PROPERTIES = PRODUCE_REQUESTS.properties

@@ -115,6 +115,9 @@ COMMITS: dict[str, bytes] = {
     "a creation time that is text": line("metaData", OWN_METADATA | {"createdTime": "x"}),
     "a format that is a number": line("metaData", OWN_METADATA | {"format": {"provider": 5}}),
     "statistics of half a character": line("add", ADD | {"stats": "\ud800"}),
+    "a property that is a list": line(
+        "metaData", OWN_METADATA | {"configuration": {"delta.logRetentionDuration": []}}
+    ),
     "a format without options": line(
         "metaData", OWN_METADATA | {"format": {"provider": "parquet"}}
     ),
@@ -170,6 +173,12 @@ ATTACKS: dict[str, Attack] = {
     "a checkpoint that is text": lambda table: (
         table / "_delta_log" / f"{newest(table):020}.checkpoint.parquet"
     ).write_bytes(b"PAR1 no parquet"),
+    "a checkpoint whose version has other digits": lambda table: (
+        table / "_delta_log" / ("\N{SUPERSCRIPT TWO}" * 20 + ".checkpoint.parquet")
+    ).write_bytes(b"PAR1"),
+    "a commit whose version has other digits": lambda table: (
+        table / "_delta_log" / ("\N{ARABIC-INDIC DIGIT NINE}" * 20 + ".json")
+    ).write_bytes(line("add", ADD)),
     "a hint at a checkpoint that is not there": lambda table: (
         table / "_delta_log" / "_last_checkpoint"
     ).write_bytes(b'{"version":2,"size":3}'),
@@ -208,7 +217,9 @@ def check_served(cluster: LocalCluster) -> None:
     assert rows(cluster, 0, PRODUCE_REQUESTS) == []
 
 
-NOTICED_AT_START = {name for name in ATTACKS if "checkpoint that" in name} | {
+NOTICED_AT_START = {
+    name for name in ATTACKS if "checkpoint that" in name or "other digits" in name
+} | {
     "a commit after a gap",
     "the last version there can be",
     "the first commit changed",

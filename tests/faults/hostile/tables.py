@@ -314,6 +314,8 @@ def _log_names() -> bytes:
             f"{5:020}.checkpoint.parquet",
             f"{5:020}.checkpoint.{1:010}.{2:010}.parquet",
             "_last_checkpoint",
+            "\N{SUPERSCRIPT TWO}" * 20 + ".checkpoint.parquet",
+            "\N{ARABIC-INDIC DIGIT SEVEN}" * 20 + ".json",
         ]
     )
 
