@@ -9,6 +9,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from sparklog.errors import DamagedError
 from sparklog.model import CONSUMER_OFFSETS
 from sparklog.storage.control_table import rows_in_file
 from sparklog.storage.location import Location
+from sparklog.storage.request_commits import read_request_commit, refusals
 from tests.faults.hostile.memory import COMMITS, FILES, batch, expanding_page, written
 
 CHECKOUT = Path(__file__).parents[3]
@@ -85,3 +87,33 @@ def test_a_file_that_a_client_wrote_to_a_table_is_bounded(tmp_path: Path) -> Non
     with pytest.raises(DamagedError, match=r"part.parquet is damaged.*take more than 1073741824"):
         rows_in_file(Location.of(str(tmp_path)), "part.parquet", CONSUMER_OFFSETS)
     assert pa.default_memory_pool().max_memory() - before < MOST_BYTES
+
+
+NESTED = b"[" * 500 + b"]" * 500
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"commitInfo":{"userMetadata":[%s]}}',
+        (
+            b'{"add":{"path":"x","partitionValues":{},"size":1,"modificationTime":1,"dataChange":true,'
+            b'"stats":"[%s]"}}'
+        ),
+        b'{"commitInfo":{"userMetadata":"[%s]"}}',
+    ],
+    ids=["nested", "nested statistics", "nested metadata"],
+)
+def test_a_long_commit_of_nested_lists_does_not_hold_its_owner(tmp_path: Path, line: bytes) -> None:
+    """A parser in C lets no other thread run, and one of them makes the broker's heartbeats.
+
+    Found by hostile input: 16 MiB took several seconds, and a commit may have 64 MiB.
+    """
+    (tmp_path / "_delta_log").mkdir()
+    content = line % b",".join([NESTED] * ((16 << 20) // len(NESTED)))
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_bytes(content)
+    began = time.process_time()
+    commit = read_request_commit(Location.of(str(tmp_path)), 0)
+    assert commit is not None
+    assert refusals(commit) == 0
+    assert time.process_time() - began < 1
