@@ -293,7 +293,8 @@ def _valid_action(action: _Action) -> _Action | None:
         return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
     if kind == "protocol":
         is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
-        return action if is_known else None
+        # True equals 1, but is none to Delta.
+        return action if is_known and all(type(one) is int for one in value.values()) else None
     if kind == "metaData":
         return action if _is_valid_metadata(value) else None
     return _valid_file_action(action)

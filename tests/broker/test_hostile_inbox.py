@@ -99,6 +99,7 @@ COMMITS: dict[str, bytes] = {
             "writerFeatures": ["deletionVectors"],
         },
     ),
+    "a protocol that is true": line("protocol", {"minReaderVersion": True, "minWriterVersion": 2}),
     "a protocol that is text": line("protocol", "7"),
     "metadata that are none": line("metaData", {}),
     "metadata without columns": line("metaData", METADATA),
