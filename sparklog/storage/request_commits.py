@@ -40,6 +40,11 @@ _log = get_logger(__name__)
 _MOST_COMMIT_BYTES = 64 << 20
 """The largest commit that is read, in bytes: enough for 50,000 batches."""
 
+_MOST_LINE_BYTES = 1 << 20
+"""The largest action that is read, in bytes. While it is parsed no other thread runs: nested lists
+take 0.25 s for each MiB, and the broker makes its heartbeats in another thread.
+"""
+
 _LARGEST = (1 << 53) - 1
 """The largest number that every JSON reader represents exactly."""
 
@@ -198,7 +203,8 @@ def _actions(
         if not line.strip():
             continue
         try:
-            given = from_json(line, allow_inf_nan=False)
+            is_long = len(line) > _MOST_LINE_BYTES
+            given = None if is_long else from_json(line, allow_inf_nan=False)
             valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
             if valid is not None and not valid.keys() <= _FILE_ACTIONS.keys():
                 # A number may be too long to be written. The values of file actions were checked.
