@@ -204,7 +204,7 @@ def _actions(
             continue
         try:
             is_long = len(line) > _MOST_LINE_BYTES
-            given = None if is_long else from_json(line, allow_inf_nan=False)
+            given: Any = None if is_long else from_json(line, allow_inf_nan=False)
             valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
             if valid is not None and not valid.keys() <= _FILE_ACTIONS.keys():
                 # A number may be too long to be written. The values of file actions were checked.
