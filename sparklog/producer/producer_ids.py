@@ -81,7 +81,7 @@ def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
 
 
 def _number(row: Mapping[str, Any]) -> int:
-    """Return the next id of a row, -1 if it has none."""
+    """Return the next id of a row, -1 if it is null."""
     found = row["next_producer_id"]
     return -1 if found is None else int(found)
 

@@ -48,7 +48,7 @@ def has_commit(table: Location, version: int) -> bool:
 def has_version(name: str) -> bool:
     """Return whether the name of a file in `_delta_log` begins with a version.
 
-    Digits other than 0 to 9 are none: clients may write files of any names.
+    Only the digits 0 to 9 count: clients may write files of any names.
     """
     version = name[:_DIGITS]
     return len(version) == _DIGITS and version.isascii() and version.isdigit()

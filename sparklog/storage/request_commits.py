@@ -299,7 +299,7 @@ def _valid_action(action: _Action) -> _Action | None:
         return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
     if kind == "protocol":
         is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
-        # True equals 1, but is none to Delta.
+        # True equals 1 in Python, and Delta refuses it.
         return action if is_known and all(type(one) is int for one in value.values()) else None
     if kind == "metaData":
         return action if _is_valid_metadata(value) else None

@@ -432,8 +432,8 @@ def test_a_value_of_another_type_damages_its_commit(
 ) -> None:
     """An action with a value of another type is damage when the commit is read.
 
-    Found by hostile input: the value was kept, and failed whoever used it first, as AttributeError
-    in a batch's header and as TypeError in the comparison of epochs.
+    Found by hostile input: the value was kept, and its first reader failed, as AttributeError in a
+    batch's header and as TypeError in the comparison of epochs.
     """
     text = json.dumps(action).encode()
     with pytest.raises(DamagedError, match="in the place of"):

@@ -173,7 +173,7 @@ def test_answers_that_are_no_list_of_objects_damage_their_commit(answers: str) -
         answers_in(commit)
 
 
-def test_seen_versions_that_are_no_numbers_are_none() -> None:
+def test_seen_versions_that_are_no_numbers_are_ignored() -> None:
     """Found by hostile input: Infinity raised OverflowError."""
     seen = '{"journals":[[0,0,1,Infinity]],"tables":{}}'
     assert seen_in(Commit(5, user_metadata=f'{{"sparklog":1,"seen":{seen}}}')) is None

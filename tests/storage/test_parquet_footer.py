@@ -51,7 +51,7 @@ def written(table: pa.Table, **options: Any) -> bytes:
     ids=str,
 )
 def test_the_extent_is_that_of_the_written_pages(compression: str, options: Any) -> None:
-    """The footer's own sums, which a producer may lie about, bound it from both sides."""
+    """The footer's own sums, which a producer may falsify, bound it from both sides."""
     content = written(table(), compression=compression, **options)
     footer = pq.ParquetFile(io.BytesIO(content)).metadata
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -115,7 +115,7 @@ def repeated(count: int, value: bytes) -> bytes:
 @pytest.mark.parametrize("read", [lambda content: list(ForeignParquet(content).pieces()),
                                   check_decoded_size])  # fmt: skip
 def test_records_that_take_too_much_memory_are_refused(read: Callable[[bytes], object]) -> None:
-    """What counts is the size without dictionaries, in which consumers hold them.
+    """The size without dictionaries counts, in which consumers hold them.
 
     Found by hostile input: 1,100 values of 1 MB were one value of 1 MB in the leader's memory, and
     1.1 GB in that of each consumer.

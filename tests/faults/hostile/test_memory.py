@@ -69,7 +69,7 @@ def test_the_page_that_expands_is_one_that_pyarrow_decompresses() -> None:
 
 
 def test_a_file_that_a_client_wrote_to_a_table_is_bounded(tmp_path: Path) -> None:
-    """One of 30 KB whose rows take 20 GB is damage, of which the owner is told by its path.
+    """One of 30 KB whose rows take 20 GB is damage, reported with its path.
 
     Before, a member of any group that read `consumer_offsets` decoded it, as did the controller
     when a topic was deleted.
