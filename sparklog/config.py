@@ -1010,7 +1010,7 @@ def load(model: type[_Model], path: str | Path) -> _Model:
         raise ConfigError(
             f"configuration file {path} cannot be read ({error.strerror}): name an existing file"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, *_OF_YAML) as error:
         where = str(error).replace("\n", " ")
         raise ConfigError(f"configuration file {path} is not YAML: {where}") from None
     if not isinstance(values, dict):
@@ -1031,6 +1031,10 @@ def load_either(path: str | Path) -> ClusterConfig | BrokerConfig:
 def is_configuration_file(cluster: str) -> bool:
     """Return whether a `--cluster` argument names a configuration file rather than a root."""
     return cluster.endswith((".yaml", ".yml"))
+
+
+_OF_YAML = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""The exceptions of PyYAML for malformed numbers, dates and tags, and for deep nesting."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -790,6 +790,18 @@ CLUSTER_TABLES = (
 )
 """The tables of the cluster root, in addition to `format`."""
 
+CLIENT_TABLES = frozenset(
+    schema.name
+    for schema in (
+        PRODUCER_IDS,
+        STREAM_WRITES,
+        CONSUMER_GROUPS,
+        CONSUMER_GROUP_HEARTBEATS,
+        CONSUMER_OFFSETS,
+    )
+)
+"""The names of the tables of the cluster root that producers and consumers write to."""
+
 UNLISTED_BROKER_TABLES = frozenset(
     {
         "log",

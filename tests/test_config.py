@@ -371,6 +371,22 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         load(BrokerConfig, file)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a: " + "9" * 5_000, id="a number of 5000 digits"),
+        pytest.param("a: 2001-13-45", id="a date that is none"),
+        pytest.param("a: !!bool x", id="a truth value that is none"),
+        pytest.param("a: !!int ''", id="a number that is empty"),
+        pytest.param("!!map x", id="a mapping that is text"),
+        pytest.param("[" * 5_000, id="nesting"),
+    ],
+)
+def test_values_that_yaml_cannot_convert_are_refused(text: str, tmp_path: Path) -> None:
+    """Found by hostile input: PyYAML raises ValueError, KeyError, IndexError or RecursionError."""
+    assert "is not YAML" in of_file(BrokerConfig, tmp_path, text)
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just text", "3"])
 def test_what_is_not_a_mapping_is_refused(text: str, tmp_path: Path) -> None:
     assert "must have 'key: value' lines" in of_file(BrokerConfig, tmp_path, text)

@@ -28,8 +28,8 @@ from sparklog.cluster.observations import Observations, is_silent
 from sparklog.cluster.reassignment import Reassigner
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
-from sparklog.errors import CommitConflictError, FencedError
-from sparklog.logger import get_logger
+from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import BROKERS, CONTROLLER, Row, TopicIdPartition
 from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
@@ -37,6 +37,7 @@ from sparklog.states import RUNNING_STATES, broker_state_after
 from sparklog.storage.commits import CONTROLLER_EPOCH, Cause
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
+from sparklog.storage.location import one_line
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.shards import ShardedRows, changed_units
 
@@ -83,6 +84,7 @@ class Controller:
         self._elections = Elections(rules, settings)
         self._abandoned = AbandonedTopics(cluster, observations)
         self._deletions = TopicDeletions(cluster)
+        self._failures = RepeatedFailures(_log)
         self._reassignments = ReassignmentCompletion(cluster, Reassigner(self._elections, rules))
         self._fence: Fence | None = None
         # The lease is renewed in parallel with ticks, which may take long.
@@ -438,7 +440,16 @@ class Controller:
             return
         self._deletions.remove_partitions(deleted, fence)
         effects.done("partitions_removal")
-        self._deletions.remove_offsets(deleted)
+        try:
+            self._deletions.remove_offsets(deleted)
+        except (StorageError, pa.ArrowException) as error:
+            # Clients write to the table. A damaged one must not end the controller's ticks: the
+            # deletion is finished when the table is restored.
+            self._failures.warning(
+                "offsets", "committed offsets not removed", error=one_line(error)
+            )
+            return
+        self._failures.over("offsets")
         effects.done("offsets_removal")
         self._deletions.finish(deleted, fence)
 

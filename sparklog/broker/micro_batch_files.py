@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from sparklog.cluster.noted_files import noted_files
 from sparklog.model import batch_id
 from sparklog.storage.control_table import ControlTable
 
@@ -16,8 +15,8 @@ def awaited_batch_ids(stream_writes: ControlTable) -> set[str]:
     """
     stream_writes.refresh()
     return {
-        batch_id(path)
+        batch_id(noted.path)
         for row in stream_writes.rows().to_pylist()
         if not row["is_done"]
-        for _, _, path, *_ in json.loads(row["files"])
+        for noted in noted_files(row)
     }

@@ -12,6 +12,7 @@ import typer
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
+from sparklog.storage.json_text import json_value
 
 if TYPE_CHECKING:
     from sparklog.cluster.record_deletion import DeletedRecords
@@ -68,7 +69,7 @@ def _print(found: Mapping[TopicPartition, DeletedRecords]) -> None:
 def _offsets(file: Path) -> dict[TopicPartition, int]:
     """Return the offsets in a file of Kafka's format; `ConfigError` if it has another one."""
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        given = json_value(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

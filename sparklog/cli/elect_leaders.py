@@ -14,6 +14,7 @@ from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.name_completion import complete_topics
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError
+from sparklog.storage.json_text import json_value
 
 if TYPE_CHECKING:
     from sparklog.cluster.metadata import Metadata
@@ -132,7 +133,7 @@ def _print(
 def _partitions(file: Path) -> list[TopicPartition]:
     """Return the partitions in a file of Kafka's format; `ConfigError` if it has another one."""
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        given = json_value(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

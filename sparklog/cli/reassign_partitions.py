@@ -13,6 +13,7 @@ from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.name_completion import complete_broker_list
 from sparklog.cli.options import JsonOption
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
+from sparklog.storage.json_text import json_value
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -472,7 +473,7 @@ def _assignment(file: Path) -> _Assignment:
                 f"Size of replicas list {replicas} is different from size of log dirs list "
                 f"{directories} for partition {name}"
             )
-        if set(directories) != {"any"}:
+        if any(one != "any" for one in directories):
             raise ConfigError(
                 f"{file} names log_dirs of {name}: brokers choose the log directories of new "
                 'replicas, leave them out or give "any"'
@@ -486,7 +487,7 @@ def _assignment(file: Path) -> _Assignment:
 def _entries(file: Path, member: str) -> list[Any]:
     """Return a list of a JSON file; `ConfigError` if it has another form."""
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        given = json_value(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -16,6 +16,7 @@ import yaml
 from sparklog.cli.properties_files import read_properties
 from sparklog.consumer.assigned_partition import ConsumerRecord
 from sparklog.errors import ConfigError, SparklogError
+from sparklog.storage.damaged_commits import MALFORMED
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -90,7 +91,8 @@ def client_config(texts: Sequence[str], file: Path | None = None) -> dict[str, A
     for key, text in given.items():
         try:
             values[key.replace(".", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, *MALFORMED):
+            # PyYAML raises the errors of Python's own conversions for numbers, dates and nesting.
             values[key.replace(".", "_")] = text
     return values
 

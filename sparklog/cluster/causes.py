@@ -80,6 +80,6 @@ def causes_in(cause: Cause) -> Mapping[str, CauseOfChange]:
 def _object(text: str | None) -> dict[str, Any]:
     try:
         found = json_value(text or "{}")
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

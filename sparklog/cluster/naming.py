@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.config import Settings, is_configuration_file, load_either, parse_storage_options
 from sparklog.errors import ConfigError, SparklogError
+from sparklog.storage.json_text import json_value
 
 if TYPE_CHECKING:
     from sparklog.storage.location import StorageOptions
@@ -56,7 +56,7 @@ def _storage_options(given: Mapping[str, object] | str | None) -> StorageOptions
         return {}
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = json_value(given)
         except ValueError:
             raise ConfigError(
                 "the storage options are not JSON: write them like "

@@ -28,6 +28,7 @@ from sparklog.model import (
 )
 from sparklog.storage.commits import Commit, read_commit, read_commits
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log_files import has_version
 from sparklog.storage.location import Location
 
 _log = get_logger(__name__)
@@ -90,7 +91,7 @@ def commits_between(source: ControlTable, first: int, last: int) -> Iterator[Com
 def _versions(table: Location, first: int, last: int) -> list[int]:
     """Return the versions from `first` to `last` whose commits exist."""
     names = table.names("_delta_log")
-    found = (int(name[:20]) for name in names if name[20:] == ".json" and name[:20].isdigit())
+    found = (int(name[:20]) for name in names if name[20:] == ".json" and has_version(name))
     return sorted(version for version in found if first <= version <= last)
 
 

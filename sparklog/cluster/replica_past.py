@@ -23,6 +23,7 @@ from sparklog.model import (
 )
 from sparklog.storage.commits import LOG_VERSION, Commit, read_commit
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log_files import has_version
 from sparklog.storage.journal import answers_in, rows_in
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
@@ -78,7 +79,7 @@ def journal_commits(root: Location, first: int, last: int | None = None) -> Iter
     """Yield the commits of a journal from `first` to `last` that exist and can be read."""
     log = root.child(LOG.name)
     names = (name for name in log.names("_delta_log") if name[20:] == ".json")
-    found = sorted(int(name[:20]) for name in names if name[:20].isdigit())
+    found = sorted(int(name[:20]) for name in names if has_version(name))
     versions = [one for one in found if first <= one and (last is None or one <= last)]
 
     def read(version: int) -> Commit | None:

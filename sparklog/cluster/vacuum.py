@@ -7,12 +7,12 @@ have uploaded it for a request that is still to come.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from sparklog.cluster.noted_files import noted_files
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import SparklogError
@@ -128,11 +128,19 @@ class Vacuum:
         stream_writes = self._cluster.stream_writes
         stream_writes.refresh()
         return {
-            path
+            noted.path
             for row in stream_writes.rows().to_pylist()
-            for _, uri, path, *_ in json.loads(row["files"])
-            if Location.of(uri).identity == log.identity
+            for noted in noted_files(row)
+            if _is_at(noted.log_uri, log)
         }
+
+
+def _is_at(uri: str, log: Location) -> bool:
+    """Return whether `uri` is that of `log`; a client may have noted any text."""
+    try:
+        return Location.of(uri).identity == log.identity
+    except SparklogError:
+        return False
 
 
 def delays_of(table: str, settings: Settings) -> Delays:

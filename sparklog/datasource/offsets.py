@@ -8,13 +8,13 @@ a truncation are detected (KIP-320).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sparklog.errors import ConfigError
+from sparklog.errors import ConfigError, StorageError
 from sparklog.model import TopicPartition
+from sparklog.storage.json_text import json_value
 
 LATEST = -1
 """In JSON: the high watermark."""
@@ -52,6 +52,11 @@ class Position(NamedTuple):
 
 Positions = Mapping[TopicPartition, Position]
 
+_MAX_PARTITION, _MAX_NUMBER = (1 << 31) - 1, (1 << 63) - 1
+
+_MALFORMED = (AttributeError, TypeError, ValueError, OverflowError)
+"""The exceptions of `_positions` for JSON of another form."""
+
 
 @dataclass(frozen=True)
 class StreamOffset:
@@ -85,15 +90,24 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StreamOffset:
-        """Return the offset that `to_json` made `values` of; the Kafka connector's is valid."""
-        identity = values.get(IDENTITY, {})
-        started_at = identity.get("started_at")
-        return cls(
-            _positions(values),
-            bool(identity.get("is_initial", False)),
-            None if started_at is None else _positions(started_at),
-            str(identity.get("stream_id", "")),
-        )
+        """Return the offset that `to_json` made `values` of; the Kafka connector's is valid.
+
+        Raises `StorageError` for other values: the query's checkpoint is damaged.
+        """
+        try:
+            identity = values.get(IDENTITY, {})
+            started_at = identity.get("started_at")
+            return cls(
+                _positions(values),
+                bool(identity.get("is_initial", False)),
+                None if started_at is None else _positions(started_at),
+                str(identity.get("stream_id", "")),
+            )
+        except _MALFORMED as error:
+            raise StorageError(
+                f"an offset in the query's checkpoint is malformed ({error}): restore the "
+                "checkpoint, or start the query with another one and startingOffsets"
+            ) from error
 
 
 def parse_assignment(text: str, option: str) -> dict[str, tuple[int, ...]]:
@@ -121,7 +135,7 @@ def parse_offsets(text: str, option: str) -> Positions:
     _numbers({key: one for key, one in values.items() if key != IDENTITY}, wanted, lowest=EARLIEST)
     try:
         return _positions(values)
-    except (AttributeError, TypeError, ValueError):
+    except _MALFORMED:
         raise ConfigError(f"{wanted}: its member {IDENTITY} is damaged, leave it out") from None
 
 
@@ -138,7 +152,7 @@ def parse_timestamps(text: str, option: str) -> dict[TopicPartition, int]:
 
 def _object(text: str, wanted: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
+        values = json_value(text)
     except ValueError:
         raise ConfigError(f"{wanted}: got {text!r}") from None
     if not isinstance(values, dict) or not values:
@@ -152,14 +166,21 @@ def _numbers(values: Mapping[str, Any], wanted: str, lowest: int) -> dict[TopicP
         if not isinstance(of_topic, dict):
             raise ConfigError(f"{wanted}: got {of_topic!r} for {topic}")
         for partition, number in of_topic.items():
-            if not partition.isdecimal() or not _is_offset(number, lowest):
+            if not _is_partition(partition) or not _is_offset(number, lowest):
                 raise ConfigError(f"{wanted}: got {number!r} for {topic}-{partition}")
             result[TopicPartition(topic, int(partition))] = int(number)
     return result
 
 
+def _is_partition(text: str) -> bool:
+    # Checked before the conversion: Python refuses to convert very long numbers.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_PARTITION))
+    return is_number and int(text) <= _MAX_PARTITION
+
+
 def _is_offset(value: object, lowest: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and lowest <= value <= _MAX_NUMBER  # type: ignore[operator]
 
 
 def _offsets_json(positions: Positions) -> dict[str, Any]:
@@ -183,6 +204,7 @@ def _identity_json(positions: Positions) -> dict[str, Any]:
 
 
 def _positions(values: Mapping[str, Any]) -> dict[TopicPartition, Position]:
+    """Return the positions in the JSON of an offset; raises `_MALFORMED`."""
     identity = values.get(IDENTITY, {})
     ids = identity.get("topic_ids", {})
     epochs = identity.get("leader_epochs", {})

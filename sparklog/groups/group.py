@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparklog.errors import ProtocolError
+from sparklog.errors import DamagedError, ProtocolError
 from sparklog.model import CONSUMER_GROUPS, TopicIdPartition
 from sparklog.states import GroupState, group_state_after
 from sparklog.storage.commits import Cause
+from sparklog.storage.control_table_damage import remedy
+from sparklog.storage.damaged_commits import MALFORMED
+from sparklog.storage.json_text import json_value
+from sparklog.storage.location import one_line
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import keys_of
@@ -255,19 +259,35 @@ class ConsumerGroups:
 
 
 def groups_in(table: pa.Table) -> list[Group]:
-    """Return all groups that exist in rows of `consumer_groups`, by name."""
+    """Return all groups that exist in rows of `consumer_groups`, by name.
+
+    Raises `DamagedError` for a group whose rows no member can have written.
+    """
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table.to_pylist():
-        rows[row["group_id"]].append(row)
+        # Any client may append a row of no group; no group reads it.
+        if row["group_id"] is not None:
+            rows[row["group_id"]].append(row)
     found = (_of_rows(name, rows[name]) for name in sorted(rows))
     return [group for group in found if group.exists]
 
 
 def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:
-    """Return the group that these rows describe."""
+    """Return the group that these rows describe; raises `DamagedError` if they are malformed."""
     if not rows:
         return Group(group_id)
+    try:
+        return _parsed(rows)
+    except MALFORMED as error:
+        fault = f"a row is malformed ({type(error).__name__}: {one_line(error)})"
+        path = f"group {group_id!r} in the table {CONSUMER_GROUPS.name}"
+        raise DamagedError(path, fault, remedy(CONSUMER_GROUPS.name)) from error
+
+
+def _parsed(rows: Sequence[Mapping[str, Any]]) -> Group:
     of_group = {name: rows[0][name] for name in Group._fields[:-1]}
+    if of_group["generation"] is None:
+        raise ValueError("its generation is null")
     # Older versions wrote no epoch.
     of_group["group_epoch"] = of_group["group_epoch"] or 0
     members = tuple(_member(row) for row in rows if row["member_id"] is not None)
@@ -277,13 +297,22 @@ def _of_rows(group_id: str, rows: Sequence[Mapping[str, Any]]) -> Group:
 @lru_cache(maxsize=1024)
 def _names(text: str) -> tuple[str, ...]:
     """Return the names in a column; cached, since the members of a group have the same ones."""
-    return tuple(json.loads(text))
+    names = json_value(text)
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise TypeError("its topics or protocols are not a list of names")
+    return tuple(names)
+
+
+def _assigned(topic_id: Any, partition: Any) -> TopicIdPartition:
+    if not isinstance(topic_id, str) or type(partition) is not int:
+        raise TypeError("its assignment is not a list of partitions")
+    return TopicIdPartition(topic_id, partition)
 
 
 def _member(row: Mapping[str, Any]) -> Member:
     values = {name: row[name] for name in Member._fields}
     values["topics"], values["protocols"] = _names(row["topics"]), _names(row["protocols"])
-    values["assignment"] = tuple(TopicIdPartition(*one) for one in json.loads(row["assignment"]))
+    values["assignment"] = tuple(_assigned(*one) for one in json_value(row["assignment"]))
     return Member(**values)
 
 

@@ -38,6 +38,7 @@ from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
     commit_path,
+    has_version,
     is_checkpoint,
     newest_checkpoint,
     newest_version,
@@ -337,7 +338,7 @@ def _log_files(table: Location, version: int) -> Iterator[tuple[str, bytes]]:
     names = [
         name
         for name in table.names(LOG_FOLDER)
-        if name[:20].isdigit() and int(name[:20]) <= version
+        if has_version(name) and int(name[:20]) <= version
         if is_checkpoint(name) or name == commit_path(int(name[:20])).rpartition("/")[2]
     ]
     # The checkpoints first: with the commits after them alone, a table cannot be opened.

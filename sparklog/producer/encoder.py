@@ -23,6 +23,10 @@ _FILE_BYTES = 256 << 20
 """The size in bytes at which a file is finished and a new one begun, so that a batch stays cheap to
 copy again."""
 
+_RECORDS_BYTES = 512 << 20
+"""The size in bytes of the records at which a file is finished, however small they are compressed.
+Leaders refuse files whose records take more than 1 GiB and 20 times the file."""
+
 
 class EncodedFile(NamedTuple):
     """A batch file that a task wrote, and its partition."""
@@ -38,12 +42,19 @@ class _Open:
     writer: BatchFileWriter
     buffered: list[pa.RecordBatch] = field(default_factory=list)
     buffered_bytes: int = 0
+    records_bytes: int = 0
 
     def add(self, records: pa.RecordBatch) -> None:
         self.buffered.append(records)
         self.buffered_bytes += records.nbytes
+        self.records_bytes += records.nbytes
         if self.buffered_bytes >= _ROW_GROUP_BYTES:
             self.flush()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new file has to be begun."""
+        return self.writer.size_bytes >= _FILE_BYTES or self.records_bytes >= _RECORDS_BYTES
 
     def flush(self) -> None:
         if self.buffered:
@@ -86,7 +97,7 @@ class Encoder:
                 writer = BatchFileWriter(self._logs[partition], new_batch_path())
                 self._open[partition] = _Open(writer)
             self._open[partition].add(rows)
-            if self._open[partition].writer.size_bytes >= _FILE_BYTES:
+            if self._open[partition].is_full:
                 yield _finish(partition, self._open.pop(partition))
 
     def close(self) -> Iterator[EncodedFile]:

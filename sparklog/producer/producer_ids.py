@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.connection import Connection
-from sparklog.errors import ProtocolError
+from sparklog.errors import DamagedError, ProtocolError
 from sparklog.model import PRODUCER_IDS
 from sparklog.storage.commits import Cause
+from sparklog.storage.control_table_damage import remedy
 
 BLOCK_SIZE = 1000
 """The number of ids that a client takes at once, as Kafka's brokers do."""
+
+_MAX_ID, _MAX_EPOCH = (1 << 63) - 1, (1 << 31) - 1
 
 RENEWAL_MS = 3_600_000
 """The interval in ms at which a producer renews its transactional id: half of the shortest
@@ -68,15 +72,33 @@ class ProducerIds:
 
 
 def _block(table: pa.Table, size: int) -> tuple[pa.Table, int]:
-    """Take `size` ids. The row without a transactional id has the next free id."""
+    """Take `size` ids. The row without a transactional id has the next free id.
+
+    A client may have appended further rows without one: the highest next id counts, and the other
+    rows are dropped. Raises `DamagedError` if none of them has a usable id.
+    """
     rows: list[dict[str, Any]] = table.to_pylist()
-    counter = next((row for row in rows if row["transactional_id"] is None), None)
-    if counter is None:
-        counter = dict.fromkeys(PRODUCER_IDS.columns.names) | {"next_producer_id": 0}
-        rows.append(counter)
-    first = int(counter["next_producer_id"])
-    counter["next_producer_id"] = first + size
-    return PRODUCER_IDS.rows(rows), first
+    counters = [row for row in rows if row["transactional_id"] is None]
+    usable = [one for row in counters if 0 <= (one := _number(row)) <= _MAX_ID - size]
+    if counters and not usable:
+        path = f"the table {PRODUCER_IDS.name}"
+        raise DamagedError(path, "it has no usable next id", remedy(PRODUCER_IDS.name))
+    first = max(usable, default=0)
+    counter = dict.fromkeys(PRODUCER_IDS.columns.names) | {"next_producer_id": first + size}
+    others = [row for row in rows if row["transactional_id"] is not None]
+    return PRODUCER_IDS.rows([*others, counter]), first
+
+
+def _number(row: Mapping[str, Any]) -> int:
+    """Return the next id of a row, -1 if it is null."""
+    found = row["next_producer_id"]
+    return -1 if found is None else int(found)
+
+
+def _is_usable(row: Mapping[str, Any]) -> bool:
+    """Return whether a transactional id's row has a producer id and an epoch that can rise."""
+    numbers = row["producer_id"], row["producer_epoch"]
+    return None not in numbers and numbers[0] >= 0 and -1 <= numbers[1] < _MAX_EPOCH
 
 
 def _renewed(table: pa.Table, transactional_id: str, held: ProducerId, now_ms: int) -> pa.Table:
@@ -98,6 +120,10 @@ def _renewed(table: pa.Table, transactional_id: str, held: ProducerId, now_ms: i
 def _fencing(table: pa.Table, transactional_id: str, now_ms: int) -> tuple[pa.Table, ProducerId]:
     rows: list[dict[str, Any]] = table.to_pylist()
     mine = next((row for row in rows if row["transactional_id"] == transactional_id), None)
+    if mine is not None and not _is_usable(mine):
+        # The epochs are used up, or the row is not one of a producer: it gets another id.
+        rows.remove(mine)
+        table, mine = PRODUCER_IDS.rows(rows), None
     if mine is None:
         table, first = _block(table, 1)
         rows = table.to_pylist()

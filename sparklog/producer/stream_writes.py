@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.cluster.connection import Connection
-from sparklog.errors import ProtocolError
+from sparklog.errors import DamagedError, ProtocolError, StorageError
 from sparklog.model import STREAM_WRITES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.commits import Cause
-from sparklog.storage.location import Location
+from sparklog.storage.control_table_damage import remedy
+from sparklog.storage.damaged_commits import MALFORMED
+from sparklog.storage.json_text import json_value
+from sparklog.storage.location import Location, one_line
 
 _Row = dict[str, Any]
 
@@ -129,19 +132,27 @@ class StreamWrites:
             )
 
     def _noted(self, rows: Sequence[_Row], once: MicroBatch) -> StreamWrite | None:
-        newest = max((row["batch_id"] for row in rows), default=-1)
+        try:
+            newest = max((int(row["batch_id"]) for row in rows), default=-1)
+            noted = self._parsed([row for row in rows if row["batch_id"] == once.batch_id])
+        except (*MALFORMED, StorageError) as error:
+            path = f"query {once.query_id!r} in the table {STREAM_WRITES.name}"
+            fault = f"a row is malformed ({one_line(error)})"
+            raise DamagedError(path, fault, remedy(STREAM_WRITES.name)) from error
         if newest > once.batch_id:
             raise ProtocolError(
                 "INVALID_PRODUCER_EPOCH",
                 f"{once} is written after its micro-batch {newest}: a newer run of the query has "
                 "gone on, or its checkpoint was removed, and then it needs another query id",
             )
-        ours = [row for row in rows if row["batch_id"] == once.batch_id]
+        return noted
+
+    def _parsed(self, ours: Sequence[_Row]) -> StreamWrite | None:
         if not ours:
             return None
         files: Files = {}
         for row in ours:
-            for partition, uri, *of_file in json.loads(row["files"]):
+            for partition, uri, *of_file in json_value(row["files"]):
                 sent = SentFile(Location.of(uri, self._storage_options), BatchFile(*of_file))
                 files.setdefault(TopicIdPartition(row["topic_id"], partition), []).append(sent)
         return StreamWrite(all(row["is_done"] for row in ours), files)

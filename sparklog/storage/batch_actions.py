@@ -55,7 +55,8 @@ def header_checksum(batch: Batch) -> str:
     Of the path it covers only the batch id, so copies of a batch have the same header checksum.
     """
     text = _HEADER_TEXT % (batch.batch_id, *batch[1:])
-    return xxhash.xxh3_64_hexdigest(text.encode())
+    # A damaged commit may have half of a surrogate pair as text.
+    return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def live_batches(table: DeltaTable) -> Iterator[ReadBatch]:
@@ -192,7 +193,7 @@ def _map(value: object) -> Mapping[str, Any]:
 def _int(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return UNREADABLE_NUMBER
 
 

@@ -322,6 +322,8 @@ def _content_fault(content: bytes, file: BatchFile, *, needs_keys: bool) -> str 
             return f"it holds more than {file.record_count} records"
         if not _are_numbered(records["offset_delta"], count):
             return "its records are not numbered from 0 without a gap"
+        if _most_headers(records["headers"]) > MOST_HEADERS:
+            return f"it has a record with more than {MOST_HEADERS} headers"
         if needs_keys and records["key"].null_count:
             return MissingKey("it has a record without a key, and its topic is compacted")
         extent = _usable_extent_ms(records["timestamp"])
@@ -337,6 +339,12 @@ def _content_fault(content: bytes, file: BatchFile, *, needs_keys: bool) -> str 
     return None
 
 
+def _most_headers(headers: pa.ListArray[Any]) -> int:
+    """Return the number of headers of the record with the most, or an upper bound within it."""
+    count = len(headers.values)
+    return count if count <= MOST_HEADERS else pc.max(pc.list_value_length(headers)).as_py() or 0
+
+
 def _are_numbered(deltas: pa.Array[Any], first: int) -> bool:
     """Return whether the offset deltas are consecutive from `first` on."""
     past = first + len(deltas)
@@ -345,6 +353,10 @@ def _are_numbered(deltas: pa.Array[Any], first: int) -> bool:
     is_valid = not deltas.null_count
     return is_valid and bool((deltas.to_numpy() == np.arange(first, past)).all())
 
+
+MOST_HEADERS = 1 << 20
+"""The most headers of a record. A consumer makes objects of 200 bytes of each, and a file of 1 KiB
+may stand for any number of equal ones."""
 
 _FEW_NUMBERS = 1 << 10
 

@@ -32,7 +32,12 @@ from sparklog.storage.damaged_commits import (
     damaged_commit,
     matches_checksum,
 )
-from sparklog.storage.delta_log_files import commit_path, log_names, newest_checkpoint
+from sparklog.storage.delta_log_files import (
+    commit_path,
+    has_version,
+    log_names,
+    newest_checkpoint,
+)
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import reading_threads
@@ -258,7 +263,7 @@ def check_commits(
     """
     if not table.is_local:
         return
-    names = [name for name in log_names(table) if name[:20].isdigit()]
+    names = [name for name in log_names(table) if has_version(name)]
     commits = {int(name[:20]) for name in names if name[20:] == ".json"}
     last = max(commits, default=-1) if version is None else version
     number = 1 + newest_checkpoint(names, last)
@@ -280,21 +285,36 @@ def check_commits(
 def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
     if add := action.get("add"):
         statistics = _statistics(add.get("stats"))
-        values = add["partitionValues"]
-        path, size, modified_at_ms = unquote(add["path"]), add["size"], add["modificationTime"]
+        values = _of_type(add["partitionValues"], dict)
+        size, modified_at_ms = _of_type(add["size"], int), _of_type(add["modificationTime"], int)
+        path = unquote(add["path"])
         commit.added.append(AddedFile(path, size, modified_at_ms, values, statistics))
     elif remove := action.get("remove"):
         commit.removed.append(unquote(remove["path"]))
     elif transaction := action.get("txn"):
-        commit.transactions[transaction["appId"]] = transaction["version"]
+        name = _of_type(transaction["appId"], str)
+        commit.transactions[name] = _of_type(transaction["version"], int)
     elif protocol := action.get("protocol"):
-        commit.protocol = Protocol(protocol["minReaderVersion"], protocol["minWriterVersion"])
+        versions = protocol["minReaderVersion"], protocol["minWriterVersion"]
+        commit.protocol = Protocol(*(_of_type(one, int) for one in versions))
     elif info := action.get("commitInfo"):
-        commit.commit_id = info.get(COMMIT_ID)
-        commit.user_metadata = info.get(USER_METADATA)
-        commit.made_at_ms = info.get("timestamp")
+        # Other writers may store anything here, which is no damage.
+        commit.commit_id = _if_of_type(info.get(COMMIT_ID), str)
+        commit.user_metadata = _if_of_type(info.get(USER_METADATA), str)
+        commit.made_at_ms = _if_of_type(info.get("timestamp"), int)
         commit.cause = _cause_in(info)
         check_metadata(info)
+
+
+def _of_type(value: Any, kind: type[_Derived]) -> _Derived:
+    """Return a value of an action; raises `TypeError` if it has another type."""
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"{type(value).__name__} in the place of {kind.__name__}")
+
+
+def _if_of_type(value: Any, kind: type[_Derived]) -> _Derived | None:
+    return value if isinstance(value, kind) else None
 
 
 def _statistics(text: str | None) -> dict[str, Any]:
@@ -302,11 +322,11 @@ def _statistics(text: str | None) -> dict[str, Any]:
     return _json_object(text or "{}")
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in `text`, `{}` for other text."""
+def _json_object(text: Any) -> dict[str, Any]:
+    """Return the JSON object in `text`, `{}` for anything else."""
     try:
         found = json_value(text)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
 

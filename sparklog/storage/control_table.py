@@ -24,7 +24,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparklog.errors import CommitConflictError, DamagedError, StorageError, TableReplacedError
-from sparklog.model import TableSchema
+from sparklog.model import CLIENT_TABLES, TableSchema
 from sparklog.storage.commit_retries import moved, retrying
 from sparklog.storage.commits import (
     WRITE,
@@ -49,7 +49,7 @@ from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence, check_fence, take_fence
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import check_present, discard_file, new_file
-from sparklog.storage.parquet import ParquetContent
+from sparklog.storage.parquet import ParquetContent, check_decoded_size
 from sparklog.storage.unknown_columns import with_unknown_columns
 
 AHEAD_AFTER_LOSS = 4
@@ -532,6 +532,8 @@ def rows_in_file(table: Location, path: str, schema: TableSchema) -> tuple[pa.Ta
     except FileNotFoundError as error:
         raise damaged_file(table, path, "it is missing") from error
     try:
+        if schema.name in CLIENT_TABLES:
+            check_decoded_size(content)
         rows = ParquetContent(content).read()
         if rows.schema.equals(schema.columns):
             return rows, False
@@ -541,7 +543,7 @@ def rows_in_file(table: Location, path: str, schema: TableSchema) -> tuple[pa.Ta
             if column.name not in rows.column_names:
                 rows = rows.append_column(column, pa.nulls(rows.num_rows, column.type))
         return rows.select(schema.columns.names).cast(schema.columns), has_unknown_columns
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError) as error:
         raise damaged_file(table, path, content_fault(content, error)) from error
 
 

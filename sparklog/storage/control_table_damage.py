@@ -8,7 +8,6 @@ unreachable store is not damage.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -30,6 +29,7 @@ from sparklog.model import (
 )
 from sparklog.storage.damaged_commits import MALFORMED, check_commit_text
 from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
 
@@ -58,8 +58,8 @@ _REMEDIES = {
 REBUILT_FROM_LOG = (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, PRODUCER_STATE)
 """Tables of a broker root that are rebuilt from its log, which has only part of their content."""
 
-_COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 
 
 def remedy(table: str) -> str:
@@ -141,8 +141,10 @@ def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
 
 def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
     try:
-        version = json.loads(table.read_bytes("_delta_log/_last_checkpoint"))["version"]
+        version = json_value(table.read_bytes("_delta_log/_last_checkpoint"))["version"]
     except (ValueError, LookupError, TypeError):
+        version = None
+    if type(version) is not int:
         # Delta reads a log without the hint if the hint is malformed.
         return None
     return None if version in checkpoints else f"it names checkpoint {version}, which is missing"
@@ -151,8 +153,8 @@ def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
 def commit_fault(content: bytes) -> str | None:
     """Return the reason why `content` is not the commit that was written, or `None`."""
     try:
-        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
+        actions = [json_value(line) for line in content.splitlines() if line.strip()]
+    except ValueError as error:
         return f"it is cut or not a commit ({one_line(error)})"
     if not all(isinstance(action, dict) for action in actions):
         return "it has lines that are not actions"

@@ -25,7 +25,14 @@ COMMIT_REMEDY = (
     "away and start the broker: it copies its replicas from the other brokers"
 )
 
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+MALFORMED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 """The exceptions that reading a malformed commit may raise."""
 
 

@@ -122,7 +122,7 @@ def checkpoint_size(table: Location) -> int:
     try:
         hint = json_value(table.read_bytes(f"{LOG_FOLDER}/{CHECKPOINT_HINT}"))
         return int(hint["size"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return 0
 
 

@@ -51,7 +51,7 @@ from sparklog.storage.delta_log_files import commit_path, has_commit, newest_aft
 from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.json_text import json_bytes
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, one_line
 
 _READER_VERSION, _WRITER_VERSION = 1, 2
 
@@ -132,11 +132,7 @@ class DeltaLog:
         self.snapshot = self._opened.snapshot
         """The table as delta-rs opened it, before the first commit that `follow` applied."""
         self.version = self.snapshot.version()
-        self.transactions = {
-            name: held
-            for name in _KNOWN_TRANSACTIONS
-            if (held := self._opened.transaction(name)) is not None
-        }
+        self.transactions = self._held_transactions()
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
         check_commits(self.location, self.version, self._explains)
@@ -149,6 +145,18 @@ class DeltaLog:
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
         """The number of commits between two of Delta's checkpoints of the table."""
+
+    def _held_transactions(self) -> dict[str, int]:
+        try:
+            found = {name: self._opened.transaction(name) for name in _KNOWN_TRANSACTIONS}
+        except STORE_ERRORS as error:
+            # delta-rs opens a table without reading its app transactions.
+            check_commits(self.location, self.version, self._explains)
+            raise StorageError(
+                f"the app transactions of the table at {self.location.uri} cannot be read: "
+                f"{one_line(error)}"
+            ) from error
+        return {name: held for name, held in found.items() if held is not None}
 
     def opened_transaction(self, name: str) -> int | None:
         """Return the version of any app transaction at the time when the table was opened.

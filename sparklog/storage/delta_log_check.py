@@ -16,6 +16,7 @@ from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
     commit_path,
     complete_checkpoint,
+    has_version,
     last_checkpoint,
 )
 from sparklog.storage.location import Location
@@ -61,7 +62,7 @@ def check_log(table: Location) -> LogCheck:
     names = table.names(LOG_FOLDER)
     if not names:
         raise FileNotFoundError(f"there is no table at {table.uri}")
-    commits = {int(name[:20]) for name in names if name[:20].isdigit() and name[20:] == ".json"}
+    commits = {int(name[:20]) for name in names if has_version(name) and name[20:] == ".json"}
     damaged: list[DamagedLogFile] = []
     files = size_bytes = 0
     newest, last = None, None

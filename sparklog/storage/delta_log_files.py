@@ -26,9 +26,9 @@ CHECKPOINT_HINT = "_last_checkpoint"
 _DIGITS = 20
 """The digits of the version with which a file's name begins."""
 
-_COMMIT = re.compile(r"\d{20}\.json")
+_COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(
-    r"(?P<version>\d{20})\.checkpoint(?:\.\d{10}\.(?P<count>\d{10}))?\.parquet"
+    r"(?P<version>[0-9]{20})\.checkpoint(?:\.[0-9]{10}\.(?P<count>[0-9]{10}))?\.parquet"
 )
 
 _PROBES = 8
@@ -45,9 +45,18 @@ def has_commit(table: Location, version: int) -> bool:
     return table.exists(commit_path(version))
 
 
+def has_version(name: str) -> bool:
+    """Return whether the name of a file in `_delta_log` begins with a version.
+
+    Only the digits 0 to 9 count: clients may write files of any names.
+    """
+    version = name[:_DIGITS]
+    return len(version) == _DIGITS and version.isascii() and version.isdigit()
+
+
 def is_checkpoint(name: str) -> bool:
     """Return whether a file in `_delta_log` is a checkpoint or a part of one."""
-    return name[:_DIGITS].isdigit() and name[_DIGITS:].startswith(".checkpoint")
+    return has_version(name) and name[_DIGITS:].startswith(".checkpoint")
 
 
 def newest_checkpoint(names: Iterable[str], last: int | None = None) -> int:
@@ -63,7 +72,7 @@ def last_checkpoint(table: Location) -> int:
     """Return the version in the log's checkpoint hint, or -1 if there is no usable hint."""
     try:
         return int(json_value(table.read_bytes(f"{LOG_FOLDER}/{CHECKPOINT_HINT}"))["version"])
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, OverflowError):
         return -1
 
 

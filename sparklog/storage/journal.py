@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -32,10 +32,11 @@ from sparklog.model import (
 from sparklog.storage.batch_actions import has_damaged_header
 from sparklog.storage.commits import LOG_VERSION, Commit, read_commit, read_commits
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.damaged_commits import COMMIT_REMEDY, MALFORMED
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.fence import Fence
 from sparklog.storage.json_text import json_bytes, json_value
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 from sparklog.storage.seen_versions import SeenVersions
@@ -63,6 +64,8 @@ _FORMAT_VERSION = 1
 """The version of the format of commits. Its member comes first, which distinguishes it from other
 writers' text.
 """
+
+_Value = TypeVar("_Value")
 
 _VERSIONS = frozenset({"log_version", "epochs_version"})
 """The columns of a table's row that the journal's rows do not have."""
@@ -128,7 +131,9 @@ class ProduceAnswer(NamedTuple):
 
         An error of a later release is UNKNOWN_SERVER_ERROR. Other members are ignored.
         """
-        values: tuple[Any, ...] = tuple(map(row.get, _ANSWER_TYPES))
+        values: tuple[Any, ...] = ()
+        if isinstance(row, Mapping):
+            values = tuple(map(row.get, _ANSWER_TYPES))
         if tuple(map(type, values)) != tuple(_ANSWER_TYPES.values()):
             raise ValueError(f"a member of an answer is missing or has another type: {row}")
         request_id, topic_id, partition, number, base_offset, last_offset = values
@@ -461,15 +466,18 @@ class Changes(NamedTuple):
 
 
 def changes_in(commit: Commit) -> Changes:
-    """Return the changes in a commit of a journal, computed once: `commit.derived(changes_in)`."""
-    return _changes_of(_entry(commit))
+    """Return the changes in a commit of a journal, computed once: `commit.derived(changes_in)`.
+
+    Raises `DamagedError` for a commit of this format that its owner cannot have written.
+    """
+    return _read(commit, _changes_of)
 
 
 def _changes_of(entry: Mapping[str, Any]) -> Changes:
     return Changes(
         {_key(row): {**_NULLS, **row} for row in entry.get(_ROWS, ())},
         {
-            _key(one): Histories(one["topic"], tuple(EpochEntry(*pair) for pair in one["entries"]))
+            _key(one): Histories(one["topic"], tuple(_epoch_entry(*at) for at in one["entries"]))
             for one in entry.get(_EPOCHS, ())
         },
         {
@@ -477,12 +485,14 @@ def _changes_of(entry: Mapping[str, Any]) -> Changes:
             for operation_id, operation in entry.get(_OPERATIONS, {}).items()
         },
         {
-            table_id: InboxPosition(table_id, version, tuple((at, place) for at, place in beyond))
+            table_id: InboxPosition(
+                table_id, _int(version), tuple((_int(at), _int(place)) for at, place in beyond)
+            )
             for table_id, version, beyond in entry.get(_REQUESTS, ())
         },
-        entry.get(_CONTROLLER),
-        frozenset(TopicIdPartition(*one) for one in entry.get(_REMOVED, ())),
-        entry.get(_TRUNCATIONS, ()),
+        _controller_epoch(entry),
+        frozenset(_partition(*one) for one in entry.get(_REMOVED, ())),
+        [{**row} for row in entry.get(_TRUNCATIONS, ())],
     )
 
 
@@ -530,10 +540,10 @@ def answers_in(
     """Return the valid answers to requests in a commit of a journal.
 
     `on_invalid` is called with the fault of each answer that is not valid; without it, such an
-    answer is a `DamagedError`.
+    answer is a `DamagedError`. So is a commit whose member is not a list.
     """
     answers = []
-    for row in _entry(commit).get(_ANSWERS, ()):
+    for row in _read(commit, lambda entry: [*entry.get(_ANSWERS, ())]):
         try:
             answers.append(ProduceAnswer.from_row(row))
         except ValueError as error:
@@ -546,14 +556,16 @@ def answers_in(
 
 
 def rows_in(commit: Commit) -> Sequence[Row]:
-    """Return the changed rows of replicas in a commit of a journal."""
-    rows: Sequence[Row] = _entry(commit).get(_ROWS, ())
-    return rows
+    """Return the changed rows of replicas in a commit of a journal; raises as `changes_in` does."""
+    return _read(commit, lambda entry: [{**row} for row in entry.get(_ROWS, ())])
 
 
 def renewal_in(commit: Commit) -> Renewal | None:
-    """Return the renewal of the controller's lease in a commit of a journal, or `None`."""
-    epoch = _entry(commit).get(_CONTROLLER)
+    """Return the renewal of the controller's lease in a commit of a journal, or `None`.
+
+    Raises as `changes_in` does.
+    """
+    epoch = _read(commit, _controller_epoch)
     return None if epoch is None else Renewal(epoch, commit.version)
 
 
@@ -605,11 +617,28 @@ def _entry(commit: Commit) -> Mapping[str, Any]:
     return commit.derived(_parsed_entry)
 
 
+def _read(commit: Commit, read: Callable[[Mapping[str, Any]], _Value]) -> _Value:
+    """Return a part of a commit's members; raises `DamagedError` if it is malformed."""
+    try:
+        return read(_entry(commit))
+    except MALFORMED as error:
+        raise _malformed(commit, error) from error
+
+
+def _malformed(commit: Commit, error: Exception) -> DamagedError:
+    fault = f"its userMetadata is malformed ({type(error).__name__}: {one_line(error)})"
+    return DamagedError(f"commit {commit.version} of a log", fault, COMMIT_REMEDY)
+
+
 def _parsed_entry(commit: Commit) -> Mapping[str, Any]:
     if not (commit.user_metadata or "").startswith(_BEGINNING):
         return {}
-    entry: Mapping[str, Any] = json_value(str(commit.user_metadata))
-    if entry[_FORMAT] > _FORMAT_VERSION:
+    try:
+        entry: Mapping[str, Any] = json_value(str(commit.user_metadata))
+        is_later = _int(entry[_FORMAT]) > _FORMAT_VERSION
+    except MALFORMED as error:
+        raise _malformed(commit, error) from error
+    if is_later:
         raise StorageError(
             f"commit {commit.version} of a log was made by a later release: its format is "
             f"{entry[_FORMAT]}, this sparklog knows {_FORMAT_VERSION}"
@@ -621,4 +650,28 @@ _BEGINNING = f'{{"{_FORMAT}":'
 
 
 def _key(row: Mapping[str, Any]) -> TopicIdPartition:
-    return TopicIdPartition(row["topic_id"], row["partition"])
+    """Return the replica of a row or a history, which has the topic's name, too."""
+    if not isinstance(row["topic"], str):
+        raise TypeError(f"the name of a topic is {row['topic']!r}")
+    return _partition(row["topic_id"], row["partition"])
+
+
+def _partition(topic_id: Any, partition: Any) -> TopicIdPartition:
+    if not isinstance(topic_id, str):
+        raise TypeError(f"a topic id is {topic_id!r}")
+    return TopicIdPartition(topic_id, _int(partition))
+
+
+def _epoch_entry(epoch: Any, start_offset: Any) -> EpochEntry:
+    return EpochEntry(_int(epoch), _int(start_offset))
+
+
+def _controller_epoch(entry: Mapping[str, Any]) -> int | None:
+    epoch = entry.get(_CONTROLLER)
+    return None if epoch is None else _int(epoch)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"a number is {value!r}")
+    return value

@@ -64,7 +64,10 @@ class Location:
         """
         if not _SCHEME.match(uri):
             return cls._of_folder(uri, storage_options)
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError as error:
+            raise StorageError(f"root {uri!r} is not a URI: {error}") from None
         if parts.scheme == "file":
             if parts.netloc not in ("", "localhost"):
                 raise StorageError(
@@ -338,8 +341,13 @@ def one_line(error: Exception) -> str:
 
 
 def _folder(path: str) -> str:
-    folder = str(Path(path).expanduser().absolute())
-    if not path or _NO_TABLES_BELOW.search(folder):
+    try:
+        folder = "" if _NO_TABLES_BELOW.search(path) else str(Path(path).expanduser().absolute())
+        os.fsencode(folder)
+    except (RuntimeError, UnicodeEncodeError) as error:
+        # The home folder of nobody, or text that no file name can have.
+        raise StorageError(f"root {path!r} cannot be a folder: {error}") from None
+    if not path or not folder or _NO_TABLES_BELOW.search(folder):
         raise StorageError(
             f"root {path!r} cannot hold tables: name a folder without any of [ ] \\ | ^, control "
             "characters, and '%' before two hexadecimal digits"

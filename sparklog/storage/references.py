@@ -17,6 +17,8 @@ from sparklog.errors import ConfigError
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE = "file:"
+_MOST_BYTES = 1 << 20
+"""The largest file that a reference may name; keys of service accounts have a few KiB."""
 _SECRET_SCOPE = re.compile(r"\{\{\s*secrets/[^{}]*\}\}")
 _SECRET_KEY = re.compile(r"secret|password|token|sas_|(account|access|master|service_account)_key$")
 
@@ -87,11 +89,20 @@ def _value(name: str, key: str, uri: str) -> str:
         return found
     path = name.removeprefix(_FILE)
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+        return _limited_bytes(path).decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"it is not text of up to {_MOST_BYTES} bytes"
         raise ConfigError(
             f"the storage option {key} of {uri} refers to the file {path}, which cannot be read "
             f"({reason}): put it wherever the store is used, with Spark on the driver and on every "
             "executor"
         ) from None
+
+
+def _limited_bytes(path: str) -> bytes:
+    """Return the bytes of a file; raises `ValueError` for too many, since a device has no end."""
+    with Path(path).open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return content

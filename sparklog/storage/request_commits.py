@@ -26,10 +26,10 @@ from pydantic_core import from_json
 from sparklog.logger import get_logger
 from sparklog.model import PRODUCE_REQUESTS
 from sparklog.storage.commits import COMMIT_ID, AddedFile, Commit
-from sparklog.storage.damaged_commits import USER_METADATA, check_commit_text
+from sparklog.storage.damaged_commits import MALFORMED, USER_METADATA, check_commit_text
 from sparklog.storage.delta_checkpoints import CHECKPOINT_INTERVAL, checkpoint_interval
 from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_log_files import commit_path, has_version
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import reading_threads
@@ -39,6 +39,11 @@ _log = get_logger(__name__)
 
 _MOST_COMMIT_BYTES = 64 << 20
 """The largest commit that is read, in bytes: enough for 50,000 batches."""
+
+_MOST_LINE_BYTES = 1 << 20
+"""The largest action that is read, in bytes. While it is parsed no other thread runs: nested lists
+take 0.25 s for each MiB, and the broker makes its heartbeats in another thread.
+"""
 
 _LARGEST = (1 << 53) - 1
 """The largest number that every JSON reader represents exactly."""
@@ -133,6 +138,8 @@ MANY_REFUSALS = 2
 """The number of refusals of one request from which its table counts as contended."""
 
 _REFUSED = "refused"
+_LONG_METADATA = 1_000
+"""The characters from which on a text cannot be that of `told_refusals`."""
 
 
 def told_refusals(count: int) -> str | None:
@@ -142,9 +149,10 @@ def told_refusals(count: int) -> str | None:
 
 def refusals(commit: Commit) -> int:
     """Return the number of earlier refusals that a commit's producer states."""
+    text = commit.user_metadata or "{}"
     try:
-        count = json.loads(commit.user_metadata or "{}").get(_REFUSED, 0)
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        count = from_json(text).get(_REFUSED, 0) if len(text) < _LONG_METADATA else 0
+    except (ValueError, TypeError, AttributeError):
         return 0
     return count if _is_number(count) else 0
 
@@ -157,7 +165,7 @@ def mend_commits(table: Location, *, files_only: bool) -> bool:
     is_valid = _valid_file_action if files_only else _valid_action
     is_mended = False
     for path in table.names("_delta_log"):
-        if not path.endswith(".json") or not path.removesuffix(".json").isdecimal():
+        if not has_version(path) or path[20:] != ".json":
             continue
         content, fault = _limited_bytes(table, f"_delta_log/{path}")
         actions, is_sound = _actions(content or b"", is_valid)
@@ -190,16 +198,16 @@ def _actions(
 ) -> tuple[list[_Action], bool]:
     """Return the valid actions of a commit, and whether it contains nothing else."""
     actions: list[_Action] = []
-    is_sound = _is_as_written(content)
+    is_sound = True
     for line in content.split(b"\n"):
         if not line.strip():
             continue
         try:
-            given, is_text = _parsed_line(line)
+            is_long = len(line) > _MOST_LINE_BYTES
+            given: Any = None if is_long else from_json(line, allow_inf_nan=False)
             valid = is_valid(given) if isinstance(given, dict) and len(given) == 1 else None
-            if not (is_text and valid is not None and valid.keys() <= _FILE_ACTIONS.keys()):
-                # Only Python accepts half of a surrogate pair as text, and a number may be too long
-                # to be written. The values of file actions were all checked before.
+            if valid is not None and not valid.keys() <= _FILE_ACTIONS.keys():
+                # A number may be too long to be written. The values of file actions were checked.
                 json.dumps(valid, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError):
             given = valid = None
@@ -208,18 +216,8 @@ def _actions(
         )
         if valid is not None:
             actions.append(valid)
-    return actions, is_sound and bool(actions)
-
-
-def _parsed_line(line: bytes) -> tuple[Any, bool]:
-    """Return the value of a line, and whether all of its text is known to be valid UTF-8.
-
-    Raises `ValueError` or `RecursionError` if the line is not JSON.
-    """
-    try:
-        return from_json(line, allow_inf_nan=False), True
-    except ValueError:
-        return json.loads(line.decode("utf-8"), parse_constant=_no_number), False
+    # Last, since only commits of valid lines are read twice without a slower parser.
+    return actions, is_sound and bool(actions) and _is_as_written(content)
 
 
 def _set_fields(action: _Action) -> _Action:
@@ -231,13 +229,9 @@ def _set_fields(action: _Action) -> _Action:
 def _is_as_written(content: bytes) -> bool:
     try:
         check_commit_text(content)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         return False
     return True
-
-
-def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _commit(version: int, actions: list[_Action]) -> Commit:
@@ -305,7 +299,8 @@ def _valid_action(action: _Action) -> _Action | None:
         return action if is_valid and _is_number(value.get("lastUpdated") or 0) else None
     if kind == "protocol":
         is_known = value == {"minReaderVersion": 1, "minWriterVersion": 2}
-        return action if is_known else None
+        # True equals 1 in Python, and Delta refuses it.
+        return action if is_known and all(type(one) is int for one in value.values()) else None
     if kind == "metaData":
         return action if _is_valid_metadata(value) else None
     return _valid_file_action(action)
@@ -327,8 +322,9 @@ def _valid_file_action(action: _Action) -> _Action | None:
 
 def _is_statistics(text: str) -> bool:
     try:
-        return are_valid_statistics(json_value(text))
-    except (ValueError, RecursionError):
+        # `json` holds the interpreter for minutes on a long text that pydantic-core refuses.
+        return are_valid_statistics(from_json(text))
+    except (ValueError, TypeError):
         return False
 
 
@@ -384,7 +380,7 @@ def _is_valid_metadata(value: _Action) -> bool:
         return False
     return (
         isinstance(value.get("id"), str)
-        and value.get("format") in _FORMATS
+        and value.get("format") == _FORMAT
         and all(_or_none(_is_text)(value.get(name)) for name in ("name", "description"))
         and _or_none(_is_number)(value.get("createdTime"))
         and value.get("partitionColumns") == list(PRODUCE_REQUESTS.partition_by)
@@ -393,7 +389,8 @@ def _is_valid_metadata(value: _Action) -> bool:
     )
 
 
-_FORMATS = ({"provider": "parquet"}, {"provider": "parquet", "options": {}})
+_FORMAT = {"provider": "parquet", "options": {}}
+"""The format of every Delta table; delta-rs does not open one that leaves out the options."""
 
 
 def metadata_fault(log: DeltaLog) -> str | None:
@@ -422,10 +419,11 @@ def _are_valid_columns(schema: Schema) -> bool:
 def _is_valid_configuration(configuration: object) -> bool:
     if not isinstance(configuration, dict) or not configuration.keys() <= _PROPERTIES.keys():
         return False
+    if not all(isinstance(one, str) for one in configuration.values()):
+        # delta-rs does not open such a table.
+        return False
     interval = configuration.get(CHECKPOINT_INTERVAL)
-    if interval is None:
-        return True
-    return isinstance(interval, str) and checkpoint_interval(interval) is not None
+    return interval is None or checkpoint_interval(interval) is not None
 
 
 _PROPERTIES = PRODUCE_REQUESTS.properties

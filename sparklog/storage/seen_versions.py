@@ -56,5 +56,5 @@ class SeenVersions(NamedTuple):
                 for broker, root, epoch, version in value["journals"]
             }
             return cls(journals, {str(of): int(at) for of, at in value["tables"].items()})
-        except (TypeError, LookupError, AttributeError) as error:
+        except (TypeError, LookupError, AttributeError, OverflowError) as error:
             raise ValueError(f"seen versions are malformed: {value}") from error

@@ -99,6 +99,7 @@ COMMITS: dict[str, bytes] = {
             "writerFeatures": ["deletionVectors"],
         },
     ),
+    "a protocol that is true": line("protocol", {"minReaderVersion": True, "minWriterVersion": 2}),
     "a protocol that is text": line("protocol", "7"),
     "metadata that are none": line("metaData", {}),
     "metadata without columns": line("metaData", METADATA),
@@ -114,6 +115,13 @@ COMMITS: dict[str, bytes] = {
     ),
     "a creation time that is text": line("metaData", OWN_METADATA | {"createdTime": "x"}),
     "a format that is a number": line("metaData", OWN_METADATA | {"format": {"provider": 5}}),
+    "statistics of half a character": line("add", ADD | {"stats": "\ud800"}),
+    "a property that is a list": line(
+        "metaData", OWN_METADATA | {"configuration": {"delta.logRetentionDuration": []}}
+    ),
+    "a format without options": line(
+        "metaData", OWN_METADATA | {"format": {"provider": "parquet"}}
+    ),
     "statistics nested without an end": line("add", ADD | {"stats": "[" * 100_000}),
     "an unknown action": line("mergeAll", {"at": 1}),
     "a domain": line("domainMetadata", {"domain": 5, "configuration": "", "removed": False}),
@@ -166,6 +174,12 @@ ATTACKS: dict[str, Attack] = {
     "a checkpoint that is text": lambda table: (
         table / "_delta_log" / f"{newest(table):020}.checkpoint.parquet"
     ).write_bytes(b"PAR1 no parquet"),
+    "a checkpoint whose version has other digits": lambda table: (
+        table / "_delta_log" / ("\N{SUPERSCRIPT TWO}" * 20 + ".checkpoint.parquet")
+    ).write_bytes(b"PAR1"),
+    "a commit whose version has other digits": lambda table: (
+        table / "_delta_log" / ("\N{ARABIC-INDIC DIGIT NINE}" * 20 + ".json")
+    ).write_bytes(line("add", ADD)),
     "a hint at a checkpoint that is not there": lambda table: (
         table / "_delta_log" / "_last_checkpoint"
     ).write_bytes(b'{"version":2,"size":3}'),
@@ -204,7 +218,9 @@ def check_served(cluster: LocalCluster) -> None:
     assert rows(cluster, 0, PRODUCE_REQUESTS) == []
 
 
-NOTICED_AT_START = {name for name in ATTACKS if "checkpoint that" in name} | {
+NOTICED_AT_START = {
+    name for name in ATTACKS if "checkpoint that" in name or "other digits" in name
+} | {
     "a commit after a gap",
     "the last version there can be",
     "the first commit changed",

@@ -432,3 +432,27 @@ def test_a_damaged_replica_of_a_deleted_topic_is_removed(start: Start) -> None:
     cluster.delete_topic("t")
     cluster.tick_until_idle()
     check_gone(cluster, deleted)
+
+
+def test_a_damaged_table_of_clients_does_not_end_the_controllers_ticks(start: Start) -> None:
+    """The deletion is finished when the table is restored.
+
+    Found by hostile commits: clients write to `consumer_offsets`. Once it was damaged, each tick of
+    the controller failed as soon as a topic was deleted, and the application ended after
+    tick.failure.timeout.ms.
+    """
+    cluster = start(0)
+    cluster.create_topic("other", assignment={0: [0]})
+    cluster.tick_until_idle()
+    log_folder = cluster.root / "cluster" / CONSUMER_OFFSETS.name / "_delta_log"
+    hostile = log_folder / f"{len(list(log_folder.glob('*.json'))):020}.json"
+    hostile.write_bytes(b'{"protocol":{"minReaderVersion":0,"minWriterVersion":0}}')
+    cluster.delete_topic("other")
+    cluster.tick_until_idle()
+    assert ("other", "deleting") in states(cluster)
+    pending = cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    assert error(pending) == "NONE"
+    hostile.unlink()
+    cluster.tick_until_idle()
+    assert ("other", "deleting") not in states(cluster)

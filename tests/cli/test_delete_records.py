@@ -58,6 +58,7 @@ def test_records_are_deleted_as_kafkas_tool_does(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "is not JSON: "),
+        pytest.param("[" * 100_000, "is not JSON: it is nested too deeply", id="nesting"),
         ("[]", 'must be an object with the list "partitions"'),
         ('{"partitions": [], "version": 2}', 'and "version" 1 or none'),
         ('{"partitions": [{"topic": "t", "partition": "0", "offset": 1}]}', 'has {"topic": "t"'),

@@ -125,6 +125,7 @@ def test_partitions_are_named_in_one_way(
     ("text", "said"),
     [
         ("[", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON: it is nested too deeply", id="nesting"),
         ("{}", 'must be an object with the list "partitions"'),
         ('{"partitions": []}', 'must be an object with the list "partitions"'),
         ('{"partitions": [{"topic": "t"}]}', 'has {"topic": "t"} for a partition'),

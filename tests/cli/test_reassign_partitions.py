@@ -172,6 +172,8 @@ def test_actions_that_are_refused(tmp_path: Path, arguments: tuple[str, ...], sa
         ([entry(0, ["1"])], "it needs a topic (text), a partition (whole number), and replicas"),
         ([entry(0, [1, 2], log_dirs=["any"])], "is different from size of log dirs list ['any']"),
         ([entry(0, [1], log_dirs=["/d"])], "names log_dirs of t-0: brokers choose"),
+        # Found by hostile input: a value that has no hash was a TypeError.
+        ([entry(0, [1], log_dirs=[{}])], "names log_dirs of t-0: brokers choose"),
         ([entry(0, [9])], "INVALID_REPLICA_ASSIGNMENT: Unknown broker id 9"),
         ([entry(9, [1])], "UNKNOWN_TOPIC_OR_PARTITION: Unable to find partition: t-9"),
     ],

@@ -164,3 +164,9 @@ def test_the_command_line_takes_options(named: Named) -> None:
     missing = '{"s3://logs": {"AWS_REGION": "${NOT_SET_ANYWHERE}"}}'
     unset = run("--storage-options", missing, "topics", "list", "--cluster", "s3://logs/cluster")
     assert "no environment variable NOT_SET_ANYWHERE" in unset.refusal
+
+
+def test_storage_options_that_are_nested_too_deeply_are_refused() -> None:
+    """Found by hostile input: RecursionError."""
+    with pytest.raises(ConfigError, match="the storage options are not JSON"):
+        named_cluster("/data", "[" * 100_000)

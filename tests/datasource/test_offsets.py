@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.datasource.offsets import Position, StreamOffset, parse_offsets
+from sparklog.errors import ConfigError, StorageError
 from sparklog.model import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -67,3 +70,41 @@ def test_the_order_in_which_partitions_are_found_does_not_show() -> None:
     one = StreamOffset({T0: Position(1), T1: Position(2)}).to_json()
     other = StreamOffset({T1: Position(2), T0: Position(1)}).to_json()
     assert json.dumps(one) == json.dumps(other)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"t": 5},
+        {"t": {"0": []}},
+        {"t": {"0": float("inf")}},
+        {"t": {"x": 1}},
+        {"t": {"0": 1}, "@sparklog": []},
+        {"t": {"0": 1}, "@sparklog": {"topic_ids": 5}},
+        {"t": {"0": 1}, "@sparklog": {"leader_epochs": {"t": {"0": float("nan")}}}},
+        {"t": {"0": 1}, "@sparklog": {"started_at": ["t"]}},
+    ],
+)
+def test_a_damaged_offset_of_a_checkpoint_is_refused_in_a_sentence(values: Any) -> None:
+    """Found by hostile input: TypeError, AttributeError, ValueError and OverflowError ended the
+    query, without a word about its checkpoint.
+    """
+    with pytest.raises(StorageError, match="offset in the query's checkpoint is malformed"):
+        StreamOffset.from_json(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"t":{"' + "9" * 5_000 + '":1}}',
+        '{"t":{"\N{ARABIC-INDIC DIGIT SEVEN}":1}}',
+        '{"t":{"0":' + str(1 << 63) + "}}",
+        '{"t":{"0":1},"@sparklog":{"epoch_starts":{"t":{"0":Infinity}}}}',
+    ],
+    ids=lambda one: one[:20],
+)
+def test_offsets_that_no_partition_has_are_refused(text: str) -> None:
+    """Found by hostile input: RecursionError, ValueError and OverflowError."""
+    with pytest.raises(ConfigError, match=r"^option startingOffsets must have the form"):
+        parse_offsets(text, "startingOffsets")

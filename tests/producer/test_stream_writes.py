@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import write_deltalake
 
 from sparklog.cluster.connection import Connection
-from sparklog.errors import ProtocolError
-from sparklog.model import TopicIdPartition
+from sparklog.errors import DamagedError, ProtocolError
+from sparklog.model import STREAM_WRITES, TopicIdPartition
 from sparklog.producer.spark import SparkProducer
 from sparklog.producer.stream_writes import Files, MicroBatch, SentFile, StreamWrites
 from sparklog.storage.batch_files import BatchFile
@@ -171,3 +172,55 @@ class TestAQueryThatIsKilled:
         assert sorted(values) == list(range(300))
         topic_id = connection.metadata().topic("stream").topic_id
         assert StreamWrites(connection).find(MicroBatch("query", 2, topic_id)) == (True, {})
+
+
+MALFORMED = [
+    None,
+    "no JSON",
+    "7",
+    "[7]",
+    '[[0,"/b/log"]]',
+    '[[0,"s3://[","_inbox/a.parquet",10,"sum",3,1,2]]',
+    '[[0,5,{},10,"sum",3,1,2]]',
+    "[" * 100_000,
+]
+
+
+class TestARowOfAnotherWriter:
+    """Every client may write to the table. Found by hostile input."""
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path) -> Iterator[LocalCluster]:
+        cluster = LocalCluster(tmp_path, brokers=[0], config={"log.merger.min.lag.ms": 0})
+        cluster.create_topic("t", assignment={0: [0]})
+        cluster.tick_until_idle()
+        yield cluster
+        cluster.close()
+
+    @pytest.mark.parametrize("noted", MALFORMED, ids=lambda one: str(one)[:30])
+    def test_stops_neither_merging_nor_the_vacuum(
+        self, cluster: LocalCluster, noted: str | None
+    ) -> None:
+        """They read the rows of all queries; ValueError and TypeError ended them each time."""
+        write(cluster, noted)
+        for number in range(40):
+            cluster.produce("t", 0, [b"%d" % number])
+        cluster.tick_until_idle()
+        cluster.clock.advance(3_600_000)
+        assert cluster.merge(0).batches == 40
+        cluster.vacuum(0)
+
+    @pytest.mark.parametrize("noted", MALFORMED, ids=lambda one: str(one)[:30])
+    def test_is_damage_to_its_query(self, cluster: LocalCluster, noted: str | None) -> None:
+        """The run of the query must not take it for one without files, which it would send."""
+        write(cluster, noted)
+        writes = StreamWrites(cluster.connection)
+        with pytest.raises(DamagedError, match="query 'q' in the table stream_writes is damaged"):
+            writes.find(MicroBatch("q", 3))
+
+
+def write(cluster: LocalCluster, noted: str | None) -> None:
+    """Append a row as another Delta writer does."""
+    row = {"query_id": "q", "topic_id": "t", "batch_id": 3, "files": noted, "is_done": False}
+    table = cluster.connection.root.stream_writes.location.uri
+    write_deltalake(table, STREAM_WRITES.rows([row]), mode="append")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,11 +16,13 @@ from deltalake.exceptions import DeltaError
 from sparklog.errors import CommitConflictError, DamagedError, StorageError
 from sparklog.model import CONTROLLER
 from sparklog.storage import commits, local_files
-from sparklog.storage.commits import AddedFile, RemovedFile, read_commit
+from sparklog.storage.batch_actions import added_batches
+from sparklog.storage.commits import AddedFile, RemovedFile, parse_commit, read_commit
 from sparklog.storage.control_table import ControlTable, create_table
-from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.control_table_damage import find_damage
+from sparklog.storage.delta_checkpoints import await_checkpoints, checkpoint_size
 from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.delta_log_files import log_names
+from sparklog.storage.delta_log_files import commit_path, last_checkpoint, log_names
 from sparklog.storage.location import Location
 
 
@@ -408,3 +411,76 @@ def test_a_protocol_that_was_raised_and_lowered_again_is_supported(
     reader.compare_and_set(lease(1))
     assert table.refresh()
     assert table.rows() == lease(1)
+
+
+ADD = {"path": "x", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"add": ADD | {"partitionValues": []}},
+        {"add": ADD | {"size": "1"}},
+        {"add": ADD | {"modificationTime": None}},
+        {"txn": {"appId": "broker_epoch", "version": "7"}},
+        {"txn": {"appId": ["broker_epoch"], "version": 7}},
+        {"protocol": {"minReaderVersion": "1", "minWriterVersion": 2}},
+    ],
+)
+def test_a_value_of_another_type_damages_its_commit(
+    table: ControlTable, action: dict[str, Any]
+) -> None:
+    """An action with a value of another type is damage when the commit is read.
+
+    Found by hostile input: the value was kept, and its first reader failed, as AttributeError in a
+    batch's header and as TypeError in the comparison of epochs.
+    """
+    text = json.dumps(action).encode()
+    with pytest.raises(DamagedError, match="in the place of"):
+        parse_commit(table.location, 5, text)
+
+
+@pytest.mark.parametrize("metadata", [["a"], {"sparklog": 1}, 7])
+def test_metadata_of_another_writer_may_have_any_type(
+    table: ControlTable, metadata: object
+) -> None:
+    """Delta defines userMetadata as text.
+
+    Found by hostile input: a list failed as AttributeError.
+    """
+    text = json.dumps({"commitInfo": {"userMetadata": metadata, "timestamp": "x"}}).encode()
+    commit = parse_commit(table.location, 6, text)
+    assert (commit.user_metadata, commit.made_at_ms) == (None, None)
+
+
+def test_half_of_a_surrogate_pair_is_a_damaged_header(table: ControlTable) -> None:
+    """Found by hostile input: hashing the header raised UnicodeEncodeError."""
+    add = ADD | {"partitionValues": {"topic": "\ud800"}, "stats": '{"numRecords":Infinity}'}
+    commit = parse_commit(table.location, 7, json.dumps({"add": add}).encode())
+    [batch] = added_batches(commit)
+    assert not batch.is_sound
+
+
+@pytest.mark.parametrize(
+    "version", ["Infinity", "[" * 5_000, '"x"', "9" * 5_000], ids=lambda one: one[:9]
+)
+def test_a_hint_at_a_checkpoint_that_is_no_version_is_no_hint(
+    table: ControlTable, version: str
+) -> None:
+    """Found by hostile input: Infinity raised OverflowError, and nesting RecursionError."""
+    hint = Path(table.location.uri, "_delta_log", "_last_checkpoint")
+    hint.write_text(f'{{"version":{version},"size":{version}}}')
+    assert last_checkpoint(table.location) == -1
+    assert checkpoint_size(table.location) == 0
+    root = Location.of(str(Path(table.location.uri).parent))
+    assert find_damage(root, Path(table.location.uri).name) is None
+
+
+def test_app_transactions_that_delta_cannot_read_are_an_error_of_the_table(
+    table: ControlTable,
+) -> None:
+    """Found by hostile input: delta-rs opens such a table, and DeltaError was raised later."""
+    commit = Path(table.location.uri, commit_path(table.version + 1))
+    commit.write_bytes(b'{"commitInfo":{}}\n{"txn":-0}\n')
+    with pytest.raises(StorageError, match=r"app transactions|damaged"):
+        DeltaLog(table.location)

@@ -11,7 +11,15 @@ from sparklog.errors import ERROR_CODES, DamagedError
 from sparklog.model import LOG, Row
 from sparklog.storage.commits import Commit, read_commit
 from sparklog.storage.control_table import create_table
-from sparklog.storage.journal import CHECKPOINTS, Journal, ProduceAnswer, Step, answers_in
+from sparklog.storage.journal import (
+    CHECKPOINTS,
+    Journal,
+    ProduceAnswer,
+    Step,
+    answers_in,
+    changes_in,
+    seen_in,
+)
 from sparklog.storage.location import Location
 from tests.storage.batches import FENCE
 
@@ -125,3 +133,47 @@ def test_an_answer_is_immutable() -> None:
     for name in ProduceAnswer._fields:
         with pytest.raises(AttributeError):
             setattr(APPENDED, name, 1)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"sparklog":',
+        '"sparklog":"1"',
+        '"sparklog":1,"replicas":[{"topic_id":"a"}]',
+        '"sparklog":1,"replicas":[["a"]]',
+        '"sparklog":1,"replicas":[{"topic":"t","topic_id":"a","partition":0.0}]',
+        '"sparklog":1,"replicas":7',
+        '"sparklog":1,"epochs":[{"topic":"t","topic_id":"a","partition":0,"entries":[[0]]}]',
+        '"sparklog":1,"operations":[]',
+        '"sparklog":1,"requests":[["a",0,true]]',
+        '"sparklog":1,"removed":[["a"]]',
+        '"sparklog":1,"controller":"1"',
+        '"sparklog":1,"truncations":[5]',
+        '"sparklog":1,"a":' + "[" * 5_000,
+    ],
+    ids=lambda one: one[:60],
+)
+def test_members_that_no_broker_writes_damage_their_commit(members: str) -> None:
+    """The reader of a journal gets a `DamagedError`, as for other damage.
+
+    Found by hostile input: KeyError, TypeError, AttributeError, ValueError and RecursionError left
+    the follower's tick, and a number that is a float became a key of another replica.
+    """
+    commit = Commit(5, user_metadata="{" + members + "}")
+    with pytest.raises(DamagedError, match="commit 5 of a log is damaged"):
+        changes_in(commit)
+
+
+@pytest.mark.parametrize("answers", ["7", "null", '{"a":1}', '[["a"]]', '["a"]'])
+def test_answers_that_are_no_list_of_objects_damage_their_commit(answers: str) -> None:
+    """Found by hostile input: TypeError and AttributeError were raised at the producer."""
+    commit = Commit(5, user_metadata=f'{{"sparklog":1,"answers":{answers}}}')
+    with pytest.raises(DamagedError, match="commit 5 of a log is damaged"):
+        answers_in(commit)
+
+
+def test_seen_versions_that_are_no_numbers_are_ignored() -> None:
+    """Found by hostile input: Infinity raised OverflowError."""
+    seen = '{"journals":[[0,0,1,Infinity]],"tables":{}}'
+    assert seen_in(Commit(5, user_metadata=f'{{"sparklog":1,"seen":{seen}}}')) is None

@@ -45,3 +45,24 @@ def test_what_is_no_json_is_not_written() -> None:
     """A value without a JSON form raises `TypeError`."""
     with pytest.raises(TypeError):
         json_bytes(object())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 100_000, id="nesting"),
+        pytest.param('{"a":' * 5_000 + "1" + "}" * 5_000, id="nested objects"),
+        pytest.param("9" * 5_000, id="digits"),
+        pytest.param("\ud800", id="half of a surrogate pair"),
+        pytest.param(b"\xff", id="no UTF-8"),
+    ],
+)
+def test_hostile_text_is_a_value_error(text: str | bytes) -> None:
+    """Text that is not JSON has one exception.
+
+    Found by hostile input: pydantic-core raised TypeError for half of a surrogate pair, which in
+    the statistics of a request failed each tick of its leader; nesting raised RecursionError,
+    which the readers of options and of checkpoint hints did not expect.
+    """
+    with pytest.raises(ValueError, match=r".+"):
+        json_value(text)

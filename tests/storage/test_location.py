@@ -60,6 +60,11 @@ def test_a_relative_path_and_a_home_folder_are_made_absolute(
         ("/data/a^b", "name a folder without any of"),
         ("/data/a\\b", "name a folder without any of"),
         ("/data/a\nb", "name a folder without any of"),
+        # Found by hostile input: these were ValueError, RuntimeError and UnicodeEncodeError.
+        ("s3://[", "is not a URI: Invalid IPv6 URL"),
+        ("~nobody-has-this-name/x", "cannot be a folder"),
+        ("~\0", "name a folder without any of"),
+        ("/data/\ud800", "cannot be a folder"),
     ],
 )
 def test_what_cannot_be_a_root_is_refused_in_a_sentence(uri: str, why: str) -> None:

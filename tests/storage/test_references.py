@@ -99,3 +99,15 @@ def test_credentials_are_distinguished_from_other_options() -> None:
     public = ("AWS_ACCESS_KEY_ID", "AWS_REGION", "endpoint", "google_service_account", "client_id")
     assert [key for key in (*secret, *public) if is_secret(key)] == [*secret]
     assert literal_secrets({"token": "x", "client_secret": "${S}", "region": "r"}) == ["token"]
+
+
+def test_a_file_whose_name_has_a_null_character_is_refused() -> None:
+    """Found by hostile input: reading it raised ValueError."""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolved({"key": "${file:/a\0b}"}, URI)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    """Found by hostile input: all of a device was read, until the memory was used up."""
+    with pytest.raises(ConfigError, match="text of up to 1048576 bytes"):
+        resolved({"key": "${file:/dev/zero}"}, URI)
