@@ -220,7 +220,7 @@ class TestRoots:
         opened = taken_over(at("broker-0"), 1)
         # All tables except the requests, to which clients write, and the log, whose fence is not
         # counted.
-        assert opened.commits() == len(BROKER_TABLES) - 4
+        assert opened.commits() == len(BROKER_TABLES) - 5
         newer = taken_over(at("broker-0"), 2)
         with pytest.raises(FencedError):
             opened.log.commit([])
