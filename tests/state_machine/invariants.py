@@ -180,7 +180,8 @@ class Invariants:
     def fail_reads(self, broker_id: int) -> None:
         """Allow a broker to report damage (10.8): the disk has failed to read a batch file.
 
-        The scrub of the broker reads files at any tick, and copies what it cannot read again.
+        The scrub of the broker reads files at any tick, and copies what it cannot read again. The
+        high watermark of such a replica goes back with its log.
         """
         self._failed_reads.add(broker_id)
 
@@ -413,7 +414,7 @@ class Invariants:
         old_epoch, old = past.high_watermarks.get(broker_id, (-1, 0))
         past.high_watermarks[broker_id] = epoch, high_watermark
         of = f"the replica {partition} of broker {broker_id}"
-        if old_epoch >= past.unclean_epoch:
+        if old_epoch >= past.unclean_epoch and broker_id not in self._failed_reads:
             assert high_watermark >= old, f"9.3: {of} went from {old} to {high_watermark}"
         if epoch < past.unclean_epoch:
             return

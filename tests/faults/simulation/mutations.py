@@ -13,6 +13,7 @@ import pytest
 
 from sparklog.broker.leading.sequences import Sequences
 from sparklog.broker.replicas import Replicas
+from sparklog.protocol import rules
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.delta_log import DeltaLog
 from tests.state_machine.faults import FAULTS
@@ -69,8 +70,58 @@ def log_end_offset_too_small(patch: Patch) -> None:
     patch.setattr(Replicas, "log_end_offset", short)
 
 
+def _change_text(rule: str, part: str, changed: str) -> Callable[[Patch], None]:
+    """Return the mutation that changes a part of a rule's SQL text."""
+
+    def mutate(patch: Patch) -> None:
+        texts = rules._texts()
+        assert part in texts[rule], f"{rule} has no {part!r}"
+        mutated = {**texts, rule: texts[rule].replace(part, changed)}
+        patch.setattr(rules, "_texts", lambda: mutated)
+        rules.rule.cache_clear()
+
+    return mutate
+
+
+IN_TEXTS = {
+    "high_watermark_of_the_fastest_replica": _change_text(
+        "high_watermark", "min(case when in_maximal_isr", "max(case when in_maximal_isr"
+    ),
+    "in_sync_without_being_caught_up": _change_text(
+        "isr_expand",
+        "and log_end_offset >= high_watermark\n    and log_end_offset >= epoch_start_offset",
+        "and log_end_offset is not null",
+    ),
+    "any_live_replica_is_elected": _change_text(
+        "leader_election", "when in_elr and is_alive then 2000", "when is_alive then 2000"
+    ),
+    "leader_epoch_not_raised": _change_text(
+        "leader_election", "then leader_epoch + 1 else", "then leader_epoch else"
+    ),
+    "answered_before_it_is_committed": _change_text(
+        "completed_operations", "or high_watermark >= required_offset", "or true"
+    ),
+    "answered_at_its_first_offset": _change_text(
+        "delayed_operations", "max(last_offset) + 1", "min(base_offset)"
+    ),
+    "fetched_across_a_divergence": _change_text("fetch", "and d.topic_id is null", ""),
+    "offsets_with_a_gap": _change_text(
+        "assigned_offsets", "preceding and 1 preceding", "preceding and current row"
+    ),
+    "the_last_member_leaves_the_isr": _change_text(
+        "isr_fence", "where in_isr and is_alive", "where in_isr"
+    ),
+    "recovered_beyond_the_log_end": _change_text(
+        "recovered_replicas",
+        "greatest(log_end_offset, coalesce(log_start_offset, 0))\n    ) as high_watermark",
+        "9223372036854775807\n    ) as high_watermark",
+    ),
+}
+"""Mutations of the rules' texts."""
+
 MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
     **FAULTS,
+    **IN_TEXTS,
     **{
         mutation.__name__: mutation
         for mutation in (
@@ -84,3 +135,29 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
     },
 }
 """All mutations by their names."""
+
+SEEDS_NEEDED: Mapping[str, int] = {
+    "high_watermark_ahead_of_the_log": 2,
+    "epoch_entry_not_written": 1,
+    "checkpoint_ahead_of_the_journal": 1,
+    "checkpoint_not_replayed": 1,
+    "reported_before_the_commit": 1,
+    "nothing_synced": 1,
+    "followers_claim_the_lead": 1,
+    "what_failed_is_kept": 4,
+    "answered_before_the_log_commit": 20,
+    "duplicates_not_recognised": 1,
+    "divergence_not_truncated": 1,
+    "no_return_to_the_isr": 1,
+    "log_end_offset_too_small": 1,
+    "high_watermark_of_the_fastest_replica": 4,
+    "any_live_replica_is_elected": 5,
+    "leader_epoch_not_raised": 1,
+    "in_sync_without_being_caught_up": 7,
+    "answered_at_its_first_offset": 1,
+    "offsets_with_a_gap": 1,
+}
+"""The number of seeds of 500 steps, from 0 on, of which the last one finds a mutation.
+
+The others are not found within 10 seeds or more.
+"""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sparklog.logger import ROOT as LOGGER
+from sparklog.protocol.rules import rule
 from tests.faults.simulation import script
 from tests.faults.simulation.mutations import MUTATIONS
 from tests.faults.simulation.script import Step
@@ -111,6 +112,8 @@ def _mutated(mutation: str | None) -> Iterator[None]:
             change: Callable[[pytest.MonkeyPatch], None] = MUTATIONS[mutation]
             change(patch)
         yield
+    # A mutation of a rule's text is in the cache of the rules.
+    rule.cache_clear()
 
 
 @contextmanager

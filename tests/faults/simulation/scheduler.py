@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import secrets
@@ -115,8 +116,8 @@ class Scheduler:
         self.current: Process | None = None
         self.counts: Counter[str] = Counter()
         self._clock = ProcessClock(self)
-        self._events: dict[int, str] = {}
-        self._operation = 0
+        self._events: dict[tuple[str, int], str] = {}
+        self._operations: Counter[str] = Counter()
         self._trace = hashlib.sha256()
         self._ids = random.Random(0)
 
@@ -140,6 +141,7 @@ class Scheduler:
                 (time, "monotonic_ns", lambda: self._clocks().monotonic_ms() * 1_000_000),
                 (time, "perf_counter", lambda: self._clocks().monotonic_ms() / 1000),
                 (time, "sleep", self._sleep),
+                (functools.cached_property, "__get__", _cached),
             ):
                 stack.enter_context(mock.patch.object(target, name, value))
             random.seed(0)
@@ -156,7 +158,8 @@ class Scheduler:
 
     def run(self, process: Process, events: Iterable[Event] = ()) -> None:
         """Let a busy process run until its action ends or it is suspended."""
-        self._events, self._operation = dict(events), 0
+        self._events = {(one.kind, one.number): one.outcome for one in events}
+        self._operations.clear()
         self.current = process
         with mock.patch.object(unclean_start, "_BOOT_ID", process.boot_id):
             process.baton.release()
@@ -169,16 +172,21 @@ class Scheduler:
         process.is_killed = True
         self.run(process)
 
+    @property
+    def is_in_a_process(self) -> bool:
+        """Whether the calling thread is the simulated process that runs."""
+        process = self.current
+        return process is not None and threading.current_thread() is process.thread
+
     def at_operation(self, call: str, path: str) -> Failure | None:
         """Decide what happens at an operation; called by the process that makes it."""
         process = self.current
-        if process is None or threading.current_thread() is not process.thread:
+        if process is None or not self.is_in_a_process:
             return None
         if process.is_killed:
             raise KilledError
-        self._operation += 1
         self.counts["operations"] += 1
-        event = self._events.get(self._operation)
+        event = self._event(call, path)
         shown = path.removeprefix(f"{self.root}/")
         self.note(f"{self.now_ms} {process.name} {call} {shown} {event}")
         if event is None:
@@ -201,6 +209,17 @@ class Scheduler:
         self.counts[failure] += 1
         return failure
 
+    def _event(self, call: str, path: str) -> str | None:
+        """Return the outcome that the script has for an operation."""
+        kinds = ["any", call]
+        if call == "link" and "/log/_delta_log/" in path:
+            kinds.append("commit")
+        found = None
+        for kind in kinds:
+            self._operations[kind] += 1
+            found = found or self._events.get((kind, self._operations[kind]))
+        return found
+
     def _clocks(self) -> ProcessClock:
         return self._clock if self.current is None else self.current.clock
 
@@ -212,6 +231,19 @@ class Scheduler:
             _SLEEP(seconds)
 
 
+def _cached(of: functools.cached_property[Any], instance: object, _owner: object = None) -> Any:
+    """Return a cached property without the lock that all instances share before Python 3.12.
+
+    Simulated processes are threads of one process: a suspended one would hold it for all others.
+    """
+    if instance is None:
+        return of
+    name = str(of.attrname)
+    if name not in vars(instance):
+        vars(instance)[name] = of.func(instance)
+    return vars(instance)[name]
+
+
 class _SimulatedFiles(FaultyFiles):
     """A file system that asks the scheduler for the outcome of each call."""
 
@@ -220,6 +252,9 @@ class _SimulatedFiles(FaultyFiles):
         self._scheduler = scheduler
 
     def _take(self, call: str, path: str) -> Failure | None:
+        if not self._scheduler.is_in_a_process:
+            # The checker of the invariants reads, and must not meet a process's faults.
+            return None
         return self._scheduler.at_operation(call, path) or super()._take(call, path)
 
     def _read(self, path: str) -> None:

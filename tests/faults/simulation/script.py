@@ -7,8 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-Event = tuple[int, str]
-"""The outcome of a storage operation of a step, which is given by its number in the step."""
+
+class Event(NamedTuple):
+    """The outcome of a storage operation of a step.
+
+    It is the operation with a number among those of a kind: one of the calls, `commit` for the
+    commit of a journal, or `any`.
+    """
+
+    number: int
+    outcome: str
+    kind: str = "any"
+
+    def __str__(self) -> str:
+        kind = "operation" if self.kind == "any" else self.kind
+        return f"at {kind} {self.number}: {self.outcome}"
 
 
 class Step(NamedTuple):
@@ -26,7 +39,7 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         given = " ".join(map(str, self.arguments))
-        events = "".join(f"; at operation {number}: {event}" for number, event in self.events)
+        events = "".join(f"; {event}" for event in self.events)
         return f"{self.process} {self.what} {given}".rstrip() + events
 
 
@@ -39,6 +52,6 @@ def save(steps: Iterable[Step], file: Path) -> None:
 def load(file: Path) -> list[Step]:
     """Return the script in a file that `save` wrote."""
     return [
-        Step(process, what, tuple(arguments), tuple((number, event) for number, event in events))
+        Step(process, what, tuple(arguments), tuple(Event(*event) for event in events))
         for process, what, arguments, events in json.loads(file.read_text(encoding="utf-8"))
     ]

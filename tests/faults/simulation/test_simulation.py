@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.simulation import script
+from tests.faults.simulation.mutations import MUTATIONS, SEEDS_NEEDED
 from tests.faults.simulation.runner import play, run
-from tests.faults.simulation.script import Step
+from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.shrinking import shrink
 from tests.faults.simulation.stories import steps_of
 
@@ -86,11 +87,11 @@ def test_a_script_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_shrinking_keeps_what_fails_and_nothing_else() -> None:
     steps = [Step("clock", "advance", (number,)) for number in range(40)]
-    steps[7] = Step("broker-0a", "leader_tick", (), ((1, "refused"), (2, "suspend")))
+    steps[7] = Step("broker-0a", "leader_tick", (), (Event(1, "refused"), Event(2, "suspend")))
     steps[31] = Step("producer-0", "poll")
 
     def fails(candidate: Sequence[Step]) -> bool:
-        ticks = [one for one in candidate if (2, "suspend") in one.events]
+        ticks = [one for one in candidate if Event(2, "suspend") in one.events]
         return bool(ticks) and Step("producer-0", "poll") in candidate
 
     short = shrink(steps, fails)
@@ -98,3 +99,17 @@ def test_shrinking_keeps_what_fails_and_nothing_else() -> None:
         "broker-0a leader_tick; at operation 2: suspend",
         "producer-0 poll",
     ]
+
+
+ONE_SEED = [name for name, seeds in SEEDS_NEEDED.items() if seeds == 1]
+
+
+@pytest.mark.parametrize("mutation", ONE_SEED)
+def test_a_mutation_is_found_by_the_first_seed(mutation: str) -> None:
+    """The others need more seeds: `python -m tests.faults.simulation --mutations`."""
+    assert play(0, steps_of(0, 500), mutation).problems
+
+
+def test_the_mutations_with_stated_seeds_exist() -> None:
+    assert SEEDS_NEEDED.keys() <= MUTATIONS.keys()
+    assert len(ONE_SEED) > 10

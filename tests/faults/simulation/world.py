@@ -21,7 +21,7 @@ from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
-from sparklog.errors import CommitConflictError, FencedError, StorageError
+from sparklog.errors import CommitConflictError, FencedError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
@@ -35,6 +35,7 @@ from tests.faults.simulation.clients import (
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
 from tests.faulty_files import Kept
+from tests.state_machine.invariants import Invariants
 
 BROKERS = 3
 ROLES = ("controller_tick", "leader_tick", "follower_tick", "heartbeat", "poll", "merge", "clean")
@@ -106,6 +107,7 @@ class World:
         self._clients: dict[str, SimulatedProducer | SimulatedConsumer] = {}
         self._incarnations = Counter[str]()
         self._past_producers: list[SimulatedProducer] = []
+        self._invariants: Invariants | None = None
 
     # --- a simulation ---------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ class World:
                         break
                 if not self.problems:
                     self._come_to_rest()
-            except AssertionError as error:
+            except (AssertionError, SparklogError, KeyError) as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
             finally:
                 self._close()
@@ -151,7 +153,13 @@ class World:
             self._run(process, step)
 
     def _run(self, process: Process, step: Step) -> None:
+        unread = self.counts["unread"]
         self.scheduler.run(process, step.events)
+        if self._invariants is not None and self.counts["unread"] > unread:
+            # It may take what it cannot read for damaged, cut it and copy it again.
+            self._invariants.fail_reads(_machine(process.name))
+        if process.name.startswith("broker") and self._invariants is not None:
+            self._invariants.check()
         if process.is_busy:
             return
         if process.is_killed or isinstance(process.error, KilledError | FencedError):
@@ -258,6 +266,8 @@ class World:
             self._kill(name)
         folder = str(self.root / f"broker-{machine}")
         self.scheduler.files.lose_power(folder, _KEPT[names], _KEPT[content])
+        if self._invariants is not None:
+            self._invariants.lose_power(machine, syncs=True)
         self._boots[machine] += 1
         (self.root / f"boot_id-{machine}").write_text(str(self._boots[machine]))
 
@@ -276,6 +286,7 @@ class World:
         for _ in range(3):
             self._round()
         self.scheduler.files.write_back(str(self.root))
+        self._invariants = Invariants(self.root, range(BROKERS), allows_unclean=False)
 
     def _round(self) -> None:
         self.scheduler.now_ms += _ROUND_MS
