@@ -541,7 +541,10 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "Cause, such as `leader_fenced` or `follower_lagging`; null where the commit "
                 "names none."
             ),
-            "detail": "What the leader knew of followers that joined or left the ISR; or null.",
+            "detail": (
+                "What the leader knew of followers that joined or left the ISR, or for how long a "
+                "fenced broker was silent; or null."
+            ),
             "leader": "Id of the broker that leads; null where the partition is offline.",
             "leader_before": "The leader before the change; null where there was none.",
             "leader_epoch": "Leader epoch after the change.",
@@ -882,7 +885,10 @@ VIEWS: Mapping[str, TableDocumentation] = {
             "left_isr": "Ids of the brokers that have left, as JSON; null as `joined_isr`.",
             "operation": _OPERATION,
             "cause": _CAUSE,
-            "detail": "Last known position of a follower that joined or left; null without one.",
+            "detail": (
+                "Last known position of a follower that joined or left, or for how long a fenced "
+                "broker was silent; null without."
+            ),
             "leader": "Id of the broker that leads; null where the partition is offline.",
             "leader_epoch": "Leader epoch after the change.",
             "partition_epoch": "Partition epoch that the change began.",
@@ -904,6 +910,7 @@ VIEWS: Mapping[str, TableDocumentation] = {
             ),
             "operation": _OPERATION,
             "cause": _CAUSE,
+            "detail": "For how long a fenced leader was silent, or that it was not; null without.",
             "isr": "Ids of the brokers in the ISR after the election, as JSON.",
             "controller_epoch": "Epoch of the controller that has elected the leader.",
             "version": _VERSION_OF_STATE,

@@ -85,6 +85,9 @@ class Controller:
         self._abandoned = AbandonedTopics(cluster, observations)
         self._deletions = TopicDeletions(cluster)
         self._failures = RepeatedFailures(_log)
+        # By broker that this process has fenced and that has not returned, for how long it was
+        # silent.
+        self._silences: dict[int, str] = {}
         self._reassignments = ReassignmentCompletion(cluster, Reassigner(self._elections, rules))
         self._fence: Fence | None = None
         # The lease is renewed in parallel with ticks, which may take long.
@@ -344,6 +347,13 @@ class Controller:
             silent = {row["broker_id"] for row in found}
             fenced.clear()
             fenced.update(silent)
+            for row in brokers:
+                if row["broker_id"] in silent:
+                    silent_s = (now_ms - row["last_changed_ms"]) / 1000
+                    text = f"broker {row['broker_id']} was silent for {silent_s:.1f} s"
+                    self._silences[row["broker_id"]] = text
+                elif row["state"] in RUNNING_STATES:
+                    self._silences.pop(row["broker_id"], None)
             is_changed = bool(silent)
             for row in result:
                 if row["broker_id"] in silent:
@@ -390,7 +400,8 @@ class Controller:
             # If brokers and topics are the same, an unchanged partition needs no election.
             units = changed_units(seen.rows, rows)
 
-        causes = PartitionCauses("ELECT LEADERS", {"controllerEpoch": str(fence.epoch)})
+        epoch = {"controllerEpoch": str(fence.epoch)}
+        causes = PartitionCauses("ELECT LEADERS", epoch, self._silences)
 
         def elect(rows: pa.Table, metadata: Metadata) -> RowChanges | None:
             return self._elections.elect(rows, metadata, fence.epoch, (), causes)

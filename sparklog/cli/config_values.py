@@ -35,9 +35,13 @@ class ValueInForce(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The value with its source, and the values that it hides."""
+        """The value with its source, and the values that would take its place in turn."""
         whose = f"all {self.entity}" if self.name is None else f"{self.entity[:-1]} {self.name}"
-        return f"{shown(self.entry)} for {whose}, synonyms={{{synonyms(self.entry)}}}"
+        text = f"{shown(self.entry)} for {whose} ({SOURCES[self.entry.source]})"
+        hidden = [
+            f"{one.value} ({SOURCES[one.source]}:{one.name})" for one in self.entry.synonyms[1:]
+        ]
+        return f"{text}; without it {', then '.join(hidden)}" if hidden else text
 
     @property
     def fields(self) -> dict[str, object]:

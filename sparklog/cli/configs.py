@@ -182,6 +182,9 @@ def explain(
         in_force = _values_in_force(cluster, key, entity_type, entity_name)
     elif entity_type is not None or entity_name is not None:
         raise ConfigError("values are those of a key in a cluster: give KEY and --cluster")
+    if in_force and entity_name is not None:
+        # Not the places in which this topic or broker has no value.
+        found = explaining.with_values(found, in_force)
     if as_json:
         output.print_value([explaining.as_json(one, in_force) for one in found])
     elif key is None:

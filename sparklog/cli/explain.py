@@ -98,6 +98,13 @@ def as_json(one: Explanation, in_force: Sequence[ValueInForce]) -> dict[str, Any
     return one._asdict() | values
 
 
+def with_values(
+    explanations: Sequence[Explanation], in_force: Sequence[ValueInForce]
+) -> list[Explanation]:
+    """Return the meanings of places that have one of the values."""
+    return [one for one in explanations if _of(one, in_force)]
+
+
 def _of(one: Explanation, in_force: Sequence[ValueInForce]) -> list[ValueInForce]:
     """Return the values that are of a meaning's places."""
     entities = {_ENTITIES[model] for model in _ENTITIES if _PLACES[model] in one.valid_in}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sparklog.storage.commits import Cause
 from sparklog.storage.json_text import json_value
 
-_CAUSE, _OTHERS, _DETAILS = "cause", "otherCauses", "details"
+_CAUSE, _OTHERS, _DETAIL, _DETAILS = "cause", "otherCauses", "detail", "details"
 
 
 class CauseOfChange(NamedTuple):
@@ -29,27 +29,36 @@ class PartitionCauses:
     """Collects the causes while a change is decided, and returns them for its commit.
 
     A partition that is decided again replaces its cause. Parameters: `operation`, the operation's
-    name in capitals, as Delta's are; `parameters`, further ones of the whole commit.
+    name in capitals, as Delta's are; `parameters`, further ones of the whole commit; `fenced`, what
+    is known about fenced brokers, by id.
     """
 
-    def __init__(self, operation: str, parameters: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        parameters: Mapping[str, str] | None = None,
+        fenced: Mapping[int, str] | None = None,
+    ) -> None:
+        self.fenced = fenced or {}
         self._operation = operation
         self._parameters = dict(parameters or {})
         self._causes: dict[str, str] = {}
-        self._details: dict[str, str] = {}
+        self._details: dict[str, str | None] = {}
 
     def note(self, topic: str, partition: int, cause: str, detail: str | None = None) -> None:
         """Note the cause of a partition's change."""
         self._causes[f"{topic}-{partition}"] = cause
-        if detail is not None:
-            self._details[f"{topic}-{partition}"] = detail
+        self._details[f"{topic}-{partition}"] = detail
 
     def has(self, topic: str, partition: int) -> bool:
         """Return whether a cause of this partition's change is noted."""
         return f"{topic}-{partition}" in self._causes
 
     def __call__(self) -> Cause:
-        """Return the cause of the commit; partitions without the most frequent one are listed."""
+        """Return the cause of the commit.
+
+        The most frequent cause and detail are there once; partitions with others are listed.
+        """
         parameters = dict(self._parameters)
         if self._causes:
             [(usual, _)] = Counter(self._causes.values()).most_common(1)
@@ -60,20 +69,26 @@ class PartitionCauses:
                     others[cause].append(name)
             if others:
                 parameters[_OTHERS] = json.dumps(others)
-        if self._details:
-            parameters[_DETAILS] = json.dumps(self._details)
+            [(detail, _)] = Counter(self._details.values()).most_common(1)
+            if detail is not None:
+                parameters[_DETAIL] = detail
+            details = {name: one for name, one in self._details.items() if one != detail}
+            if details:
+                parameters[_DETAILS] = json.dumps(details)
         return Cause(self._operation, parameters)
 
 
 def causes_in(cause: Cause) -> Mapping[str, CauseOfChange]:
     """Return the causes of a commit by partition, `<topic>-<partition>`; "" has the usual one."""
-    usual = CauseOfChange(cause.operation, cause.parameters.get(_CAUSE))
+    of_all = cause.parameters.get(_CAUSE), cause.parameters.get(_DETAIL)
+    usual = CauseOfChange(cause.operation, *of_all)
     found: dict[str, CauseOfChange] = {"": usual}
     for of, names in _object(cause.parameters.get(_OTHERS)).items():
         for name in names if isinstance(names, list) else ():
             found[str(name)] = usual._replace(cause=of)
     for name, detail in _object(cause.parameters.get(_DETAILS)).items():
-        found[name] = found.get(name, usual)._replace(detail=str(detail))
+        text = None if detail is None else str(detail)
+        found[name] = found.get(name, usual)._replace(detail=text)
     return found
 
 

@@ -5,6 +5,7 @@ Used by the controller in its ticks, and by an administrator who creates a topic
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -277,6 +278,7 @@ def _note_causes(
 ) -> None:
     """Note the cause of each change: an election, or else a fenced follower, or else settings."""
     lost = _in_offline_directories(rows, metadata)
+    fencings: dict[TopicIdPartition, list[str]] = defaultdict(list)
     for row in rows:
         key = TopicIdPartition(row["topic_id"], row["partition"])
         if key not in outcome.changed:
@@ -289,12 +291,24 @@ def _note_causes(
             elif led_by is None:
                 causes.note(*name, "replica_returned")
             elif row["broker_id"] == led_by:
-                causes.note(*name, f"leader_{_absence(row, metadata, lost)}")
+                absence = _absence(row, metadata, lost)
+                is_fenced = absence == "fenced"
+                detail = _fencing(causes, row["broker_id"]) if is_fenced else None
+                causes.note(*name, f"leader_{absence}", detail)
         elif (*key, row["broker_id"]) in outcome.fenced:
-            causes.note(*name, f"follower_{_absence(row, metadata, lost)}")
+            absence = _absence(row, metadata, lost)
+            if absence == "fenced":
+                fencings[key].append(_fencing(causes, row["broker_id"]))
+            causes.note(*name, f"follower_{absence}", "; ".join(fencings[key]) or None)
         elif not causes.has(*name):
             is_published = key in outcome.republished
             causes.note(*name, "min_isr_changed" if is_published else "eligible_replicas_changed")
+
+
+def _fencing(causes: PartitionCauses, broker_id: int) -> str:
+    """Return what is known about the fencing of a broker."""
+    unknown = f"broker {broker_id} was fenced by an operator or an earlier controller"
+    return causes.fenced.get(broker_id, unknown)
 
 
 def _absence(

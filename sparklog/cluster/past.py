@@ -177,7 +177,7 @@ where joined_isr is null or joined_isr <> '[]' or left_isr <> '[]'
 ELECTIONS = """
 select
     topic_id, topic, partition, at_ms, leader_before, leader, leader_epoch, is_unclean, operation,
-    cause, isr, controller_epoch, version
+    cause, detail, isr, controller_epoch, version
 from partition_history
 where is_elected
 """

@@ -73,18 +73,16 @@ def test_with_a_cluster_the_values_in_force_are_shown_with_their_sources(cluster
     ).printed.split("\n\n")
     assert of_brokers.endswith(
         """
-  In force: 1 for all brokers,
-            synonyms={STATIC_BROKER_CONFIG:min.insync.replicas=1,
-            DEFAULT_CONFIG:min.insync.replicas=1}"""
+  In force: 1 for all brokers (STATIC_BROKER_CONFIG); without it 1
+            (DEFAULT_CONFIG:min.insync.replicas)"""
     )
     assert of_topics.endswith(
         """
-  In force: 1 for all topics,
-            synonyms={STATIC_BROKER_CONFIG:min.insync.replicas=1,
-            DEFAULT_CONFIG:min.insync.replicas=1}
-  In force: 2 for topic t, synonyms={DYNAMIC_TOPIC_CONFIG:min.insync.replicas=2,
-            STATIC_BROKER_CONFIG:min.insync.replicas=1,
-            DEFAULT_CONFIG:min.insync.replicas=1}
+  In force: 1 for all topics (STATIC_BROKER_CONFIG); without it 1
+            (DEFAULT_CONFIG:min.insync.replicas)
+  In force: 2 for topic t (DYNAMIC_TOPIC_CONFIG); without it 1
+            (STATIC_BROKER_CONFIG:min.insync.replicas), then 1
+            (DEFAULT_CONFIG:min.insync.replicas)
 """
     )
     [one] = json.loads(run("configs", "explain", BACKOFF, "--json", cluster=cluster).printed)
@@ -104,15 +102,14 @@ def test_the_value_of_one_topic_or_broker_is_shown_alone(cluster: Path) -> None:
     of_topic = run("config", "explain", "max.message.bytes", "--entity-name", "t", cluster=root)
     assert of_topic.printed.endswith(
         """
-  In force: 1073741824 for topic t,
-            synonyms={DEFAULT_CONFIG:message.max.bytes=1073741824}
+  In force: 1073741824 for topic t (DEFAULT_CONFIG)
 
 Values of the brokers' configuration file are shown if --cluster names it.
 """
     )
     of_broker = ("--entity-type", "brokers", "--entity-name")
     told = run("config", "explain", BACKOFF, *of_broker, "0", cluster=root).printed
-    assert "  In force: 15000 for broker 0,\n            synonyms={DEFAULT_CONFIG:" in told
+    assert "  In force: 15000 for broker 0 (DEFAULT_CONFIG)" in told
     assert told.count("In force") == 1
 
 

@@ -29,6 +29,9 @@ from tests.faults.hostile.target import Target
 
 ALL_TARGETS = "tests.faults.hostile.targets:all_targets"
 
+_START_S = 120.0
+"""Seconds within which a process begins its first input: it imports the targets before."""
+
 HANG_S = 30.0
 """Seconds after which an input counts as one that hangs; the machine may be shared."""
 
@@ -233,7 +236,9 @@ def _watched(
         ) as process,
     ):
         read = 0
-        before, since = b"", time.monotonic()
+        # The input of an earlier process is there until this one begins its first.
+        before, since = path.read_bytes(), time.monotonic()
+        limit_s = _START_S
         is_hanging = False
         while True:
             is_running = process.poll() is None
@@ -245,8 +250,8 @@ def _watched(
                 break
             now = path.read_bytes()
             if now != before:
-                before, since = now, time.monotonic()
-            elif time.monotonic() - since > hang_s:
+                before, since, limit_s = now, time.monotonic(), hang_s
+            elif time.monotonic() - since > limit_s:
                 is_hanging = True
                 process.kill()
             time.sleep(0.05)
