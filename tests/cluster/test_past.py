@@ -238,7 +238,7 @@ ANSWERS: dict[int, Rows] = {
     9: [],
     10: [("alone", 0)],
     11: [("now", "[0]", 0, "follower_fenced")],
-    12: [(1, 2, "now", "lease_lapsed")],
+    12: [(1, 0, 2, "now", "lease_lapsed")],
     13: [(1,)],
     14: [("now", 0, "orders", 0, 5, 3, 1, "divergence", 5, 2)],
     15: [("now", "orders", 0, 0, 1, "leader_fenced", 2, 3, 4)],
