@@ -318,7 +318,10 @@ BROKER_ROOT: Mapping[str, TableDocumentation] = {
             "of each replica. The newest 1,000,000 are kept. The views and `sparklog query` add "
             "those that are only in the journal yet."
         ),
-        writers="The broker that owns the root, in the background every 20 minutes.",
+        writers=(
+            "The broker that owns the root, in the background: every 20 minutes, and with the "
+            "search for files that no table names."
+        ),
         columns={
             "topic_id": _TOPIC_ID,
             "topic": "Name of the topic; null if a refused request was for an unknown one.",

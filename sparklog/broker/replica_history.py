@@ -38,16 +38,21 @@ class ReplicaHistory:
         self.root = root
         self._retention_ms = retention_ms
         self._lock = lock
-        self._due_at_ms = 0
+        self._due_at_ms: int | None = None
 
     def extend(self, now_ms: int, *, is_due: bool = False) -> bool:
         """Add the journal's commits since the last call, if that is due; return whether it was.
 
-        May run during a tick of the broker. Parameters: `now_ms`, the system's time in ms since
-        1970; `is_due`, whether it is due in any case. Raises `FencedError` if a newer process runs
+        It is due `EXTENSION_INTERVAL_MS` after the first call of a process, so a process that runs
+        for a short time only leaves it to those that find the vacuum due. May run during a tick of
+        the broker. Parameters: `now_ms`, the system's time in ms since 1970; `is_due`, whether it
+        is due in any case. Raises `FencedError` if a newer process runs
         the broker, and the errors of reading and writing the table.
         """
-        if not is_due and 0 <= self._due_at_ms - now_ms <= EXTENSION_INTERVAL_MS:
+        if self._due_at_ms is None:
+            self._due_at_ms = now_ms + EXTENSION_INTERVAL_MS
+        # A time further ahead is that of a clock that was wrong.
+        if not is_due and 0 < self._due_at_ms - now_ms <= EXTENSION_INTERVAL_MS:
             return False
         root, table = self.root, self.root.replica_history
         with self._lock:

@@ -102,7 +102,8 @@ class Vacuuming:
             history = ReplicaHistory(root, retention_ms, self._lock)
             self._histories[number] = history
         try:
-            if history.extend(self._now_ms() + (after_ms or 0), is_due=after_ms is not None):
+            is_due = self._is_due(root.producer_state, root.location, after_ms)
+            if history.extend(self._now_ms() + (after_ms or 0), is_due=is_due):
                 effects.done("replica_history")
                 self._failures.over(("history", number))
         except (*UNREADABLE, DeltaError, CommitConflictError) as error:

@@ -19,8 +19,8 @@ from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
 
 NAMES = (
-    "batches, brokers, cleaner_offset_checkpoint, configs, consumer_group_heartbeats, "
-    "consumer_groups, consumer_offsets, controller, controller_history, delayed_operations, "
+    "batches, brokers, cleaner_offset_checkpoint, config_history, configs, "
+    "consumer_group_heartbeats, consumer_groups, consumer_offsets, controller, controller_history, delayed_operations, "
     "elections, high_watermark_checkpoint, high_watermark_history, isr_history, lag, "
     "leader_epoch_checkpoint, leader_imbalance, leadership_history, partition_history, "
     "partition_state, produce_requests, producer_ids, producer_state, refusals, repairs, "

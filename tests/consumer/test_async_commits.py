@@ -134,10 +134,10 @@ def test_a_store_that_fails_is_reported_and_not_retried(
     change_rows = ShardedTable.change_rows
     failures = [OSError("the disk is full")]
 
-    def failing(self: ShardedTable, *arguments: Any) -> Any:
+    def failing(self: ShardedTable, *arguments: Any, **cause: Any) -> Any:
         if failures:
             raise failures.pop()
-        return change_rows(self, *arguments)
+        return change_rows(self, *arguments, **cause)
 
     monkeypatch.setattr(ShardedTable, "change_rows", failing)
     with consumer_of(tmp_path) as consumer:
