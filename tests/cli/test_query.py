@@ -21,10 +21,11 @@ from tests.cli.command_line import files_in, run
 NAMES = (
     "batches, brokers, cleaner_offset_checkpoint, config_history, configs, "
     "consumer_group_heartbeats, consumer_groups, consumer_offsets, controller, "
-    "controller_history, delayed_operations, elections, high_watermark_checkpoint, high_watermark_history, isr_history, lag, "
-    "leader_epoch_checkpoint, leader_imbalance, leadership_history, partition_history, "
-    "partition_state, produce_requests, producer_ids, producer_state, refusals, repairs, "
-    "replica_history, replica_progress, scrubs, stream_writes, topics, truncations"
+    "controller_history, delayed_operations, elections, high_watermark_checkpoint, "
+    "high_watermark_history, isr_history, lag, leader_epoch_checkpoint, leader_imbalance, "
+    "leadership_history, partition_history, partition_state, produce_requests, producer_ids, "
+    "producer_state, refusals, repairs, replica_history, replica_progress, scrubs, "
+    "stream_writes, topics, truncations"
 )
 
 TIMES_ARE_NUMBERS = (
