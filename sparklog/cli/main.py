@@ -177,7 +177,8 @@ def query(
     high_watermark_history, and batches, one row per record batch. DESCRIBE shows
     a table's columns.
 
-    Views: leader_imbalance, isr_history, elections, replica_progress and lag.
+    Views: leader_imbalance, isr_history, elections, config_history,
+    replica_progress and lag.
     docs/questions.md has questions about the past and the queries that answer
     them.
 

@@ -11,6 +11,7 @@ import pytest
 
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
+from sparklog.cluster.config_past import CONFIG_HISTORY
 from sparklog.cluster.past import BROKER_PAST, PAST_VIEWS
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, REQUEST_INDEX
 from sparklog.storage.location import Location
@@ -122,6 +123,7 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
     expected["batches"] = ["broker_id", *BATCH_INDEX.names, "next_offset"]
     for name, past in BROKER_PAST.items():
         expected[name] = ["broker_id", *past.columns.names]
+    expected["config_history"] = CONFIG_HISTORY.names
     expected["leader_imbalance"] = ["broker_id", "preferred", "led_by_others", "leader_imbalance"]
     # tests/cluster/test_past.py has their columns.
     views = PAST_VIEWS.keys()
