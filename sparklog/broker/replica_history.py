@@ -46,16 +46,18 @@ class ReplicaHistory:
         It is due `EXTENSION_INTERVAL_MS` after the first call of a process, so a process that runs
         for a short time only leaves it to those that find the vacuum due. May run during a tick of
         the broker. Parameters: `now_ms`, the system's time in ms since 1970; `is_due`, whether it
-        is due in any case. Raises `FencedError` if a newer process runs
-        the broker, and the errors of reading and writing the table.
+        is due in any case. Raises `FencedError` if a newer process runs the broker, and the errors
+        of reading and writing the table.
         """
         if self._due_at_ms is None:
             self._due_at_ms = now_ms + EXTENSION_INTERVAL_MS
         # A time further ahead is that of a clock that was wrong.
         if not is_due and 0 < self._due_at_ms - now_ms <= EXTENSION_INTERVAL_MS:
             return False
-        root, table = self.root, self.root.replica_history
+        root = self.root
         with self._lock:
+            # Opened between two ticks: a damaged table is replaced among the root's tables.
+            table = root.replica_history
             newest = root.log.version
             topics = {
                 (key.topic_id, key.partition): str(row["topic"])
