@@ -375,8 +375,8 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     "text",
     [
         pytest.param("a: " + "9" * 5_000, id="a number of 5000 digits"),
-        pytest.param("a: 2001-13-45", id="a date that is none"),
-        pytest.param("a: !!bool x", id="a truth value that is none"),
+        pytest.param("a: 2001-13-45", id="a malformed date"),
+        pytest.param("a: !!bool x", id="a malformed truth value"),
         pytest.param("a: !!int ''", id="a number that is empty"),
         pytest.param("!!map x", id="a mapping that is text"),
         pytest.param("[" * 5_000, id="nesting"),

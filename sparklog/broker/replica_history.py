@@ -16,6 +16,7 @@ from sparklog.cluster.replica_past import covered_by, journal_commits, kept, row
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
+from sparklog.model import REPLICA_HISTORY
 from sparklog.storage.commits import LOG_VERSION, Cause
 from sparklog.storage.control_table import ControlTable
 
@@ -85,4 +86,7 @@ class ReplicaHistory:
             _log.error("table recreated", error=str(error))
             table.recreate(self.root.fence)
             return table.rows(), -1
+        if not rows.num_rows and REPLICA_HISTORY.name in self.root.damage:
+            # Recreated when it was opened, which keeps the noted version.
+            return rows, -1
         return rows, covered_by(table)

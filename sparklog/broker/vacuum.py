@@ -86,7 +86,8 @@ class Vacuuming:
         """
         report = VacuumReport()
         for number, root in list(self._roots.items()):
-            self._extend_history(number, root, effects, after_ms)
+            if not is_stopping():
+                self._extend_history(number, root, effects, after_ms)
             report = report.plus(self._broker_root(root, effects, is_stopping, after_ms))
         fence = self._controller.fence
         if fence is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from sparklog.model import CONFIGS, TOPICS, Row, TableSchema
 from sparklog.storage.commits import Commit
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 
 CONFIG_HISTORY = pa.schema(
     [
@@ -50,14 +52,16 @@ def config_past(root: Location) -> pa.Table:
 
 
 def _changes(table: ControlTable) -> Iterator[dict[str, Any]]:
+    commits = [*commits_between(table, 0, table.version)]
+    is_local = table.location.is_local
+    rows = map_in_parallel(partial(rows_added_by, table), commits, 0, is_local=is_local)
     known: dict[_Entity, _Values] | None = {}
     seen = -1
-    for commit in commits_between(table, 0, table.version):
+    for commit, stored in zip(commits, rows, strict=True):
         if not (commit.added or commit.removed):
             # A fence, or the version of another table.
             seen = commit.version
             continue
-        stored = rows_added_by(table, commit)
         values = None if stored is None else dict(_of_entity(table.schema, row) for row in stored)
         if values is not None and known is not None and commit.version == seen + 1:
             yield from _differences(known, values, commit)

@@ -170,12 +170,9 @@ def _stored(root: Location) -> tuple[pa.Table, int]:
 
 
 def covered_by(table: ControlTable) -> int:
-    """Return the version of the journal up to which `replica_history` is complete, or -1.
-
-    A table without rows is new, or was damaged and recreated, which keeps the noted version.
-    """
+    """Return the version of the journal up to which `replica_history` is complete, or -1."""
     covered = table.transaction(LOG_VERSION)
-    return -1 if covered is None or not table.rows().num_rows else covered
+    return -1 if covered is None else covered
 
 
 def _topics(root: Location) -> dict[tuple[str, int], str]:

@@ -179,8 +179,9 @@ def _is_partition(text: str) -> bool:
 
 
 def _is_offset(value: object, lowest: int = 0) -> bool:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and lowest <= value <= _MAX_NUMBER  # type: ignore[operator]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return lowest <= value <= _MAX_NUMBER
 
 
 def _offsets_json(positions: Positions) -> dict[str, Any]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from sparklog.broker import replica_history
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import AsOf, query
-from sparklog.cluster.replica_past import coarser, kept
+from sparklog.cluster.replica_past import coarser, journal_commits, kept
 from sparklog.model import LOG, REPLICA_HISTORY
+from sparklog.storage.commits import Commit
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.states import table
 from tests.cli.test_as_of import now_ms
@@ -111,6 +115,25 @@ def test_a_table_is_extended_every_twenty_minutes_and_only_after_commits(
     assert table(cluster, 0, REPLICA_HISTORY).version == noted
     cluster.vacuum(0, after_ms=HOUR_MS)
     assert table(cluster, 0, REPLICA_HISTORY).version == noted + 1
+
+
+def test_a_root_without_replicas_reads_each_commit_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table has no rows, and all commits of the last hour were read every 20 minutes."""
+    cluster = LocalCluster(tmp_path, [0])
+    firsts = []
+
+    def recorded(root: Location, first: int, last: int) -> Iterator[Commit]:
+        firsts.append(first)
+        return journal_commits(root, first, last)
+
+    monkeypatch.setattr(replica_history, "journal_commits", recorded)
+    for _ in range(3):
+        cluster.brokers[0].heartbeat()
+        cluster.vacuum(0, after_ms=0)
+    assert firsts[0] == 0
+    assert 0 < firsts[1] < firsts[2]
 
 
 def test_the_process_that_follows_goes_on_where_the_last_one_ended(cluster: LocalCluster) -> None:

@@ -150,8 +150,8 @@ def test_a_root_with_such_a_name_is_only_a_folder(tmp_path: Path, name: str) -> 
     [
         ("select 1; drop table topics", "only one SELECT statement is run"),
         ("drop table topics", "only one SELECT statement is run"),
-        ("copy topics to '/tmp/hostile-copy'", "only one SELECT statement is run"),
-        ("attach '/tmp/hostile.db'", "only one SELECT statement is run"),
+        ("copy topics to 'hostile-copy'", "only one SELECT statement is run"),
+        ("attach 'hostile.db'", "only one SELECT statement is run"),
         ("install httpfs", "only one SELECT statement is run"),
         ("set memory_limit = '1TB'", "only one SELECT statement is run"),
         ("select * from 'no\0such'", "no table"),
