@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+
 from benchmarks.s3_store import Store
 from sparklog.broker.broker import Broker
 from sparklog.broker.tick import TickReport
@@ -229,9 +231,7 @@ class Executors:
             for job in _listed(store.jobsList(None))
             if job.jobId() > after_job and (not name or _action(job) == name)
             for stage in _listed(job.stageIds())
-            for task in _listed(
-                store.taskList(stage, store.lastStageAttempt(stage).attemptId(), 10_000)
-            )
+            for task in _tasks_of(store, stage)
         ]
 
     def last_job(self) -> int:
@@ -240,6 +240,17 @@ class Executors:
         return max(
             (job.jobId() for job in _listed(self._context.statusStore().jobsList(None))), default=-1
         )
+
+
+def _tasks_of(store: Any, stage: int) -> list[Any]:
+    """Return the tasks of a stage; none while Spark has stored its job and not yet the stage."""
+    try:
+        attempt = store.lastStageAttempt(stage).attemptId()
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() != "NoSuchElementException":
+            raise
+        return []
+    return _listed(store.taskList(stage, attempt, 10_000))
 
 
 def _action(job: Any) -> str:

@@ -128,7 +128,11 @@ def _run_application(folder: Path, options: Options) -> list[Copied]:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode != 0:
-        raise SparklogError(f"the application has failed: {log.read_text()[-2000:]}")
+        # spark-submit copies what Python writes to both of its outputs to its own output.
+        raise SparklogError(
+            f"the application has ended with {process.returncode}: "
+            f"{output.decode()[-4000:]}{log.read_text()[-2000:]}"
+        )
     lines = [line for line in output.decode().splitlines() if line.startswith("{")]
     copied = [Copied(**json.loads(line)) for line in lines]
     if len(copied) != len(PLACES) * len(WAYS):

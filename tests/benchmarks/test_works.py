@@ -15,6 +15,7 @@ from benchmarks import results
 from benchmarks.__main__ import measure
 from benchmarks.bench import Bench
 from benchmarks.clusters import BROKER_IDS, CHECKOUT, embedded, on_store
+from benchmarks.executors_application import _tasks_of
 from benchmarks.figures import Figures
 from benchmarks.report import rendered
 from benchmarks.rows import SIZES
@@ -160,6 +161,12 @@ def test_executors_copy_a_backlog_in_all_ways(measured: Measure) -> None:
     assert repeated.keys() == {executors.DRIVER, executors.TWO, executors.KILLED, executors.ONE}
     assert repeated.pop(executors.KILLED) <= {0, 1}
     assert list(repeated.values()) == [{0}] * 3
+
+
+def test_a_stage_that_spark_has_not_stored_yet_has_no_tasks(spark: SparkSession) -> None:
+    """Spark stores a job before its stages: a poll in between once ended the application."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    assert _tasks_of(store, 1_000_000) == []
 
 
 def test_brokers_in_processes_of_their_own_share_a_store(tmp_path: Path) -> None:
