@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from sparklog.clock import wait_until
@@ -37,6 +38,15 @@ ACTIONS = {
     "kill stream": 4,
 }
 """The actions and their weights."""
+
+_OF_CLIENTS = (
+    "kill producer",
+    "kill consumer",
+    "suspend producer",
+    "suspend consumer",
+    "kill stream",
+)
+"""The actions on clients, which are carried out beside those on brokers and storage."""
 
 _ON_BUCKETS = "bucket away"
 _ON_SPARK = "kill JVM"
@@ -70,6 +80,7 @@ class Nemesis:
         self._brokers, self._clients = brokers, clients
         self._store, self._buckets = store, buckets
         self._random = random.Random(seed)
+        self._client_random = random.Random(f"clients {seed}")
         self.deeds: list[Deed] = []
         self._acts: dict[str, Callable[[], None]] = {
             "kill leader": lambda: self._kill([self._leader()]),
@@ -97,17 +108,29 @@ class Nemesis:
             self._acts[_ON_STREAMS] = self._kill_stream
 
     def run(self, seconds: float, pause_seconds: float) -> None:
-        """Carry out actions for `seconds`; each begins when all replicas are in sync, or after a
-        minute in which they were not.
+        """Carry out actions for `seconds`, on brokers and storage, and at the same time on clients.
+
+        Each of the former begins when all replicas are in sync, or after a minute in which they
+        were not.
         """
         end = time.monotonic() + seconds
-        possible = list(self._acts)
+        with ThreadPoolExecutor(1) as beside:
+            on_clients = beside.submit(self._attack_clients, end, pause_seconds)
+            possible = [one for one in self._acts if one not in _OF_CLIENTS]
+            while time.monotonic() < end and not on_clients.done():
+                [action] = self._random.choices(possible, [ACTIONS[one] for one in possible])
+                self.act(action)
+                wait_until(self._brokers.is_in_sync, _IN_SYNC_SECONDS * 1000, pause_ms=200)
+                time.sleep(self._random.uniform(0, 2 * pause_seconds))
+            on_clients.result()
+
+    def _attack_clients(self, end: float, pause_seconds: float) -> None:
+        possible = [one for one in self._acts if one in _OF_CLIENTS]
         while time.monotonic() < end:
+            time.sleep(self._client_random.uniform(0, 4 * pause_seconds))
             self._clients.check()
-            [action] = self._random.choices(possible, [ACTIONS[one] for one in possible])
+            [action] = self._client_random.choices(possible, [ACTIONS[one] for one in possible])
             self.act(action)
-            wait_until(self._brokers.is_in_sync, _IN_SYNC_SECONDS * 1000, pause_ms=200)
-            time.sleep(self._random.uniform(0, 2 * pause_seconds))
 
     def act(self, action: str) -> None:
         """Carry out one action."""
@@ -219,23 +242,23 @@ class Nemesis:
 
     def _kill_producer(self) -> None:
         self._note("kill producer")
-        self._clients.replace_producer(self._random.randrange(len(self._clients.producers)))
+        self._clients.replace_producer(self._client_random.randrange(len(self._clients.producers)))
 
     def _kill_consumer(self) -> None:
         self._note("kill consumer")
-        self._clients.replace_consumer(self._random.randrange(len(self._clients.consumers)))
+        self._clients.replace_consumer(self._client_random.randrange(len(self._clients.consumers)))
 
     def _suspend_client(self, kind: str, processes: Sequence[Process]) -> None:
         """Suspend a client for up to three sessions: a member of a group loses its place."""
         self._note(f"suspend {kind}")
-        process = self._random.choice(processes)
+        process = self._client_random.choice(processes)
         process.send(signal.SIGSTOP)
-        time.sleep(self._random.uniform(0, 3) * self._brokers.session_ms / 1000)
+        time.sleep(self._client_random.uniform(0, 3) * self._brokers.session_ms / 1000)
         process.send(signal.SIGCONT)
 
     def _kill_stream(self) -> None:
         self._note("kill stream")
-        self._clients.replace_stream(self._random.randrange(len(self._clients.streams)))
+        self._clients.replace_stream(self._client_random.randrange(len(self._clients.streams)))
 
     def _kill_jvm(self) -> None:
         """Kill the JVM of a broker's Spark; its process may go on without it, or end."""
