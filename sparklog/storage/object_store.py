@@ -4,6 +4,10 @@ obstore repeats a request that fails (503, timeout) up to 10 times within 3 minu
 0.1 s to 15 s; the storage options `max_retries`, `retry_timeout`, `init_backoff`, `max_backoff` and
 `base` change that.
 
+A request of which the response is small is given up after `PROMPT_TIMEOUT` and repeated: a store or
+a load balancer that accepts a request and never answers must not cost a broker its session of 9 s.
+Requests with large bodies have the store client's 30 s. The storage option `timeout` sets both.
+
 Errors that a store returns, and failures to reach it, are raised as `OSError`; a missing object is
 a `FileNotFoundError`. Error messages contain no credentials.
 """
@@ -43,6 +47,12 @@ _READ_BYTES = 4 << 20
 
 PAGE_NAMES = 1_000
 """The most names of objects that a store returns to one request."""
+
+PROMPT_TIMEOUT = "4s"
+"""The time after which a small request without a response is repeated: two fit into a session."""
+
+_SMALL_BYTES = 1 << 20
+"""The largest object that is put as a small request."""
 
 _STORES: Mapping[str, type[S3Store | GCSStore | AzureStore]] = {
     "s3": S3Store,
@@ -88,8 +98,10 @@ class ObjectStore:
             if kind is AzureStore and parts.scheme in ("abfs", "abfss"):
                 # container@account.host
                 self._store = AzureStore.from_url(root, **given)
+                self._prompt = AzureStore.from_url(root, **_prompt(given))
             else:
                 self._store = kind(parts.netloc, **given)
+                self._prompt = kind(parts.netloc, **_prompt(given))
         except UnknownConfigurationKeyError as error:
             raise StorageError(
                 f"a storage option of {root} is not supported ({_first_line(error)}): remove it; "
@@ -103,18 +115,18 @@ class ObjectStore:
     def get(self, path: str) -> bytes:
         """Return an object's bytes."""
         with _request("get", path):
-            return bytes(obstore.get(self._store, path).bytes())
+            return bytes(obstore.get(self._reader(path), path).bytes())
 
     def get_with_time(self, path: str) -> tuple[bytes, int]:
         """Return an object's bytes, and the time in ms since 1970 at which the store stored it."""
         with _request("get", path):
-            result = obstore.get(self._store, path)
+            result = obstore.get(self._reader(path), path)
             return bytes(result.bytes()), int(result.meta["last_modified"].timestamp() * 1000)
 
     def size_bytes(self, path: str) -> int:
         """Return an object's size in bytes, by a HEAD request."""
         with _request("head", path):
-            return obstore.head(self._store, path)["size"]
+            return obstore.head(self._prompt, path)["size"]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
         """Open an object for sequential reading by one request; return it and its size in bytes."""
@@ -126,7 +138,7 @@ class ObjectStore:
     def put(self, path: str, content: bytes) -> None:
         """Store an object, and replace an existing one."""
         with _request("put", path):
-            obstore.put(self._store, path, content, use_multipart=False)
+            obstore.put(self._writer(content), path, content, use_multipart=False)
 
     def put_new(self, path: str, content: bytes) -> None:
         """Create an object atomically; raises `FileExistsError` if it exists.
@@ -134,7 +146,7 @@ class ObjectStore:
         The existing object may be the caller's: a request is repeated if its response was lost.
         """
         with _request("put_new", path):
-            obstore.put(self._store, path, content, mode="create")
+            obstore.put(self._writer(content), path, content, mode="create")
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new object for writing; it is stored on closing.
@@ -152,7 +164,7 @@ class ObjectStore:
         """Remove an object; does nothing if it does not exist."""
         try:
             with _request("delete", path):
-                obstore.delete(self._store, path)
+                obstore.delete(self._prompt, path)
         except FileNotFoundError:
             return
 
@@ -163,7 +175,7 @@ class ObjectStore:
         """
         try:
             with _request("delete", paths[0] if paths else ""):
-                obstore.delete(self._store, paths)
+                obstore.delete(self._prompt, paths)
         except FileNotFoundError:
             # A store without requests for several objects stops at a missing one.
             for path in paths:
@@ -175,7 +187,7 @@ class ObjectStore:
         Their paths are relative to `folder`.
         """
         with _as_os_error(folder):
-            found = obstore.list(self._store, f"{folder}/", chunk_size=PAGE_NAMES)
+            found = obstore.list(self._prompt, f"{folder}/", chunk_size=PAGE_NAMES)
             for page in _counted(found):
                 for one in page:
                     path = str(one["path"])[len(folder) + 1 :]
@@ -185,7 +197,7 @@ class ObjectStore:
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the objects and folders directly below `folder`."""
         with _request("list", folder):
-            found = obstore.list_with_delimiter(self._store, folder or None)
+            found = obstore.list_with_delimiter(self._prompt, folder or None)
         paths = [*found["common_prefixes"], *(str(one["path"]) for one in found["objects"])]
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
 
@@ -196,9 +208,22 @@ class ObjectStore:
         """
         offset = None if after is None else f"{folder}/{after}"
         with _as_os_error(folder):
-            found = obstore.list(self._store, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES)
+            found = obstore.list(self._prompt, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES)
             for page in _counted(found):
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
+
+    def _reader(self, path: str) -> Any:
+        """Return the client that reads an object: commits and hints of checkpoints are small."""
+        return self._prompt if path.endswith((".json", "/_last_checkpoint")) else self._store
+
+    def _writer(self, content: bytes) -> Any:
+        return self._prompt if len(content) <= _SMALL_BYTES else self._store
+
+
+def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's arguments with the timeout of small requests, unless one is configured."""
+    client = {"timeout": PROMPT_TIMEOUT} | (given["client_options"] or {})
+    return {**given, "client_options": client}
 
 
 def same_scheme(uri: str) -> str:

@@ -10,7 +10,7 @@ import http.client
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,10 +18,14 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-Way = Literal["500", "reset"]
-"""An internal error in place of the answer, or a connection that ends without an answer."""
+Way = Literal["500", "reset", "hang"]
+"""An internal error in place of the answer, a connection that ends without an answer, or one that
+stays open without an answer until the client closes it."""
 
-_LOSE, _LOST = "/_lose/", "/_lost"
+_PATIENCE_S = 20
+"""Seconds that a client may wait for an answer before the proxy counts it as patient."""
+
+_LOSE, _LOST, _GIVEN_UP = "/_lose/", "/_lost", "/_given-up"
 _PASSED_ON = ("content-type", "etag", "last-modified", "x-amz-request-id", "content-range")
 
 
@@ -42,6 +46,14 @@ class LosingProxy:
     def lost(self) -> int:
         """The number of lost answers."""
         with urlopen(f"{self.url}{_LOST}") as answer:
+            return int(answer.read())
+
+    @property
+    def given_up(self) -> int:
+        """The number of requests without an answer of which the client has closed the connection
+        within 20 s.
+        """
+        with urlopen(f"{self.url}{_GIVEN_UP}") as answer:
             return int(answer.read())
 
 
@@ -69,6 +81,7 @@ class _Server(ThreadingHTTPServer):
         self.way: str | None = None
         self.what = ""
         self.lost = 0
+        self.given_up = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -91,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {}, b"")
         elif self.path == _LOST:
             self._answer(200, {}, str(self.server.lost).encode())
+        elif self.path == _GIVEN_UP:
+            self._answer(200, {}, str(self.server.given_up).encode())
         else:
             self._pass_on(method, body)
 
@@ -107,7 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
         if is_meant and answer.status == 200 and self.server.way is not None:
             way, self.server.way = self.server.way, None
             self.server.lost += 1
-            if way == "reset":
+            if way == "hang":
+                self.connection.settimeout(_PATIENCE_S)
+                with suppress(TimeoutError):
+                    self.server.given_up += self.connection.recv(1) == b""
+            if way in ("reset", "hang"):
                 self.close_connection = True
                 self.connection.close()
                 return

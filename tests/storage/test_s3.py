@@ -618,6 +618,19 @@ def losing(store: Store, request: pytest.FixtureRequest) -> Iterator[tuple[Losin
         yield proxy, Location.of(f"{store.bucket()}/root", options)
 
 
+def test_a_small_request_that_is_never_answered_is_given_up_within_a_session(
+    losing: tuple[LosingProxy, Location],
+) -> None:
+    """The client's 30 s cost a broker its session of 9 s; the commit has landed and is found."""
+    proxy, root = losing
+    create_table(root, CONTROLLER)
+    table = ControlTable(root, CONTROLLER)
+    proxy.lose_next("hang")
+    table.compare_and_set(lease(1))
+    assert (proxy.lost, proxy.given_up, table.version) == (1, 1, 1)
+    assert ControlTable(root, CONTROLLER).rows().equals(lease(1))
+
+
 @pytest.mark.parametrize("way", ["500", "reset"])
 class TestLostAnswers:
     """A conditional PUT is executed, and its answer is lost: the commit is read back."""
