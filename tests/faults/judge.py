@@ -17,7 +17,7 @@ from tests.faults.broker_processes import PARTITIONS, TOPIC
 from tests.faults.client_logs import GroupLog, ProducerLog, read_group, read_producer
 from tests.faults.client_processes import topic_of
 from tests.faults.group_check import Anomaly, check_commits, check_polls, check_sends, check_unseen
-from tests.faults.nemesis import Deed
+from tests.faults.nemesis import OF_CLIENTS, Deed
 from tests.faults.stream_process import ROWS
 
 FinalLog = dict[int, list[tuple[int, bytes]]]
@@ -100,23 +100,32 @@ def judge(
 
 
 class Gap(NamedTuple):
-    """The longest time without an acknowledgement of a partition after the end of its leader."""
+    """The longest time without an acknowledgement of a partition after the end of its leader.
+
+    `is_single`, whether no other action on brokers or storage came in the session before the kill,
+    or before the end of the gap.
+    """
 
     ms: int
     partition: int
     at_ms: int
+    is_single: bool = True
 
 
-def unavailable(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> list[Gap]:
+def unavailable(
+    producers: Sequence[ProducerLog], deeds: Sequence[Deed], session_ms: int
+) -> list[Gap]:
     """Return the longest gap between acknowledgements of each led partition, per killed leader.
 
-    The gap ends after the kill, and begins before the next action.
+    The gap ends after the kill, and begins before the next action on brokers or storage.
     """
     gaps = []
-    for place, deed in enumerate(deeds):
+    others = [one for one in deeds if one.action not in OF_CLIENTS]
+    for place, deed in enumerate(others):
         if deed.action != "kill broker":
             continue
-        until = deeds[place + 1].at_ms if place + 1 < len(deeds) else None
+        until = others[place + 1].at_ms if place + 1 < len(others) else None
+        is_alone = place == 0 or others[place - 1].at_ms < deed.at_ms - session_ms
         for partition in deed.partitions:
             times = sorted(
                 one.at_ms
@@ -126,7 +135,12 @@ def unavailable(producers: Sequence[ProducerLog], deeds: Sequence[Deed]) -> list
             )
             first = max(bisect_right(times, deed.at_ms) - 1, 0)
             of = [
-                Gap(after - before, partition, before)
+                Gap(
+                    after - before,
+                    partition,
+                    before,
+                    is_alone and (until is None or after < until),
+                )
                 for before, after in zip(times[first:], times[first + 1 :], strict=False)
                 if until is None or before < until
             ]

@@ -39,7 +39,7 @@ ACTIONS = {
 }
 """The actions and their weights."""
 
-_OF_CLIENTS = (
+OF_CLIENTS = (
     "kill producer",
     "kill consumer",
     "suspend producer",
@@ -95,8 +95,8 @@ class Nemesis:
             "stop cleanly": self._stop,
             "kill producer": self._kill_producer,
             "kill consumer": self._kill_consumer,
-            "suspend producer": lambda: self._suspend_client("producer", clients.producers),
-            "suspend consumer": lambda: self._suspend_client("consumer", clients.consumers),
+            "suspend producer": self._suspend_producer,
+            "suspend consumer": self._suspend_consumer,
         }
         if buckets:
             self._acts[_ON_BUCKETS] = self._bucket_away
@@ -116,7 +116,7 @@ class Nemesis:
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(1) as beside:
             on_clients = beside.submit(self._attack_clients, end, pause_seconds)
-            possible = [one for one in self._acts if one not in _OF_CLIENTS]
+            possible = [one for one in self._acts if one not in OF_CLIENTS]
             while time.monotonic() < end and not on_clients.done():
                 [action] = self._random.choices(possible, [ACTIONS[one] for one in possible])
                 self.act(action)
@@ -125,7 +125,7 @@ class Nemesis:
             on_clients.result()
 
     def _attack_clients(self, end: float, pause_seconds: float) -> None:
-        possible = [one for one in self._acts if one in _OF_CLIENTS]
+        possible = [one for one in self._acts if one in OF_CLIENTS]
         while time.monotonic() < end:
             time.sleep(self._client_random.uniform(0, 4 * pause_seconds))
             self._clients.check()
@@ -242,19 +242,32 @@ class Nemesis:
 
     def _kill_producer(self) -> None:
         self._note("kill producer")
-        self._clients.replace_producer(self._client_random.randrange(len(self._clients.producers)))
+        self._clients.replace_producer(self._client_random.choice(self._attackable()))
 
     def _kill_consumer(self) -> None:
         self._note("kill consumer")
         self._clients.replace_consumer(self._client_random.randrange(len(self._clients.consumers)))
 
-    def _suspend_client(self, kind: str, processes: Sequence[Process]) -> None:
+    def _suspend_producer(self) -> None:
+        place = self._client_random.choice(self._attackable())
+        self._suspend_client("producer", self._clients.producers[place])
+
+    def _suspend_consumer(self) -> None:
+        self._suspend_client("consumer", self._client_random.choice(self._clients.consumers))
+
+    def _suspend_client(self, kind: str, process: Process) -> None:
         """Suspend a client for up to three sessions: a member of a group loses its place."""
         self._note(f"suspend {kind}")
-        process = self._client_random.choice(processes)
         process.send(signal.SIGSTOP)
         time.sleep(self._client_random.uniform(0, 3) * self._brokers.session_ms / 1000)
         process.send(signal.SIGCONT)
+
+    def _attackable(self) -> range:
+        """The places of the producers that are attacked: the first of several shows what the
+        brokers acknowledge, and when.
+        """
+        count = len(self._clients.producers)
+        return range(min(1, count - 1), count)
 
     def _kill_stream(self) -> None:
         self._note("kill stream")

@@ -140,7 +140,7 @@ def run_round(
         found, producers = judge(
             brokers.cluster, clients.producer_logs, clients.consumer_logs, clients.checkpoints
         )
-        gaps = sorted(unavailable(producers, nemesis.deeds))
+        gaps = sorted(unavailable(producers, nemesis.deeds, configuration.session_ms))
         deeds = Counter(one.action for one in nemesis.deeds)
         result: Result = {
             "storage": configuration.storage,
@@ -159,12 +159,14 @@ def run_round(
             ),
             "deeds": dict(sorted(deeds.items())),
             "faults": faults,
-            "unavailable_ms": [one.ms for one in gaps],
+            "unavailable_ms": [one.ms for one in gaps if one.is_single],
+            "overlapping_ms": [one.ms for one in gaps if not one.is_single],
             "longest_gap": gaps[-1]._asdict() if gaps else {},
             "anomalies": len(found),
             "first_anomalies": [list(one) for one in found[:10]],
         }
-    is_long = bool(gaps) and gaps[-1].ms > _LONG_SESSIONS * configuration.session_ms
+    limit_ms = _LONG_SESSIONS * configuration.session_ms
+    is_long = any(one.is_single and one.ms > limit_ms for one in gaps)
     if is_long:
         (folder / "deeds.json").write_text(json.dumps(nemesis.deeds), encoding="utf-8")
     elif not found:

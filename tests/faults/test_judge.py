@@ -41,13 +41,18 @@ def test_a_poll_that_differs_from_the_log_is_an_anomaly() -> None:
 
 
 def test_the_gap_of_a_killed_leader_is_between_acknowledgements_around_the_kill() -> None:
-    """Only the partitions that the killed broker led count, until the next action."""
+    """Only the partitions that the killed broker led count, until the next action on a broker."""
     times = (100, 200, 9_300, 9_400, 60_000)
     answers = [Answered(at, 0, of, 1, "NONE", of) for of, at in enumerate(times)]
     others = [Answered(250, 1, 9, 1, "NONE", 0), Answered(90_000, 1, 10, 1, "NONE", 1)]
     producer = ProducerLog("p", [], [*answers, *others])
-    deeds = [Deed("kill broker", 250, (0,)), Deed("kill producer", 9_350, ())]
-    assert unavailable([producer], deeds) == [Gap(9_100, 0, 200)]
+    kills = [Deed("kill broker", 250, (0,)), Deed("kill producer", 300, ())]
+    deeds = [*kills, Deed("stop broker", 9_350, ())]
+    assert unavailable([producer], deeds, 100) == [Gap(9_100, 0, 200)]
+    before = [Deed("stop broker", 200, ()), *deeds]
+    assert unavailable([producer], before, 100) == [Gap(9_100, 0, 200, is_single=False)]
+    during = [*kills, Deed("suspend broker", 9_000, ())]
+    assert unavailable([producer], during, 100) == [Gap(9_100, 0, 200, is_single=False)]
 
 
 def test_a_stream_has_each_row_of_its_committed_micro_batches_once(tmp_path: Path) -> None:

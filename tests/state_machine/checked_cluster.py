@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker import unclean_start
@@ -25,20 +24,17 @@ from sparklog.broker.tick import StoppedError
 from sparklog.cluster.election import ElectionType
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.errors import CommitConflictError, FencedError, ProtocolError, StorageError
-from sparklog.model import CLUSTER_TABLES, FORMAT, LOG, Batch, TopicPartition
+from sparklog.model import CLUSTER_TABLES, Batch, TopicPartition
 from sparklog.producer.produce_requests import Acks, PendingProduce, ProduceResponse
 from sparklog.protocol.driver_rules import DriverRules
-from sparklog.storage.batch_files import file_damage
 from sparklog.storage.batch_merging import Merge
-from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.execution import DriverExecution
-from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
-from sparklog.storage.record_log import RecordLog
 from sparklog.testing import LocalCluster
 from sparklog.testing.local_producer import LocalProducer
 from tests.faulty_files import Failure, FaultyFiles, Kept
 from tests.state_machine.invariants import Invariants
+from tests.state_machine.roots import clean_up, has_damaged_file
 
 TOPIC = "t"
 LAG_MS = 6_000
@@ -93,12 +89,6 @@ def _step(method: _Method) -> _Method:
         return result
 
     return cast(_Method, call)
-
-
-def _described_version(root: Path) -> int:
-    """The newest journal version that all checkpoints of a broker describe."""
-    tables = (DeltaTable(str(root / schema.name)) for schema in CHECKPOINTS)
-    return min(table.transaction_version(LOG_VERSION) or 0 for table in tables)
 
 
 class _Request(NamedTuple):
@@ -475,19 +465,7 @@ class CheckedCluster:
 
     def _clean_up(self, *roots: str) -> None:
         for root in roots:
-            for log in sorted((self.root / root).glob("*/_delta_log")):
-                if log.parent.name == FORMAT.name:
-                    # Its single commit is never followed by a checkpoint.
-                    continue
-                table = DeltaTable(str(log.parent))
-                table.create_checkpoint()
-                last = table.version()
-                if log.parent.name == LOG.name:
-                    # A journal is cleaned up only up to the checkpoints.
-                    last = min(last, _described_version(log.parent.parent))
-                for commit in log.glob("*.json"):
-                    if commit.stem.isdigit() and int(commit.stem) < last:
-                        commit.unlink()
+            clean_up(self.root / root)
             self._invariants.clean_up(self.root / root)
 
     @_step
@@ -518,22 +496,10 @@ class CheckedCluster:
         """Start a broker's process again, with a new root if the old one is lost."""
         self._restart(broker_id)
 
-    def _has_damaged_file(self, broker_id: int) -> bool:
-        """Whether the log of an unsynced root names a batch file that a power loss has damaged."""
-        try:
-            log = RecordLog(Location.of(str(self.root / f"broker-{broker_id}")))
-        except (StorageError, DeltaError):
-            return False
-        batches = (batch for key in log.partitions() for batch in log.batches(key))
-        try:
-            return any(file_damage(log, batch) is not None for batch in batches)
-        except FileNotFoundError:
-            # The power loss took a file, and the marks that identify the log as well.
-            return True
-
     def _restart(self, broker_id: int) -> None:
         self._boot_id.write_text(str(self._power_losses[broker_id]))
-        if not self.syncs and self._power_losses[broker_id] and self._has_damaged_file(broker_id):
+        root = self.root / f"broker-{broker_id}"
+        if not self.syncs and self._power_losses[broker_id] and has_damaged_file(root):
             # The invariants read every batch, before the scrub has found the damaged ones.
             self._lose_root(broker_id)
         try:

@@ -16,7 +16,6 @@ from sparklog.producer.produce_requests import (
     RequestedBatch,
 )
 from sparklog.producer.producer_ids import ProducerIds
-from sparklog.protocol.rules import Rules
 from sparklog.storage.batch_files import BatchFileWriter, read_records, records_table
 from sparklog.storage.record_log import RecordLog
 from sparklog.testing import History
@@ -49,8 +48,7 @@ class SimulatedProducer:
     def __init__(
         self,
         name: str,
-        root: str,
-        rules: Rules,
+        connection: Connection,
         clock: ProcessClock,
         history: History,
         *,
@@ -59,7 +57,7 @@ class SimulatedProducer:
         self.name = name
         self._clock = clock
         self._history = history
-        self._connection = Connection(root, rules=rules)
+        self._connection = connection
         self._client = ProduceClient(self._connection, client_id=name, clock=clock)
         self._ids = ProducerIds(self._connection, clock=clock)
         self._is_idempotent = is_idempotent
@@ -68,6 +66,8 @@ class SimulatedProducer:
         self._sent = 0
         self.errors: list[str] = []
         """The answers of a kind that a correct cluster does not give to an idempotent producer."""
+        self._late: list[PendingProduce] = []
+        """The requests of which the answer has not come in time."""
 
     @property
     def is_done(self) -> bool:
@@ -105,11 +105,25 @@ class SimulatedProducer:
             if batch.acks == 0:
                 self._answer("NONE", -1)
             elif waited_ms > _RETRY_MS:
+                self._late.append(batch.pending)
                 self._retry("REQUEST_TIMED_OUT")
         elif response.error == "NONE":
             self._answer("NONE", response.base_offset if batch.acks == _ALL else -1)
         else:
             self._retry(response.error)
+
+    def poll_late(self) -> None:
+        """Poll the answers of requests that were given up; they stay in journals for minutes."""
+        self._late = [one for one in self._late if one.response is None]
+
+    def unanswered(self) -> list[str]:
+        """Return a sentence for each request that no broker has answered, late answers included.
+
+        A request is in its leader's inbox once its commit has landed, so the broker answers it,
+        perhaps after a restart and with an error. Call it when all brokers have run for a while.
+        """
+        self.poll_late()
+        return [f"request {one.request_id} is not answered" for one in self._late]
 
     def _retry(self, error: str) -> None:
         if self._is_idempotent and ProtocolError(error).retriable:
@@ -156,10 +170,9 @@ class SimulatedProducer:
 class SimulatedConsumer:
     """A reader of committed records."""
 
-    def __init__(self, root: str, rules: Rules, history: History) -> None:
-        self._connection = Connection(root, rules=rules)
+    def __init__(self, connection: Connection, history: History) -> None:
+        self._connection = connection
         self._history = history
-        self._rules = rules
 
     def read(self, partition: int) -> int:
         """Read a partition from its start to its high watermark; return the number of records."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tests.faults.simulation.disturbances import Cast, Disturbances
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
 
@@ -26,11 +27,9 @@ _KINDS = {
 """The share of events at operations of a kind, and the mean number of operations before them."""
 
 _SHORT_PAUSES_MS = (10, 200, 1_000, 3_000)
-_LONG_PAUSES_MS = (7_000, 12_000, 12_000, 70_000, 600_000)
-_JUMPS_MS = (0, 0, -3_600_000, -5_000, 5_000, 3_600_000)
 _MOST_DRIFT_PPM = 20_000
-_SECOND = "b"
-"""The slot of a broker's second process, which may run beside the first one."""
+_UNSYNCED = 0.2
+"""The share of clusters whose roots leave writing to the disk to the operating system."""
 
 
 class Weather(NamedTuple):
@@ -60,7 +59,11 @@ def shape_of(seed: int) -> Shape:
     """Return the shape of a seed's cluster."""
     chance = random.Random(f"shape {seed}")
     drifts = tuple(chance.randrange(_MOST_DRIFT_PPM) for _ in process_names())
-    return Shape(chance.choice((1, 1, 2)), chance.choice((2, 3, 3)), drifts)
+    partitions, replicas = chance.choice((1, 1, 2)), chance.choice((2, 3, 3))
+    if chance.random() < _UNSYNCED:
+        # What one machine has not synced, another one has.
+        return Shape(partitions, BROKERS, drifts, min_isr=2, is_synced=False)
+    return Shape(partitions, replicas, drifts, min_isr=chance.choice((1, 1, 2)))
 
 
 def steps_of(seed: int, count: int) -> list[Step]:
@@ -81,6 +84,9 @@ class Story:
         self._weather = self._chance.choice(_WEATHERS)
         self._absent: dict[int, int] = {}
         self._round = 0
+        self._disturbances = Disturbances(
+            Cast(self._chance, self._shape, self._absent, self._events)
+        )
 
     def steps(self, count: int) -> list[Step]:
         """Return so many steps."""
@@ -88,14 +94,17 @@ class Story:
         while len(steps) < count:
             steps += self._one_round()
             if self._happens(self._weather.disturbed):
-                steps += self._disturbance()
+                steps += self._disturbances.any()
         return steps[:count]
 
     def _one_round(self) -> Iterator[Step]:
         """A round of those brokers that are not absent; every third one has heartbeats."""
         chance = self._chance
         self._round += 1
-        self._absent = {of: left - 1 for of, left in self._absent.items() if left > 1}
+        for one in list(self._absent):
+            self._absent[one] -= 1
+            if self._absent[one] == 0:
+                del self._absent[one]
         if self._happens(self._weather.absent):
             self._absent[chance.randrange(BROKERS)] = chance.choice((1, 2, 4, 8))
         present = [one for one in range(BROKERS) if one not in self._absent]
@@ -131,90 +140,6 @@ class Story:
             if self._happens(0.25):
                 yield Step(f"broker-{one}a", "resume")
                 yield Step(f"broker-{one}a", "start", (), self._events())
-
-    def _disturbance(self) -> Sequence[Step]:
-        chance = self._chance
-        broker = chance.randrange(BROKERS)
-        name = f"broker-{broker}a"
-        [kind] = chance.choices(
-            ("pause", "kill", "stop", "second", "power", "jump", "elect", "upkeep", "client"),
-            (5, 4, 1, 2, 2, 1, 2, 2, 1),
-        )
-        if kind == "pause":
-            return [self._advance(_LONG_PAUSES_MS), *self._elections()]
-        if kind == "kill":
-            self._absent[broker] = chance.choice((1, 3, 6))
-            killed = [Step(name, "kill")]
-            if self._happens(0.5):
-                killed += [self._advance(_LONG_PAUSES_MS), *self._elections()]
-            return [*killed, *([Step(name, "start")] if self._happens(0.5) else [])]
-        if kind == "stop":
-            return [Step(name, "stop", (), self._events()), *self._elections()]
-        if kind == "second":
-            return self._second_process(broker)
-        if kind == "power":
-            lost = broker, chance.randrange(3), chance.randrange(3)
-            return [Step("machine", "power", lost), Step(name, "start")]
-        if kind == "jump":
-            jumped = chance.choice(process_names())
-            return [Step(jumped, "jump", (chance.choice(_JUMPS_MS),))]
-        if kind == "elect":
-            return [Step("admin", "elect", (self._partition(),), self._events())]
-        if kind == "client":
-            return [Step(chance.choice((*PRODUCERS, "consumer-0")), "kill")]
-        self_made = [Step(name, chance.choice(("merge", "clean")), (), self._events())]
-        return [Step("clock", "advance", (70_000,)), *self._heartbeats(), *self_made]
-
-    def _second_process(self, broker: int) -> list[Step]:
-        """Start a broker's second process beside its first one, and let both act."""
-        chance = self._chance
-        first, second = f"broker-{broker}a", f"broker-{broker}{_SECOND}"
-        sends = [Step(one, "send", (self._partition(), 1, 0)) for one in PRODUCERS]
-        polls = [Step(one, "poll") for one in PRODUCERS]
-        before = [*sends]
-        if self._happens(0.6):
-            at = Event(int(chance.expovariate(1 / 20)) + 1, "suspend")
-            if self._happens(0.5):
-                at = Event(1, "suspend", "commit")
-            role = chance.choice(("leader_tick", "leader_tick", "follower_tick"))
-            before.append(Step(first, role, (), (at,)))
-        others = [
-            Step(f"broker-{one}a", role)
-            for role in ("follower_tick", "leader_tick")
-            for one in range(BROKERS)
-            if one != broker
-        ]
-        of_second = [Step(second, one) for one in ("leader_tick", "follower_tick", "leader_tick")]
-        elections = self._elections() if self._happens(0.7) else []
-        late = [Step(first, "resume"), *(Step(first, "leader_tick") for _ in range(2))]
-        steps = [*before, Step(second, "start"), *elections, *of_second[:1], *sends, *of_second]
-        steps += [
-            *others,
-            *of_second[:1],
-            *polls,
-            *sends,
-            *late,
-            *others,
-            *of_second,
-            *polls,
-            *sends,
-        ]
-        ended = [Step(second, "kill"), Step(first, "kill"), Step(first, "start")]
-        return [*steps, *late, Step(first, "follower_tick"), *ended]
-
-    def _elections(self) -> list[Step]:
-        """The ticks after which the brokers that are present have replaced silent leaders."""
-        present = [one for one in range(BROKERS) if one not in self._absent]
-        ticks = [*self._heartbeats()]
-        for _ in range(2):
-            ticks += [
-                Step(f"broker-{one}a", "controller_tick", (), self._events()) for one in present
-            ]
-        return ticks
-
-    def _heartbeats(self) -> list[Step]:
-        present = [one for one in range(BROKERS) if one not in self._absent]
-        return [Step(f"broker-{one}a", "heartbeat") for one in present]
 
     def _advance(self, pauses_ms: Sequence[int]) -> Step:
         return Step("clock", "advance", (self._chance.choice(pauses_ms),))

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
 from sparklog.errors import CommitConflictError, FencedError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
+from sparklog.model import TopicPartition
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
 from sparklog.testing import History, check
@@ -36,34 +38,46 @@ from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
 from tests.faulty_files import Kept
 from tests.state_machine.invariants import Invariants
+from tests.state_machine.roots import clean_up, has_damaged_file
 
 BROKERS = 3
 ROLES = ("controller_tick", "leader_tick", "follower_tick", "heartbeat", "poll", "merge", "clean")
 IDEMPOTENT, PLAIN = "producer-0", "producer-1"
 PRODUCERS = (IDEMPOTENT, PLAIN)
 ACKS: tuple[Acks, ...] = ("all", 1, 0)
+_OF_LOST_DATA = {"CORRUPT_MESSAGE", "OUT_OF_ORDER_SEQUENCE_NUMBER"}
+"""The answers that an idempotent producer may get after unsynced data is lost."""
 _FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError, StoppedError)
 """The errors after which a process goes on."""
 
+_WRITE_BACK_MS = 30_000
+"""The time after which the kernel has written unsynced data to the disk, in ms."""
 _QUIET_ROUNDS = 90
+_UNCLEAN_ROUND = 30
+"""The round without faults after which a partition that nobody may lead has lost its records."""
 _ROUND_MS = 1_000
 _KEPT: tuple[Kept, ...] = ("none", "half", "all")
 _MEMORY = "/dev/shm"
 _CONFIG = {
     "replica.lag.time.max.ms": 6_000,
     "broker.session.timeout.ms": 9_000,
-    "min.insync.replicas": 1,
     "log.merger.min.lag.ms": 60_000,
     "log.merger.min.batches": 2,
 }
 
 
 class Shape(NamedTuple):
-    """The fixed part of a simulation; clocks drift by `drifts_ppm` parts per million."""
+    """The fixed part of a simulation.
+
+    Clocks drift by `drifts_ppm` parts per million. `is_synced`, whether files are synced before
+    they count.
+    """
 
     partitions: int
     replication_factor: int
     drifts_ppm: tuple[int, ...]
+    min_isr: int = 1
+    is_synced: bool = True
 
 
 class Outcome(NamedTuple):
@@ -85,13 +99,17 @@ class World:
         self.counts = self.scheduler.counts
         self.history = History()
         self.problems: list[str] = []
-        self._settings = parse(Settings, _CONFIG, "simulation")
+        config = {**_CONFIG, "min.insync.replicas": shape.min_isr}
+        self._settings = parse(Settings, config, "simulation")
+        self._options = None if shape.is_synced else {str(self.root): {"sync": "false"}}
         self._rules = rules_of(self._settings, None)
         self._execution = execution_of(self._settings, None, None)
         self._cluster = str(self.root / "cluster")
         for name in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
             shutil.copytree(_empty_roots() / name, self.root / name)
         self._boots = Counter[int]()
+        self._unsound: set[int] = set()
+        """The machines that have lost unsynced data, and whose broker has not started since."""
         self._processes = {
             name: Process(
                 name,
@@ -134,6 +152,10 @@ class World:
         self.scheduler.note(str(step))
         if step.what == "advance":
             self.scheduler.now_ms += step.arguments[0]
+            if step.arguments[0] > _WRITE_BACK_MS and not self.shape.is_synced:
+                self.scheduler.files.write_back(str(self.root))
+        elif step.what == "clean up":
+            self._clean_up()
         elif step.what == "power":
             self._lose_power(*step.arguments)
         elif step.what == "jump":
@@ -178,8 +200,8 @@ class World:
                 return (lambda: self._start(name)) if broker is None else None
             if broker is None:
                 return None
-            if what == "stop":
-                return lambda: self._stop(name)
+            if what in {"stop", "park"}:
+                return lambda: self._stop(name, parks=what == "park")
             return functools.partial(_call, broker, what)
         if name.startswith("producer"):
             if what == "send":
@@ -189,27 +211,61 @@ class World:
             return lambda: self._producer(name).poll()
         if name.startswith("consumer"):
             return lambda: self._read(name, arguments[0])
-        return lambda: self._elect(arguments[0])
+        return lambda: self._administer(what, arguments[0], arguments[1:])
 
     # --- processes ------------------------------------------------------------------------------
 
     def _start(self, name: str) -> None:
         number = _machine(name)
-        location = Location.of(str(self.root / f"broker-{number}"))
-        self.brokers[name] = Broker(
+        root = self.root / f"broker-{number}"
+        is_unsound = number in self._unsound and has_damaged_file(root)
+        try:
+            self.brokers[name] = self._open_broker(name)
+        except (StorageError, DeltaError):
+            if number not in self._unsound:
+                raise
+            is_unsound = True
+        if is_unsound:
+            # The documented remedy for an unsynced root that a power loss has damaged. The
+            # invariants read every batch, before a scrub has found the damaged ones.
+            self.brokers.pop(name, None)
+            self._replace_root(number)
+            self.brokers[name] = self._open_broker(name)
+        self._unsound.discard(number)
+        if self._invariants is not None:
+            self._invariants.regain(number)
+
+    def _open_broker(self, name: str) -> Broker:
+        number = _machine(name)
+        return Broker(
             number,
-            Location.of(self._cluster),
-            [location],
+            Location.of(self._cluster, self._options),
+            [Location.of(str(self.root / f"broker-{number}"), self._options)],
             rules=self._rules,
             execution=self._execution,
             clock=self._processes[name].clock,
             settings=self._settings,
+            storage_options=self._options,
         )
 
-    def _stop(self, name: str) -> None:
+    def _replace_root(self, number: int) -> None:
+        root = self.root / f"broker-{number}"
+        shutil.rmtree(root)
+        shutil.copytree(_empty_roots() / root.name, root)
+        self.counts["replaced roots"] += 1
+        if self._invariants is not None:
+            self._invariants.lose(number)
+
+    def _connection(self) -> Connection:
+        return Connection(self._cluster, storage_options=self._options, rules=self._rules)
+
+    def _stop(self, name: str, *, parks: bool) -> None:
         broker = self.brokers[name]
-        broker.prepare_to_stop()
-        broker.stop()
+        if parks:
+            broker.park()
+        else:
+            broker.prepare_to_stop()
+            broker.stop()
         del self.brokers[name]
 
     def _producer(self, name: str) -> SimulatedProducer:
@@ -218,8 +274,7 @@ class World:
             self._incarnations[name] += 1
             found = self._clients[name] = SimulatedProducer(
                 f"{name}.{self._incarnations[name]}",
-                self._cluster,
-                self._rules,
+                self._connection(),
                 self._processes[name].clock,
                 self.history,
                 is_idempotent=name == IDEMPOTENT,
@@ -231,15 +286,26 @@ class World:
     def _read(self, name: str, partition: int) -> None:
         found = self._clients.get(name)
         if found is None:
-            found = SimulatedConsumer(self._cluster, self._rules, self.history)
+            found = SimulatedConsumer(self._connection(), self.history)
             self._clients[name] = found
         assert isinstance(found, SimulatedConsumer)
         self.counts["read"] += found.read(partition)
 
-    def _elect(self, partition: int) -> None:
-        connection = Connection(self._cluster, rules=self._rules)
-        admin = Admin(connection, settings=self._settings, clock=self._processes["admin"].clock)
-        admin.elect_leaders("preferred", [(TOPIC, partition)])
+    def _administer(self, what: str, partition: int, asked: tuple[int, ...]) -> None:
+        """Elect a preferred leader, delete the oldest records, or move a partition."""
+        clock = self._processes["admin"].clock
+        admin = Admin(self._connection(), settings=self._settings, clock=clock)
+        key = TopicPartition(TOPIC, partition)
+        if what == "elect":
+            admin.elect_leaders("preferred", [key])
+        elif what == "reassign":
+            # A target with a broker twice or more than once is refused, as is nothing to cancel.
+            admin.alter_partition_reassignments({key: list(asked) or None})
+        elif self._invariants is not None:
+            committed = len(self._invariants.committed(partition))
+            offset = max(committed - asked[0], 0)
+            self._invariants.expect_deletion(partition, offset)
+            admin.delete_records({key: offset}, timeout_ms=0)
 
     def _kill(self, name: str) -> None:
         process = self._processes[name]
@@ -267,9 +333,28 @@ class World:
         folder = str(self.root / f"broker-{machine}")
         self.scheduler.files.lose_power(folder, _KEPT[names], _KEPT[content])
         if self._invariants is not None:
-            self._invariants.lose_power(machine, syncs=True)
+            self._invariants.lose_power(machine, syncs=self.shape.is_synced)
+            if not self.shape.is_synced:
+                self._unsound.add(machine)
         self._boots[machine] += 1
         (self.root / f"boot_id-{machine}").write_text(str(self._boots[machine]))
+
+    def _clean_up(self) -> None:
+        """Remove the commits before Delta's checkpoints, as the brokers' clean-up would in time."""
+        self.counts["clean-ups"] += 1
+        for producer in self._past_producers:
+            # In a real cluster answers stay for 10 minutes.
+            with suppress(*_FORESEEN, SparklogError):
+                producer.poll_late()
+        for name, broker in self.brokers.items():
+            if not self._processes[name].is_busy:
+                with suppress(*_FORESEEN, SparklogError):
+                    broker._write_checkpoints()
+        for one in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
+            with suppress(*_FORESEEN):
+                clean_up(self.root / one)
+                if self._invariants is not None:
+                    self._invariants.clean_up(self.root / one)
 
     # --- begin and end --------------------------------------------------------------------------
 
@@ -277,7 +362,7 @@ class World:
         """Start the brokers and create the topic, without faults."""
         for one in range(BROKERS):
             self.do(Step(f"broker-{one}a", "start"))
-        connection = Connection(self._cluster, rules=self._rules)
+        connection = self._connection()
         assignment = {
             one: [(one + other) % BROKERS for other in range(self.shape.replication_factor)]
             for one in range(self.shape.partitions)
@@ -306,8 +391,10 @@ class World:
             # A broker whose second process has run is fenced, and is restarted.
             self._kill(f"broker-{one}a")
             self.do(Step(f"broker-{one}a", "start"))
-        for _ in range(_QUIET_ROUNDS):
+        for number in range(_QUIET_ROUNDS):
             self._round()
+            if number == _UNCLEAN_ROUND and not self.shape.is_synced:
+                self._elect_uncleanly()
             for name in PRODUCERS:
                 if name in self._clients:
                     self.do(Step(name, "poll"))
@@ -315,13 +402,39 @@ class World:
                 break
         else:
             self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
-        if self.problems:
-            return
-        self.problems += [f"{one.kind}: {one.sentence}" for one in check(self.history)]
+        if not self.problems:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Check the clients' history, their answers and the audit of a cluster at rest."""
+        if not self._has_lost_records():
+            self.problems += [f"{one.kind}: {one.sentence}" for one in check(self.history)]
         for producer in self._past_producers:
-            self.problems += [f"{producer.name} got {error}" for error in producer.errors]
-        connection = Connection(self._cluster, rules=self._rules)
+            self.problems += [
+                f"{producer.name} got {error}"
+                for error in producer.errors
+                if self.shape.is_synced or error not in _OF_LOST_DATA
+            ]
+            if self.shape.is_synced:
+                # A request that was not synced may be lost with its commit.
+                self.problems += [f"{producer.name}: {one}" for one in producer.unanswered()]
+        connection = self._connection()
         self.problems += [f"audit: {one}" for one in audit(connection, self._rules)]
+
+    def _has_lost_records(self) -> bool:
+        """Whether a power loss has taken unsynced records of the last replica that had them."""
+        assert self._invariants is not None
+        partitions = range(self.shape.partitions)
+        return any(self._invariants.unclean_epoch(one) >= 0 for one in partitions)
+
+    def _elect_uncleanly(self) -> None:
+        connection = self._connection()
+        partitions = connection.metadata().partitions.values()
+        offline = [(TOPIC, one.partition) for one in partitions if one.leader is None]
+        if offline:
+            Admin(connection, settings=self._settings).elect_leaders("unclean", offline)
+            if self._invariants is not None:
+                self._invariants.check(unclean_was_asked=True)
 
     def _read_all(self) -> bool:
         """Read all partitions; return whether all of them can be read."""
@@ -335,13 +448,14 @@ class World:
             client = self._clients.get(name)
             if isinstance(client, SimulatedProducer) and not client.is_done:
                 return False
-        partitions = Connection(self._cluster, rules=self._rules).metadata().partitions.values()
+        partitions = self._connection().metadata().partitions.values()
         return all(
-            len(one.isr) == len(one.replicas) and one.leader is not None for one in partitions
+            len(one.isr) == len(one.replicas) and one.leader is not None and not one.is_reassigning
+            for one in partitions
         )
 
     def _states(self) -> str:
-        partitions = Connection(self._cluster, rules=self._rules).metadata().partitions.values()
+        partitions = self._connection().metadata().partitions.values()
         waiting = [
             name
             for name, one in self._clients.items()

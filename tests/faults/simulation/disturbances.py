@@ -1,0 +1,319 @@
+"""Disturbances between the rounds of a story: what goes wrong in a cluster, and what operators do.
+
+Some are single faults, such as a kill. Others are sequences that random faults meet too seldom: a
+leader that is lost after its answer and before a follower's copy, replicas that die one after the
+other, a commit that lands after clean-up has removed its predecessor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tests.faults.simulation.script import Event, Step
+from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
+
+Events = tuple[Event, ...]
+
+_LONG_PAUSES_MS = (7_000, 12_000, 12_000, 70_000, 600_000)
+_JUMPS_MS = (0, 0, -3_600_000, -5_000, 5_000, 3_600_000)
+_SESSION_MS = 12_000
+"""Longer than the session of a broker on a clock that drifts."""
+_MERGE_MS = 70_000
+"""Longer than the age at which batches are merged."""
+_SECOND = "b"
+"""The slot of a broker's second process, which may run beside the first one."""
+_FAILED_COMMITS = ("refused", "landed", "repeated", "unknown", "unknown", "died", "kill", "suspend")
+
+
+class Cast(NamedTuple):
+    """The random choices and the cluster of a story.
+
+    `absent` has the brokers without ticks, and the rounds for which they stay so; `events` draws
+    the faults of a step.
+    """
+
+    chance: random.Random
+    shape: Shape
+    absent: dict[int, int]
+    events: Callable[[], Events]
+
+
+class Disturbances:
+    """Draws disturbances; each is a list of steps."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._chance, self._shape = cast.chance, cast.shape
+        self._absent, self._events = cast.absent, cast.events
+        self._kinds: dict[str, tuple[int, Callable[[], Sequence[Step]]]] = {
+            "pause": (4, self._pause),
+            "kill": (3, self._kill),
+            "stop": (1, self._stop),
+            "park": (1, self._park),
+            "second process": (3, self._second_process),
+            "power": (3, self._power),
+            "jump": (1, self._jump),
+            "elect": (2, self._elect),
+            "upkeep": (2, self._upkeep),
+            "client": (1, self._client),
+            "lost leader": (3, self._lost_leader),
+            "one after the other": (2, self._one_after_the_other),
+            "failed commit": (3, self._failed_commit),
+            "truncation": (3, self._truncation),
+            "late commit": (2, self._late_commit),
+            "delete": (1, self._delete),
+            "reassign": (1, self._reassign),
+            "old epoch": (2, self._old_epoch),
+        }
+
+    def any(self) -> Sequence[Step]:
+        """Return the steps of a random disturbance."""
+        weights = [weight for weight, _ in self._kinds.values()]
+        [(_, drawn)] = self._chance.choices(list(self._kinds.values()), weights)
+        return drawn()
+
+    # --- single faults --------------------------------------------------------------------------
+
+    def _pause(self) -> list[Step]:
+        return [self._advance(self._chance.choice(_LONG_PAUSES_MS)), *self._elections()]
+
+    def _kill(self) -> list[Step]:
+        broker = self._any_broker()
+        self._absent[broker] = self._chance.choice((1, 3, 6))
+        steps = [Step(_name(broker), "kill")]
+        if self._happens(0.5):
+            steps += self._pause()
+        return [*steps, *([Step(_name(broker), "start")] if self._happens(0.5) else [])]
+
+    def _stop(self) -> list[Step]:
+        return [Step(_name(self._any_broker()), "stop", (), self._events()), *self._elections()]
+
+    def _park(self) -> list[Step]:
+        """A scheduled run ends, and the next one begins after a while."""
+        broker = self._any_broker()
+        parked = Step(_name(broker), "park", (), self._events())
+        return [parked, self._advance(self._chance.choice(_LONG_PAUSES_MS)), *self._sends()]
+
+    def _power(self) -> list[Step]:
+        """The power of one machine fails, now or while its broker makes a commit."""
+        broker = self._any_broker()
+        steps: list[Step] = []
+        if self._happens(0.6):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+            steps += self._polls()
+        lost = broker, self._chance.randrange(3), self._chance.randrange(3)
+        steps.append(Step("machine", "power", lost))
+        if self._happens(0.4):
+            steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
+        steps.append(Step(_name(broker), "start"))
+        if self._happens(0.5):
+            # It leads, or is followed, with what the disk has kept.
+            steps += self._ticks("heartbeat", "controller_tick", "leader_tick", "follower_tick")
+        return steps
+
+    def _jump(self) -> list[Step]:
+        jumped = self._chance.choice(process_names())
+        return [Step(jumped, "jump", (self._chance.choice(_JUMPS_MS),))]
+
+    def _elect(self) -> list[Step]:
+        return [Step("admin", "elect", (self._partition(),), self._events())]
+
+    def _upkeep(self) -> list[Step]:
+        done = self._chance.choice(("merge", "clean"))
+        steps = [Step(_name(self._any_broker()), done, (), self._events())]
+        return [self._advance(_MERGE_MS), *self._ticks("heartbeat"), *steps]
+
+    def _client(self) -> list[Step]:
+        return [Step(self._chance.choice((*PRODUCERS, "consumer-0")), "kill")]
+
+    def _delete(self) -> list[Step]:
+        """An administrator deletes the oldest records."""
+        asked = self._partition(), self._chance.randrange(1, 4)
+        return [Step("admin", "delete", asked, self._events()), *self._ticks("leader_tick")]
+
+    def _reassign(self) -> list[Step]:
+        """An administrator moves a partition to other brokers, and may change their mind."""
+        count = self._chance.randint(1, BROKERS)
+        target = self._chance.sample(range(BROKERS), count)
+        asked = self._partition(), *target
+        steps = [Step("admin", "reassign", asked, self._events())]
+        steps += self._ticks("follower_tick", "leader_tick", "controller_tick")
+        if self._happens(0.2):
+            steps.append(Step("admin", "reassign", asked[:1], self._events()))
+        return steps
+
+    # --- sequences ------------------------------------------------------------------------------
+
+    def _lost_leader(self) -> list[Step]:
+        """Leaders append and may answer; one is lost for longer than a session; then it returns."""
+        broker = self._any_broker()
+        steps = [*self._sends(), *self._ticks("leader_tick"), *self._polls()]
+        if self._happens(0.4):
+            steps += [*self._ticks("follower_tick", "leader_tick"), *self._polls()]
+        if self._happens(0.4):
+            steps += [*self._sends(), *self._ticks("leader_tick"), *self._polls()]
+        if self._happens(0.7):
+            steps.append(Step(_name(broker), "kill"))
+        steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
+        others = broker, self._events() if self._happens(0.3) else ()
+        for _ in range(self._chance.randint(1, 3)):
+            steps += self._sends()
+            steps += self._ticks("leader_tick", "follower_tick", "leader_tick", without=others[:1])
+            steps += self._polls()
+        back = [Step(_name(broker), "start"), *self._ticks("heartbeat", "follower_tick")]
+        return [*steps, *back, Step(_name(broker), "follower_tick", (), others[1])]
+
+    def _one_after_the_other(self) -> list[Step]:
+        """Brokers are lost one after the other; the first one returns before the last one goes."""
+        first, second, third = self._chance.sample(range(BROKERS), BROKERS)
+        steps = [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        for lost, without in ((first, (first,)), (second, (first, second))):
+            steps += [Step(_name(lost), "kill"), self._advance(_SESSION_MS)]
+            steps += [*self._elections(without=without), *self._sends()]
+            steps += [*self._ticks("leader_tick", without=without), *self._polls()]
+        steps += [Step(_name(first), "start"), *self._only(first, "heartbeat", "controller_tick")]
+        steps += [Step(_name(third), "kill"), self._advance(_SESSION_MS)]
+        for _ in range(2):
+            steps += self._only(first, "heartbeat", "controller_tick", "leader_tick")
+        steps += [self._advance(_SESSION_MS), Step(_name(second), "start")]
+        for _ in range(2):
+            steps += self._ticks("heartbeat", "controller_tick", without=(third,))
+        return [*steps, Step(_name(third), "start"), *self._elections()]
+
+    def _failed_commit(self) -> list[Step]:
+        """The commit of a tick fails in some way while requests are waiting."""
+        steps = [*self._sends(), *self._sends()]
+        role = self._chance.choice(("leader_tick", "leader_tick", "follower_tick"))
+        if role == "follower_tick":
+            steps += self._ticks("leader_tick")
+        kind = self._chance.choice(("commit", "commit", "link"))
+        for broker in range(BROKERS):
+            event = Event(self._chance.randint(1, 2), self._chance.choice(_FAILED_COMMITS), kind)
+            steps.append(Step(_name(broker), role, (), (event,)))
+        steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        return [*steps, *self._polls(), *self._revived()]
+
+    def _truncation(self) -> list[Step]:
+        """A follower that does not know the latest high watermark begins a leader epoch.
+
+        It ends, or is suspended, after one of its commits, and another replica is lost.
+        """
+        restarted, lost = self._chance.sample(range(BROKERS), 2)
+        steps = [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        steps += [*self._polls(), Step(_name(restarted), "kill")]
+        if self._happens(0.5):
+            steps += [self._advance(_SESSION_MS), *self._elections(without=(restarted,))]
+        steps.append(Step(_name(restarted), "start"))
+        if self._happens(0.5):
+            steps += self._elections()
+        ends = Event(self._chance.randint(2, 3), self._chance.choice(("kill", "suspend")), "commit")
+        steps.append(Step(_name(restarted), "follower_tick", (), (ends,)))
+        steps += [Step(_name(lost), "kill"), Step(_name(restarted), "start")]
+        steps += [self._advance(_SESSION_MS), *self._elections(without=(lost,))]
+        steps += self._ticks("leader_tick", "follower_tick", "leader_tick", without=(lost,))
+        return [*steps, Step(_name(lost), "start"), *self._revived()]
+
+    def _old_epoch(self) -> list[Step]:
+        """A leader that was suspended through an election serves requests, and follows again."""
+        broker = self._any_broker()
+        steps = [*self._ticks("heartbeat"), self._advance(_SESSION_MS)]
+        steps += self._elections(without=(broker,))
+        steps += [*self._sends(), *self._ticks("leader_tick", without=(broker,))]
+        roles = ["leader_tick", "follower_tick", "heartbeat", "leader_tick"]
+        self._chance.shuffle(roles)
+        steps += self._only(broker, *roles)
+        steps += [Step("admin", "elect", (self._partition(),)), *self._sends()]
+        return [*steps, *self._ticks("leader_tick", "follower_tick", "leader_tick"), *self._polls()]
+
+    def _late_commit(self) -> list[Step]:
+        """A process is suspended before a commit; it commits after clean-up of the old commits."""
+        broker = self._any_broker()
+        first = _name(broker)
+        role = self._chance.choice(("leader_tick", "follower_tick", "heartbeat"))
+        kind = self._chance.choice(("commit", "commit", "link"))
+        steps = [*self._sends(), *self._ticks("leader_tick"), *self._sends()]
+        steps.append(Step(first, role, (), (Event(1, "suspend", kind),)))
+        steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
+        second = f"broker-{broker}{_SECOND}"
+        takes_over = self._happens(0.7)
+        if takes_over:
+            steps += [Step(second, "start"), *self._sends()]
+            for _ in range(2):
+                steps += self._ticks("leader_tick", "follower_tick", without=(broker,))
+                steps += [Step(second, "follower_tick"), Step(second, "leader_tick")]
+        steps += [Step("machine", "clean up"), Step(first, "resume"), *self._sends()]
+        steps += [Step(first, "leader_tick"), *self._polls()]
+        if takes_over:
+            steps += [Step(second, "leader_tick"), Step(second, "follower_tick")]
+            steps += [Step(second, "kill"), Step(first, "kill"), Step(first, "start")]
+        return steps
+
+    def _second_process(self) -> list[Step]:
+        """Start a broker's second process beside its first one, and let both act."""
+        broker = self._any_broker()
+        first, second = _name(broker), f"broker-{broker}{_SECOND}"
+        before = self._sends()
+        if self._happens(0.6):
+            at = Event(int(self._chance.expovariate(1 / 20)) + 1, "suspend")
+            if self._happens(0.5):
+                at = Event(1, "suspend", "commit")
+            role = self._chance.choice(("leader_tick", "leader_tick", "follower_tick"))
+            before.append(Step(first, role, (), (at,)))
+        others = self._ticks("follower_tick", "leader_tick", without=(broker,))
+        of_second = [Step(second, one) for one in ("leader_tick", "follower_tick", "leader_tick")]
+        elections = self._elections() if self._happens(0.7) else []
+        late = [Step(first, "resume"), *(Step(first, "leader_tick") for _ in range(2))]
+        steps = [*before, Step(second, "start"), *elections]
+        steps += [*of_second[:1], *self._sends(), *of_second, *others, *of_second[:1]]
+        steps += [*self._polls(), *self._sends(), *late, *others, *of_second, *self._polls()]
+        ended = [Step(second, "kill"), Step(first, "kill"), Step(first, "start")]
+        return [*steps, *self._sends(), *late, Step(first, "follower_tick"), *ended]
+
+    # --- their parts ----------------------------------------------------------------------------
+
+    def _sends(self) -> list[Step]:
+        return [
+            Step(one, "send", (self._partition(), 1, self._chance.choice((0, 0, 1))))
+            for one in PRODUCERS
+        ]
+
+    def _polls(self) -> list[Step]:
+        return [Step(one, "poll") for one in PRODUCERS]
+
+    def _revived(self) -> list[Step]:
+        """All brokers go on, from where they were suspended or with a new process."""
+        return [Step(_name(one), what) for one in range(BROKERS) for what in ("resume", "start")]
+
+    def _ticks(self, *roles: str, without: Sequence[int] = ()) -> list[Step]:
+        """The ticks of all brokers, role by role."""
+        brokers = [one for one in range(BROKERS) if one not in without]
+        return [Step(_name(one), role) for role in roles for one in brokers]
+
+    def _only(self, broker: int, *roles: str) -> list[Step]:
+        return [Step(_name(broker), role) for role in roles]
+
+    def _elections(self, without: Sequence[int] = ()) -> list[Step]:
+        """The ticks after which the brokers that are present have replaced silent leaders."""
+        present = [one for one in range(BROKERS) if one not in without and one not in self._absent]
+        ticks = [Step(_name(one), "heartbeat") for one in present]
+        for _ in range(2):
+            ticks += [Step(_name(one), "controller_tick", (), self._events()) for one in present]
+        return ticks
+
+    def _advance(self, ms: int) -> Step:
+        return Step("clock", "advance", (ms,))
+
+    def _any_broker(self) -> int:
+        return self._chance.randrange(BROKERS)
+
+    def _partition(self) -> int:
+        return self._chance.randrange(self._shape.partitions)
+
+    def _happens(self, probability: float) -> bool:
+        return self._chance.random() < probability
+
+
+def _name(broker: int) -> str:
+    """The first process of a broker."""
+    return f"broker-{broker}a"

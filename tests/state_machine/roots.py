@@ -1,0 +1,56 @@
+"""Operations on the folders of roots: clean-up of old commits, and a search for damaged files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from sparklog.errors import StorageError
+from sparklog.model import FORMAT, LOG
+from sparklog.storage.batch_files import file_damage
+from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.journal import CHECKPOINTS
+from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+
+
+def clean_up(root: Path) -> None:
+    """Write Delta's checkpoint of every table of a root and remove the commits before it.
+
+    Of a journal only the commits are removed that the checkpoint tables describe.
+    """
+    for log in sorted(root.glob("*/_delta_log")):
+        if log.parent.name == FORMAT.name:
+            # Its single commit is never followed by a checkpoint.
+            continue
+        table = DeltaTable(str(log.parent))
+        table.create_checkpoint()
+        last = table.version()
+        if log.parent.name == LOG.name:
+            # A journal is cleaned up only up to the checkpoints.
+            last = min(last, _described_version(root))
+        for commit in log.glob("*.json"):
+            if commit.stem.isdigit() and int(commit.stem) < last:
+                commit.unlink()
+
+
+def has_damaged_file(root: Path) -> bool:
+    """Whether the log of an unsynced root names a batch file that a power loss has damaged."""
+    try:
+        log = RecordLog(Location.of(str(root)))
+    except (StorageError, DeltaError):
+        return False
+    batches = (batch for key in log.partitions() for batch in log.batches(key))
+    try:
+        return any(file_damage(log, batch) is not None for batch in batches)
+    except FileNotFoundError:
+        # The power loss took a file, and the marks that identify the log as well.
+        return True
+
+
+def _described_version(root: Path) -> int:
+    """The newest journal version that all checkpoints of a broker describe."""
+    tables = (DeltaTable(str(root / schema.name)) for schema in CHECKPOINTS)
+    return min(table.transaction_version(LOG_VERSION) or 0 for table in tables)
