@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
@@ -27,25 +26,18 @@ _SECOND = "b"
 _FAILED_COMMITS = ("refused", "landed", "repeated", "unknown", "unknown", "died", "kill", "suspend")
 
 
-class Cast(NamedTuple):
-    """The random choices and the cluster of a story.
+class Disturbances:
+    """Draws disturbances; each is a list of steps.
 
-    `absent` has the brokers without ticks, and the rounds for which they stay so; `events` draws
-    the faults of a step.
+    A script does not know who leads, so the steps name actors: the step `cast` at the beginning
+    makes the leader of a partition actor 0, and the other brokers actors 1 and 2. They keep these
+    names until the next cast, whoever leads.
+
+    Parameters: `events` draws the faults of a step.
     """
 
-    chance: random.Random
-    shape: Shape
-    absent: dict[int, int]
-    events: Callable[[], Events]
-
-
-class Disturbances:
-    """Draws disturbances; each is a list of steps."""
-
-    def __init__(self, cast: Cast) -> None:
-        self._chance, self._shape = cast.chance, cast.shape
-        self._absent, self._events = cast.absent, cast.events
+    def __init__(self, chance: random.Random, shape: Shape, events: Callable[[], Events]) -> None:
+        self._chance, self._shape, self._events = chance, shape, events
         self._kinds: dict[str, tuple[int, Callable[[], Sequence[Step]]]] = {
             "pause": (4, self._pause),
             "kill": (3, self._kill),
@@ -65,13 +57,14 @@ class Disturbances:
             "delete": (1, self._delete),
             "reassign": (1, self._reassign),
             "old epoch": (2, self._old_epoch),
+            "late retry": (2, self._late_retry),
         }
 
     def any(self) -> Sequence[Step]:
         """Return the steps of a random disturbance."""
         weights = [weight for weight, _ in self._kinds.values()]
         [(_, drawn)] = self._chance.choices(list(self._kinds.values()), weights)
-        return drawn()
+        return [Step("machine", "cast", (self._partition(),)), *drawn()]
 
     # --- single faults --------------------------------------------------------------------------
 
@@ -80,7 +73,6 @@ class Disturbances:
 
     def _kill(self) -> list[Step]:
         broker = self._any_broker()
-        self._absent[broker] = self._chance.choice((1, 3, 6))
         steps = [Step(_name(broker), "kill")]
         if self._happens(0.5):
             steps += self._pause()
@@ -102,8 +94,8 @@ class Disturbances:
         if self._happens(0.6):
             steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
             steps += self._polls()
-        lost = broker, self._chance.randrange(3), self._chance.randrange(3)
-        steps.append(Step("machine", "power", lost))
+        lost = self._chance.randrange(3), self._chance.randrange(3)
+        steps.append(Step(_name(broker), "power", lost))
         if self._happens(0.4):
             steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
         steps.append(Step(_name(broker), "start"))
@@ -147,9 +139,9 @@ class Disturbances:
 
     def _lost_leader(self) -> list[Step]:
         """Leaders append and may answer; one is lost for longer than a session; then it returns."""
-        broker = self._any_broker()
-        steps = [*self._sends(), *self._ticks("leader_tick"), *self._polls()]
-        if self._happens(0.4):
+        broker = 0 if self._happens(0.7) else self._any_broker()
+        steps = [*self._sends(), *self._ticks("leader_tick", "leader_tick"), *self._polls()]
+        if self._happens(0.3):
             steps += [*self._ticks("follower_tick", "leader_tick"), *self._polls()]
         if self._happens(0.4):
             steps += [*self._sends(), *self._ticks("leader_tick"), *self._polls()]
@@ -199,7 +191,8 @@ class Disturbances:
 
         It ends, or is suspended, after one of its commits, and another replica is lost.
         """
-        restarted, lost = self._chance.sample(range(BROKERS), 2)
+        restarted = self._chance.randrange(1, BROKERS)
+        lost = 0 if self._happens(0.7) else BROKERS - restarted
         steps = [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
         steps += [*self._polls(), Step(_name(restarted), "kill")]
         if self._happens(0.5):
@@ -215,16 +208,37 @@ class Disturbances:
         return [*steps, Step(_name(lost), "start"), *self._revived()]
 
     def _old_epoch(self) -> list[Step]:
-        """A leader that was suspended through an election serves requests, and follows again."""
-        broker = self._any_broker()
-        steps = [*self._ticks("heartbeat"), self._advance(_SESSION_MS)]
+        """A leader that was suspended through an election has requests, and acts on them.
+
+        Another broker, which may be the new leader, is restarted in between.
+        """
+        broker, other = 0, self._chance.randrange(1, BROKERS)
+        steps = [*self._ticks("heartbeat"), *self._sends(), self._advance(_SESSION_MS)]
         steps += self._elections(without=(broker,))
+        if self._happens(0.6):
+            steps += [Step(_name(other), "kill"), Step(_name(other), "start")]
         steps += [*self._sends(), *self._ticks("leader_tick", without=(broker,))]
         roles = ["leader_tick", "follower_tick", "heartbeat", "leader_tick"]
-        self._chance.shuffle(roles)
+        if self._happens(0.5):
+            self._chance.shuffle(roles)
         steps += self._only(broker, *roles)
-        steps += [Step("admin", "elect", (self._partition(),)), *self._sends()]
+        for _ in range(self._chance.randint(1, 2)):
+            steps += self._ticks("follower_tick", "leader_tick")
+        steps += [*self._polls(), Step("admin", "elect", (self._partition(),)), *self._sends()]
         return [*steps, *self._ticks("leader_tick", "follower_tick", "leader_tick"), *self._polls()]
+
+    def _late_retry(self) -> list[Step]:
+        """A batch without an answer is replicated, merged by the next leader, and sent again."""
+        lost = self._any_broker()
+        steps = [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        steps += [*self._polls(), *self._sends(), *self._ticks("leader_tick", "follower_tick")]
+        steps += [Step(_name(lost), "kill"), self._advance(_SESSION_MS)]
+        steps += [*self._elections(without=(lost,)), *self._ticks("leader_tick", "follower_tick")]
+        steps += [*self._ticks("leader_tick"), self._advance(_MERGE_MS), *self._ticks("heartbeat")]
+        steps += self._ticks("controller_tick", "leader_tick", "merge")
+        for _ in range(2):
+            steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        return [*steps, *self._polls(), Step(_name(lost), "start")]
 
     def _late_commit(self) -> list[Step]:
         """A process is suspended before a commit; it commits after clean-up of the old commits."""
@@ -235,7 +249,7 @@ class Disturbances:
         steps = [*self._sends(), *self._ticks("leader_tick"), *self._sends()]
         steps.append(Step(first, role, (), (Event(1, "suspend", kind),)))
         steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
-        second = f"broker-{broker}{_SECOND}"
+        second = f"actor-{broker}{_SECOND}"
         takes_over = self._happens(0.7)
         if takes_over:
             steps += [Step(second, "start"), *self._sends()]
@@ -252,7 +266,7 @@ class Disturbances:
     def _second_process(self) -> list[Step]:
         """Start a broker's second process beside its first one, and let both act."""
         broker = self._any_broker()
-        first, second = _name(broker), f"broker-{broker}{_SECOND}"
+        first, second = _name(broker), f"actor-{broker}{_SECOND}"
         before = self._sends()
         if self._happens(0.6):
             at = Event(int(self._chance.expovariate(1 / 20)) + 1, "suspend")
@@ -295,7 +309,7 @@ class Disturbances:
 
     def _elections(self, without: Sequence[int] = ()) -> list[Step]:
         """The ticks after which the brokers that are present have replaced silent leaders."""
-        present = [one for one in range(BROKERS) if one not in without and one not in self._absent]
+        present = [one for one in range(BROKERS) if one not in without]
         ticks = [Step(_name(one), "heartbeat") for one in present]
         for _ in range(2):
             ticks += [Step(_name(one), "controller_tick", (), self._events()) for one in present]
@@ -305,7 +319,8 @@ class Disturbances:
         return Step("clock", "advance", (ms,))
 
     def _any_broker(self) -> int:
-        return self._chance.randrange(BROKERS)
+        """An actor: more often the leader."""
+        return 0 if self._happens(0.4) else self._chance.randrange(BROKERS)
 
     def _partition(self) -> int:
         return self._chance.randrange(self._shape.partitions)
@@ -315,5 +330,5 @@ class Disturbances:
 
 
 def _name(broker: int) -> str:
-    """The first process of a broker."""
-    return f"broker-{broker}a"
+    """The first process of an actor."""
+    return f"actor-{broker}a"

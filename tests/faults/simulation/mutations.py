@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sparklog.broker import purgatory
 from sparklog.broker.leading.sequences import Sequences
 from sparklog.broker.replicas import Replicas
 from sparklog.protocol import rules
@@ -98,9 +99,6 @@ IN_TEXTS = {
     "leader_epoch_not_raised": _change_text(
         "leader_election", "then leader_epoch + 1 else", "then leader_epoch else"
     ),
-    "answered_before_it_is_committed": _change_text(
-        "completed_operations", "or high_watermark >= required_offset", "or true"
-    ),
     "answered_at_its_first_offset": _change_text(
         "delayed_operations", "max(last_offset) + 1", "min(base_offset)"
     ),
@@ -119,12 +117,20 @@ IN_TEXTS = {
 }
 """Mutations of the rules' texts."""
 
+
+def answered_before_it_is_committed(patch: Patch) -> None:
+    """Requests with acks=all are answered when the leader has appended them."""
+    _change_text("completed_operations", "or high_watermark >= required_offset", "or true")(patch)
+    patch.setattr(purgatory, "may_be_complete", lambda *_: True)
+
+
 MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
     **FAULTS,
     **IN_TEXTS,
     **{
         mutation.__name__: mutation
         for mutation in (
+            answered_before_it_is_committed,
             outcome_not_read_back,
             duplicates_not_recognised,
             sequences_not_checked,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tests.faults.simulation.disturbances import Cast, Disturbances
+from tests.faults.simulation.disturbances import Disturbances
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
 
@@ -84,9 +84,7 @@ class Story:
         self._weather = self._chance.choice(_WEATHERS)
         self._absent: dict[int, int] = {}
         self._round = 0
-        self._disturbances = Disturbances(
-            Cast(self._chance, self._shape, self._absent, self._events)
-        )
+        self._disturbances = Disturbances(self._chance, self._shape, self._events)
 
     def steps(self, count: int) -> list[Step]:
         """Return so many steps."""

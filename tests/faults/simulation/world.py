@@ -107,6 +107,8 @@ class World:
         self._cluster = str(self.root / "cluster")
         for name in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
             shutil.copytree(_empty_roots() / name, self.root / name)
+        self._actors = list(range(BROKERS))
+        """The broker that plays each actor of a disturbance."""
         self._boots = Counter[int]()
         self._unsound: set[int] = set()
         """The machines that have lost unsynced data, and whose broker has not started since."""
@@ -150,14 +152,19 @@ class World:
     def do(self, step: Step) -> None:
         """Do one step, if it makes sense."""
         self.scheduler.note(str(step))
+        if step.process.startswith("actor-"):
+            actor, slot = int(step.process[6:-1]), step.process[-1]
+            step = step._replace(process=f"broker-{self._actors[actor]}{slot}")
         if step.what == "advance":
             self.scheduler.now_ms += step.arguments[0]
             if step.arguments[0] > _WRITE_BACK_MS and not self.shape.is_synced:
                 self.scheduler.files.write_back(str(self.root))
         elif step.what == "clean up":
             self._clean_up()
+        elif step.what == "cast":
+            self._cast(*step.arguments)
         elif step.what == "power":
-            self._lose_power(*step.arguments)
+            self._lose_power(_machine(step.process), *step.arguments)
         elif step.what == "jump":
             self._processes[step.process].clock.offset_ms = step.arguments[0]
         elif step.what == "kill":
@@ -173,6 +180,12 @@ class World:
                 self.counts[step.what] += 1
                 process.begin(action)
             self._run(process, step)
+
+    def _cast(self, partition: int) -> None:
+        """Make the leader of a partition actor 0."""
+        leader = self._invariants.leader(partition) if self._invariants is not None else None
+        first = self._actors[0] if leader is None else leader
+        self._actors = [first, *(one for one in range(BROKERS) if one != first)]
 
     def _run(self, process: Process, step: Step) -> None:
         unread = self.counts["unread"]
@@ -387,11 +400,11 @@ class World:
             process.clock.offset_ms = 0
         for name in [name for name in self.brokers if name.endswith("b")]:
             self._kill(name)
-        for one in range(BROKERS):
-            # A broker whose second process has run is fenced, and is restarted.
-            self._kill(f"broker-{one}a")
-            self.do(Step(f"broker-{one}a", "start"))
         for number in range(_QUIET_ROUNDS):
+            for one in range(BROKERS):
+                # Those that run keep their memory. One whose second process has run is fenced, and
+                # ends at its next tick.
+                self.do(Step(f"broker-{one}a", "start"))
             self._round()
             if number == _UNCLEAN_ROUND and not self.shape.is_synced:
                 self._elect_uncleanly()
