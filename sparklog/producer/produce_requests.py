@@ -36,6 +36,9 @@ METADATA_MS = 1_000
 _CHECK_INTERVAL_S = 60
 """Seconds without a commit after which a reader checks whether clean-up has overtaken it."""
 
+_SURELY_KEPT_S = 300
+"""Seconds for which a journal keeps its commits in any case; its table keeps them for 10 minutes."""
+
 _RootOfBroker = tuple[str, "int | None"]
 """A root's URI and the epoch of the broker there, see `Connection.registered_epoch`."""
 
@@ -101,8 +104,17 @@ class Responses:
         return self._log.is_local
 
     def expect(self, request_id: str) -> None:
-        """Keep the answers to this request; answers to unexpected requests are skipped."""
-        self._is_behind |= not self._expected
+        """Keep the answers to this request; answers to unexpected requests are skipped.
+
+        It is called before the request is sent: where clean-up has removed the next commits while
+        no answer was expected, reading continues at the journal's end before there is an answer.
+        """
+        if not self._expected:
+            self._is_behind = True
+            try:
+                self._check_in_place(_SURELY_KEPT_S)
+            except UNREADABLE as error:
+                self._failures.warning("responses", "responses not readable", error=one_line(error))
         self._expected.add(request_id)
 
     @property
@@ -175,9 +187,9 @@ class Responses:
                 if answer.throttle_time_ms:
                     self._throttle_times_ms[answer.request_id] = answer.throttle_time_ms
 
-    def _check_in_place(self) -> None:
+    def _check_in_place(self, interval_s: float = _CHECK_INTERVAL_S) -> None:
         """Continue at the journal's end if clean-up has removed the commits to be read next."""
-        if time.monotonic() - self._polled_at < _CHECK_INTERVAL_S:
+        if time.monotonic() - self._polled_at < interval_s:
             return
         self._polled_at = time.monotonic()
         if not has_commit(self._log, self._version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sparklog.producer.produce_requests import ProduceResponse, Responses
 from sparklog.storage.journal import Journal, ProduceAnswer, Step
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
+from tests.state_machine.roots import clean_up
 
 KEY = TopicIdPartition("t", 0)
 
@@ -65,3 +67,22 @@ def test_the_first_of_two_answers_counts(cluster: LocalCluster) -> None:
     )
     responses.poll()
     assert responses.pop("r", KEY) == ProduceResponse("NOT_ENOUGH_REPLICAS", -1, -1)
+
+
+def test_an_answer_after_a_pause_that_clean_up_has_overtaken_is_read(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first poll skipped it: the reader went on at the journal's end, which had the answer."""
+    root = cluster.root / "broker-0"
+    responses = Responses(Location.of(str(root)))
+    journal = cluster.brokers[0]._leaders[0]._root.log
+    for _ in range(3):
+        answer(journal, ProduceAnswer("other", "t", 0, "NONE", 0, 0))
+    cluster.brokers[0]._write_checkpoints()
+    clean_up(root)
+    passed = time.monotonic() + 3_600
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    responses.expect("r")
+    answer(journal, ProduceAnswer("r", "t", 0, "NONE", 7, 8))
+    responses.poll()
+    assert responses.pop("r", KEY) == ProduceResponse("NONE", 7, 8)

@@ -113,7 +113,9 @@ class SimulatedProducer:
             self._retry(response.error)
 
     def poll_late(self) -> None:
-        """Poll the answers of requests that were given up; they stay in journals for minutes."""
+        """Poll the answers of all leaders; they stay in journals for minutes."""
+        for responses in self._client._responses.values():
+            responses.poll()
         self._late = [one for one in self._late if one.response is None]
 
     def unanswered(self) -> list[str]:

@@ -58,6 +58,7 @@ class Disturbances:
             "reassign": (1, self._reassign),
             "old epoch": (2, self._old_epoch),
             "late retry": (2, self._late_retry),
+            "rest": (2, lambda: [Step("machine", "rest")]),
         }
 
     def any(self) -> Sequence[Step]:

@@ -27,8 +27,8 @@ class Event(NamedTuple):
 class Step(NamedTuple):
     """One decision of the scheduler.
 
-    `what` is an action of a process, or "resume", "kill", "advance", "jump", "power", "clean up" or
-    "cast". The process is a broker's, a client's, or that of an actor: see `Disturbances`.
+    `what` is an action of a process, or "resume", "kill", "advance", "jump", "power", "clean up",
+    "rest" or "cast". The process is a broker's, a client's, or an actor's: see `Disturbances`.
     A step that makes no sense, such as an action of a suspended process, does nothing, so any
     sublist of a script is a script.
     """

@@ -128,6 +128,16 @@ class World:
         self._incarnations = Counter[str]()
         self._past_producers: list[SimulatedProducer] = []
         self._invariants: Invariants | None = None
+        self._effects: dict[str, Callable[[Step], None]] = {
+            "advance": lambda step: self._advance(*step.arguments),
+            "clean up": lambda _: self._clean_up(),
+            "rest": lambda _: self._come_to_rest(),
+            "cast": lambda step: self._cast(*step.arguments),
+            "power": lambda step: self._lose_power(_machine(step.process), *step.arguments),
+            "jump": lambda step: self._jump(step.process, *step.arguments),
+            "kill": lambda step: self._kill(step.process),
+        }
+        """The steps that are not actions of a process."""
 
     # --- a simulation ---------------------------------------------------------------------------
 
@@ -142,6 +152,8 @@ class World:
                         break
                 if not self.problems:
                     self._come_to_rest()
+                if not self.problems:
+                    self._judge()
             except (AssertionError, SparklogError, KeyError) as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
             finally:
@@ -155,31 +167,28 @@ class World:
         if step.process.startswith("actor-"):
             actor, slot = int(step.process[6:-1]), step.process[-1]
             step = step._replace(process=f"broker-{self._actors[actor]}{slot}")
-        if step.what == "advance":
-            self.scheduler.now_ms += step.arguments[0]
-            if step.arguments[0] > _WRITE_BACK_MS and not self.shape.is_synced:
-                self.scheduler.files.write_back(str(self.root))
-        elif step.what == "clean up":
-            self._clean_up()
-        elif step.what == "cast":
-            self._cast(*step.arguments)
-        elif step.what == "power":
-            self._lose_power(_machine(step.process), *step.arguments)
-        elif step.what == "jump":
-            self._processes[step.process].clock.offset_ms = step.arguments[0]
-        elif step.what == "kill":
-            self._kill(step.process)
-        else:
-            process = self._processes[step.process]
-            if (step.what == "resume") != process.is_busy:
+        effect = self._effects.get(step.what)
+        if effect is not None:
+            effect(step)
+            return
+        process = self._processes[step.process]
+        if (step.what == "resume") != process.is_busy:
+            return
+        if not process.is_busy:
+            action = self._action(step)
+            if action is None:
                 return
-            if not process.is_busy:
-                action = self._action(step)
-                if action is None:
-                    return
-                self.counts[step.what] += 1
-                process.begin(action)
-            self._run(process, step)
+            self.counts[step.what] += 1
+            process.begin(action)
+        self._run(process, step)
+
+    def _advance(self, ms: int) -> None:
+        self.scheduler.now_ms += ms
+        if ms > _WRITE_BACK_MS and not self.shape.is_synced:
+            self.scheduler.files.write_back(str(self.root))
+
+    def _jump(self, name: str, offset_ms: int) -> None:
+        self._processes[name].clock.offset_ms = offset_ms
 
     def _cast(self, partition: int) -> None:
         """Make the leader of a partition actor 0."""
@@ -393,7 +402,8 @@ class World:
                 self.do(Step(name, what))
 
     def _come_to_rest(self) -> None:
-        """End all faults and let the cluster converge, then check what clients have seen."""
+        """End all faults and let the cluster converge; all requests are answered by then."""
+        self.counts["rests"] += 1
         for name, process in self._processes.items():
             while process.is_busy:
                 self.do(Step(name, "resume"))
@@ -415,8 +425,10 @@ class World:
                 break
         else:
             self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
-        if not self.problems:
-            self._judge()
+        if self.shape.is_synced and not self.problems:
+            # A request that was not synced may be lost with its commit.
+            for producer in self._past_producers:
+                self.problems += [f"{producer.name}: {one}" for one in producer.unanswered()]
 
     def _judge(self) -> None:
         """Check the clients' history, their answers and the audit of a cluster at rest."""
@@ -428,9 +440,6 @@ class World:
                 for error in producer.errors
                 if self.shape.is_synced or error not in _OF_LOST_DATA
             ]
-            if self.shape.is_synced:
-                # A request that was not synced may be lost with its commit.
-                self.problems += [f"{producer.name}: {one}" for one in producer.unanswered()]
         connection = self._connection()
         self.problems += [f"audit: {one}" for one in audit(connection, self._rules)]
 
