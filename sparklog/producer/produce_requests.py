@@ -37,7 +37,7 @@ _CHECK_INTERVAL_S = 60
 """Seconds without a commit after which a reader checks whether clean-up has overtaken it."""
 
 _SURELY_KEPT_S = 300
-"""Seconds for which a journal keeps its commits in any case; its table keeps them for 10 minutes."""
+"""Seconds for which a journal keeps its commits in any case: half of what its table says."""
 
 _RootOfBroker = tuple[str, "int | None"]
 """A root's URI and the epoch of the broker there, see `Connection.registered_epoch`."""
