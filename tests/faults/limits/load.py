@@ -79,9 +79,13 @@ def running_load(
     producers: int = 1,
     consumers: int = 1,
     session_ms: int = SESSION_MS,
+    kind: type[BrokerProcesses] = BrokerProcesses,
 ) -> Iterator[Load]:
-    """Start brokers and clients; `roots` are those of the cluster and then of each broker."""
-    brokers = BrokerProcesses(folder / "processes", [str(one) for one in roots], session_ms)
+    """Start brokers and clients; `roots` are those of the cluster and then of each broker.
+
+    Parameters: `kind`, a class of brokers that are started in another way.
+    """
+    brokers = kind(folder / "processes", [str(one) for one in roots], session_ms)
     try:
         brokers.start()
         clients = ClientProcesses(brokers, producers, consumers, records_per_second)
@@ -105,7 +109,16 @@ def descriptors(process: Process) -> int:
 
 def memory_bytes(process: Process) -> Mapping[str, int]:
     """Return the resident size of a process, VmRSS, and its peak, VmHWM."""
-    lines = Path(f"/proc/{process.popen.pid}/status").read_text("ascii").splitlines()
+    return _memory_bytes(str(process.popen.pid))
+
+
+def own_memory_bytes() -> Mapping[str, int]:
+    """Return the resident size of this process, VmRSS, and its peak, VmHWM."""
+    return _memory_bytes("self")
+
+
+def _memory_bytes(process: str) -> Mapping[str, int]:
+    lines = Path(f"/proc/{process}/status").read_text("ascii").splitlines()
     found = (line.split() for line in lines)
     return {one[0][:-1]: int(one[1]) << 10 for one in found if one[0] in ("VmRSS:", "VmHWM:")}
 
