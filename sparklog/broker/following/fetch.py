@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
@@ -152,9 +152,7 @@ class ReplicaFetcher:
         faults = [result.fault for result in results]
         if served:
             size_bytes = sum(batch.size_bytes for _, batch, _ in served)
-            # Of partitions that take turns, each may have reached its bound of batches.
-            counts = Counter(batch.topic_id_partition for _, batch, _ in served)
-            self._pace.note(max(counts.values()), size_bytes, monotonic() - began)
+            self._pace.note(len(served), size_bytes, monotonic() - began)
         self._throttle.copied((*copied, *ready, *sliced))
         report.files_copied += len(sources) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
@@ -240,7 +238,7 @@ class ReplicaFetcher:
         self, behind: _Behind, positions: RowTuples, while_copying: Callable[[], None]
     ) -> list[FoundBatch]:
         """Return the batches that the rule gives; with their copies, if one plan made both."""
-        most = self._pace.max_batches
+        most = self._pace.batches_of_each(sum(map(len, behind.values())))
         files = [
             (root.log.location, root.log.batch_index(ends, most)) for root, ends in behind.items()
         ]

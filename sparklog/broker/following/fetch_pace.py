@@ -22,13 +22,17 @@ class FetchPace:
 
     Parameters: `most_bytes`, replica.fetch.response.max.bytes.
 
-    Attributes: `max_bytes`, for all partitions together; `max_batches`, of each partition.
+    Attributes: `max_bytes` and `max_batches`, of all partitions together.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.max_bytes = min(FIRST_BYTES, most_bytes)
         self.max_batches = FIRST_BATCHES
+
+    def batches_of_each(self, partitions: int) -> int:
+        """Return the bound of batches of each partition if so many are behind; at least 1."""
+        return max(self.max_batches // max(partitions, 1), 1)
 
     def note(self, batches: int, size_bytes: int, seconds: float) -> None:
         """Take the size and duration of a fetch into account.

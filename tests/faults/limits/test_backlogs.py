@@ -147,6 +147,8 @@ def test_the_pace_follows_the_measured_rate() -> None:
         pace.note(16, 16, 600.0)
     assert (pace.max_batches, pace.max_bytes) == (16, 4 << 20)
     assert FetchPace(1).max_bytes == 1
+    # All partitions share the bound; each has its first batch in any case.
+    assert [FetchPace(1).batches_of_each(count) for count in (1, 4, 10_000)] == [512, 128, 1]
 
 
 def test_a_group_whose_offset_retention_has_passed_goes_on_as_its_reset_says(
