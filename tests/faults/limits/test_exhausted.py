@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +27,11 @@ from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.exhausted import is_exhausted, with_remedy
 from sparklog.storage.local_files import LocalFiles
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.new_file import new_file
 from sparklog.storage.request_table import RequestTable
 from sparklog.testing import LocalCluster
 from tests.faults.limits.disks import Disk, can_mount, mounted
+from tests.storage.batches import file_size_limit
 
 REMEDY = "raise the limit with ulimit -n"
 
@@ -206,6 +209,18 @@ def test_a_commit_of_offsets_on_a_full_cluster_root_is_an_error_of_its_own(
         patch.setattr(LocalFiles, "create", full)
     patch.undo()
     assert Admin(str(tmp_path / "cluster")).list_topics() == ["t"]
+
+
+def test_a_write_that_does_not_fit_names_the_file(tmp_path: Path) -> None:
+    """An error of an open file has no name: of several disks, which one was full was not known."""
+    location = Location.of(str(tmp_path))
+    with (
+        file_size_limit(100),
+        pytest.raises(OSError, match=re.escape(f"{tmp_path}/part.parquet")),
+        new_file(location, "part.parquet") as target,
+    ):
+        target.write(bytes(1 << 20))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- disks --------------------------------------------------------------------------------------
