@@ -19,7 +19,7 @@ from sparklog.broker.following.fetch_pace import (
 from sparklog.consumer.consumer import Consumer
 from sparklog.errors import ProtocolError
 from sparklog.maintenance.audit import audit
-from sparklog.model import Batch, TopicIdPartition
+from sparklog.model import Batch, TopicIdPartition, TopicPartition
 from sparklog.storage.copying import Copied, Copy
 from sparklog.storage.execution import DriverExecution
 from sparklog.storage.record_log import RecordLog
@@ -162,7 +162,7 @@ def test_a_group_whose_offset_retention_has_passed_goes_on_as_its_reset_says(
     uri = str(tmp_path / "cluster")
     with Consumer(uri, "g", auto_offset_reset="earliest") as consumer:
         consumer.assign([("t", 0)])
-        consumer.commit({("t", 0): 1})
+        consumer.commit({TopicPartition("t", 0): 1})
     cluster.clock.advance(3 * DAY_MS)
     cluster.tick_until_idle()
     cluster.produce("t", 0, [b"new"])

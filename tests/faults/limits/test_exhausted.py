@@ -19,7 +19,7 @@ from sparklog.cluster.admin import Admin
 from sparklog.consumer.consumer import Consumer
 from sparklog.errors import UnreachableError
 from sparklog.maintenance.audit import audit
-from sparklog.model import BROKERS, PRODUCE_REQUESTS
+from sparklog.model import BROKERS, PRODUCE_REQUESTS, TopicPartition
 from sparklog.storage.commits import check_commits
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import content_fault
@@ -203,8 +203,8 @@ def test_a_commit_of_offsets_on_a_full_cluster_root_is_an_error_of_its_own(
         with monkeypatch.context() as patch:
             patch.setattr(LocalFiles, "create", full)
             with pytest.raises(UnreachableError, match=r"not committed.*free space or inodes"):
-                consumer.commit({("t", 0): 0})
-        consumer.commit({("t", 0): 0})
+                consumer.commit({TopicPartition("t", 0): 0})
+        consumer.commit({TopicPartition("t", 0): 0})
         patch = pytest.MonkeyPatch()
         patch.setattr(LocalFiles, "create", full)
     patch.undo()
