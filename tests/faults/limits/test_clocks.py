@@ -11,6 +11,7 @@ from sparklog.cli.cluster import Cluster
 from sparklog.consumer.consumer import Consumer
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
+from sparklog.model import TopicPartition
 from sparklog.testing import LocalCluster
 
 _BEFORE_MS = 4_000
@@ -50,7 +51,7 @@ def test_a_cluster_goes_on_at_the_turn_of_a_clock(tmp_path: Path, turn: str) -> 
     assert [len(cluster.consume("t", 0)), audit(cluster.connection)] == [4, []]
     with Consumer(str(tmp_path / "cluster")) as consumer:
         # The third record has exactly the time of the turn.
-        found = consumer.offsets_for_times({("t", 0): max(turn_ms - 1, 0)})
+        found = consumer.offsets_for_times({TopicPartition("t", 0): max(turn_ms - 1, 0)})
         assert [one.offset for one in found.values() if one] == [2]
     for view in VIEWS:
         sql.query(f"select * from {view}", Cluster.of(str(tmp_path / "cluster")), None)
