@@ -53,6 +53,7 @@ from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.session import has_ended
 from sparklog.storage.errors import STORE_ERRORS, UNREADABLE
 from sparklog.storage.execution import Execution
+from sparklog.storage.exhausted import with_remedy
 from sparklog.storage.location import Location
 
 if TYPE_CHECKING:
@@ -463,7 +464,9 @@ class Application:
         for (broker_id, action), trouble in self._troubles.items():
             if not actions or action in actions:
                 what = f"{action} of broker {broker_id} failed"
-                raise ApplicationFailedError(f"{what}: {trouble.error}") from trouble.error
+                raise ApplicationFailedError(
+                    f"{what}: {with_remedy(str(trouble.error))}"
+                ) from trouble.error
 
     def _next_step(self, pace: Pace, report: TickReport) -> TickStep:
         """Wait for the next step of a tick, and return that step."""
@@ -626,7 +629,8 @@ class Application:
         also = f" and of brokers {', '.join(map(str, others))}" if others else ""
         return ApplicationFailedError(
             f"{action} of broker {first}{also} has failed for longer than "
-            f"tick.failure.timeout.ms={timeout_ms} ({trouble.failures} times): {trouble.error}"
+            f"tick.failure.timeout.ms={timeout_ms} ({trouble.failures} times): "
+            f"{with_remedy(str(trouble.error))}"
         )
 
     def _attempt(self, action: Callable[[Broker], TickReport | None], broker: Broker) -> TickReport:
@@ -680,7 +684,7 @@ class Application:
             "failed",
             broker=broker_id,
             action=action,
-            error=str(error),
+            error=with_remedy(str(error)),
             failures=failures,
             failed_for_ms=now_ms - since_ms,
             exc_info=trace,

@@ -12,7 +12,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ConsumerConfig
 from sparklog.consumer.assigned_partition import AssignedPartition
 from sparklog.consumer.async_commits import AsyncCommits, CommitCallback
-from sparklog.errors import ProtocolError
+from sparklog.errors import ProtocolError, UnreachableError
 from sparklog.groups.committed_offsets import (
     CommittedOffsets,
     OffsetAndMetadata,
@@ -22,7 +22,7 @@ from sparklog.groups.committed_offsets import (
 from sparklog.groups.group import ConsumerGroups
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition
-from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.errors import STORE_ERRORS, UNREADABLE
 from sparklog.storage.location import one_line
 
 if TYPE_CHECKING:
@@ -75,13 +75,19 @@ class ConsumerCommits:
     def commit(self, offsets: GroupOffsets) -> None:
         """Commit offsets, all or none; raises as `GroupMember.check` and `CommittedOffsets`.
 
-        The commits that were requested before are finished first.
+        The commits that were requested before are finished first. Raises `UnreachableError` if the
+        disk or store of the cluster root fails: it may be full. A later commit may succeed.
         """
         self.finish()
-        if self.coordinator is not None:
-            self.coordinator.commit(offsets)
-        else:
-            commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+        try:
+            if self.coordinator is not None:
+                self.coordinator.commit(offsets)
+            else:
+                commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+        except STORE_ERRORS as error:
+            raise UnreachableError(
+                f"offsets of group {self.group_id} were not committed: {one_line(error)}"
+            ) from error
         self.metrics.add("commit")
 
     def commit_async(self, offsets: GroupOffsets, callback: CommitCallback | None) -> Future[None]:

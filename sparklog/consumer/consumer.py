@@ -590,6 +590,8 @@ class Consumer:
             INVALID_GROUP_ID without a group; UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION and
             FENCED_INSTANCE_ID if the group has continued without this consumer;
             REBALANCE_IN_PROGRESS; OFFSET_OUT_OF_RANGE; OFFSET_METADATA_TOO_LARGE (4,096 bytes).
+        UnreachableError
+            The cluster root cannot be written now, because its disk is full for example.
 
         Examples
         --------

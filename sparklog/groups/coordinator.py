@@ -111,7 +111,11 @@ class ConsumerCoordinator:
         return requested, check
 
     def leave(self) -> None:
-        """Give up all partitions and leave the group; a static member stays until it expires."""
+        """Give up all partitions and leave the group; a static member stays until it expires.
+
+        A member that cannot leave, because the disk of the cluster root is full for example,
+        expires after session.timeout.ms.
+        """
         try:
             if self._phase == "stable":
                 self._on_revoke(False)
@@ -119,7 +123,11 @@ class ConsumerCoordinator:
             with self._lock:
                 was_member, self._phase = self._phase != "unjoined", "unjoined"
                 if was_member and self._config.group_instance_id is None:
-                    self._member.leave()
+                    try:
+                        self._member.leave()
+                    except UNREADABLE as error:
+                        group_id = self._member.group_id
+                        _log.warning("group not left", group=group_id, error=one_line(error))
 
     def close(self) -> None:
         """Leave, and stop the heartbeats."""

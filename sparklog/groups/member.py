@@ -83,10 +83,15 @@ class GroupMember:
         return self._groups.change(self.group_id, step)
 
     def leave(self) -> None:
-        """Leave the group, so that the others need not wait for the session to expire."""
-        self._groups.change(self.group_id, lambda group: without(group, [self.member_id]))
-        self._beats.forget(self.member_id)
-        self.generation = -1
+        """Leave the group, so that the others need not wait for the session to expire.
+
+        If that fails, the member's heartbeats end nevertheless, and its session expires.
+        """
+        try:
+            self._groups.change(self.group_id, lambda group: without(group, [self.member_id]))
+        finally:
+            self._beats.forget(self.member_id)
+            self.generation = -1
 
     def check(self, group: Group) -> None:
         """Raise an error unless this member may commit in the current state of the group.

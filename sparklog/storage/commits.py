@@ -38,6 +38,7 @@ from sparklog.storage.delta_log_files import (
     log_names,
     newest_checkpoint,
 )
+from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import reading_threads
@@ -259,7 +260,8 @@ def check_commits(
     """Raise `DamagedError` for a damaged commit among those that opening at `version` reads.
 
     Without a version, the newest is used. Checks only local folders: object stores store an object
-    completely or not at all. `explains`: see `read_commit`.
+    completely or not at all. `explains`: see `read_commit`. Raises `OSError` if this process has
+    reached a limit, such as that of open files.
     """
     if not table.is_local:
         return
@@ -274,6 +276,8 @@ def check_commits(
                 # Raises, unless `explains` accepts the change.
                 read_commit(table, number, explains)
         except (*MALFORMED, OSError) as error:
+            if is_exhausted(error):
+                raise
             checkpoint = newest_checkpoint(log_names(table), last)
             if not isinstance(error, FileNotFoundError) or checkpoint < number:
                 raise damaged_commit(table, path, error) from error

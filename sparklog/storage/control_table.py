@@ -23,7 +23,13 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from sparklog.errors import CommitConflictError, DamagedError, StorageError, TableReplacedError
+from sparklog.errors import (
+    CommitConflictError,
+    DamagedError,
+    StorageError,
+    TableReplacedError,
+    UnreachableError,
+)
 from sparklog.model import CLIENT_TABLES, TableSchema
 from sparklog.storage.commit_retries import moved, retrying
 from sparklog.storage.commits import (
@@ -204,6 +210,8 @@ class ControlTable:
         """Open the table's log; raises `DamagedError` with the file that prevents opening it."""
         try:
             return self._checked(DeltaLog(self.location))
+        except UnreachableError:
+            raise
         except (StorageError, DeltaError) as error:
             self._raise_damage(error)
             if isinstance(error, StorageError):

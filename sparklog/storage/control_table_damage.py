@@ -29,6 +29,7 @@ from sparklog.model import (
 )
 from sparklog.storage.damaged_commits import MALFORMED, check_commit_text
 from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
@@ -73,7 +74,12 @@ def damaged_file(table: Location, path: str, fault: str) -> DamagedError:
 
 
 def content_fault(content: bytes, error: Exception) -> str:
-    """Return the reason why `content` cannot be read as Parquet."""
+    """Return the reason why `content` cannot be read as Parquet.
+
+    Raises `error` if it comes from a limit of this process: memory, for example.
+    """
+    if is_exhausted(error):
+        raise error
     return f"it cannot be read as Parquet ({one_line(error)})" if content else "it is empty"
 
 

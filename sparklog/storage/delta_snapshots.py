@@ -9,7 +9,9 @@ delta-rs opens a local table in place; its app transactions are read here, once 
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +22,11 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from sparklog.errors import StorageError, UnreachableError
+from sparklog.errors import DamagedError, StorageError, UnreachableError
 from sparklog.storage.commits import check_commits
 from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
 from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 
@@ -85,10 +88,23 @@ def _opened(
             raise StorageError(
                 f"there is no table at {table.uri}: check the root, or create the cluster first"
             ) from None
-        check_commits(table)
-        raise StorageError(
-            f"the table at {table.uri} cannot be opened: {one_line(error)}"
-        ) from error
+        raise _unopened(table, error) from error
+
+
+def _unopened(table: Location, error: Exception) -> StorageError:
+    """Return the reason why a table cannot be opened: damage, a limit of this process, or `error`.
+
+    A process without a free descriptor would otherwise take a sound table for a damaged one.
+    """
+    if not is_exhausted(error):
+        try:
+            check_commits(table)
+        except DamagedError as damage:
+            return damage
+        except OSError as unread:
+            error = unread
+    message = f"the table at {table.uri} cannot be opened: {one_line(error)}"
+    return UnreachableError(message) if is_exhausted(error) else StorageError(message)
 
 
 def open_snapshot(table: Location, version: int | None = None) -> OpenedTable:
@@ -110,7 +126,13 @@ def open_snapshot(table: Location, version: int | None = None) -> OpenedTable:
 
 def open_in_place(table: Location, version: int | None = None) -> DeltaTable:
     """Open a table with delta-rs, without a copy of its log; raises as `open_snapshot` does."""
-    return DeltaTable(table.uri, version=version, storage_options=table.store_options)
+    try:
+        return DeltaTable(table.uri, version=version, storage_options=table.store_options)
+    except BaseException as error:
+        # Without descriptors for its threads delta-rs panics, with an exception of its own.
+        if type(error).__name__ == "PanicException" and is_exhausted(error):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), table.uri) from error
+        raise
 
 
 def _open_copy(table: Location, version: int | None) -> OpenedTable | None:

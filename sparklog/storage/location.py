@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
+from sparklog.storage.exhausted import with_remedy
 from sparklog.storage.object_store import ObjectStore, object_store, same_scheme
 from sparklog.storage.parallel import reading_threads, sync_in_parallel
 from sparklog.storage.references import check_references, resolved
@@ -334,10 +335,11 @@ class Location:
 def one_line(error: Exception) -> str:
     """Return the text of an error on one line, without colours and without delta-rs's stack trace.
 
-    A stack trace starts at frame 0.
+    A stack trace starts at frame 0. A limit of the process or of a disk is followed by its remedy.
     """
     text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
-    return re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
+    text = re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
+    return with_remedy(text)
 
 
 def _folder(path: str) -> str:

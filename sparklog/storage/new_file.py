@@ -21,7 +21,7 @@ def new_file(location: Location, path: str) -> Iterator[IO[bytes]]:
     """Create a file and yield its stream; remove the file if the block or closing it fails.
 
     Raises `FileExistsError` if a file of this name exists, which stays unchanged: at once in a
-    local folder, on closing on an object store.
+    local folder, on closing on an object store. Other errors of a local folder name the file.
     """
     target = location.create(path)
     try:
@@ -29,8 +29,11 @@ def new_file(location: Location, path: str) -> Iterator[IO[bytes]]:
             yield target
     except FileExistsError:
         raise
-    except BaseException:
+    except BaseException as error:
         discard_file(location, path)
+        # A write to an open file fails without its name: which disk is full has to be known.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = f"{location.uri}/{path}"
         raise
 
 

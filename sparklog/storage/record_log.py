@@ -278,16 +278,23 @@ class RecordLog:
         found = batches[index] if index < len(batches) else None
         return found if found is not None and found.base_offset <= offset else None
 
-    def batch_index(self, from_offsets: Mapping[TopicIdPartition, int]) -> pa.Table:
+    def batch_index(
+        self, from_offsets: Mapping[TopicIdPartition, int], most: int | None = None
+    ) -> pa.Table:
         """Return the index of the batches at or after each replica's offset, as `BATCH_INDEX`.
 
         The batch that ends at the offset is included. Its epoch shows whether a follower at this
-        offset agrees with this log (rule 6.4).
+        offset agrees with this log (rule 6.4). Parameters: `most`, the number of batches of each
+        replica after that one; all by default.
         """
+
+        def indexed(partition: TopicIdPartition, offset: int) -> Sequence[Batch]:
+            batches = self._slices.get(partition, [])
+            first = bisect.bisect_right(batches, offset - 1, key=_next_offset)
+            return batches[first : None if most is None else first + 1 + most]
+
         return index_table(
-            batch
-            for partition, offset in from_offsets.items()
-            for batch in self.batches(partition, offset - 1)
+            batch for key, offset in from_offsets.items() for batch in indexed(key, offset)
         )
 
     def epoch_starts(self, partitions: Iterable[TopicIdPartition]) -> pa.Table:

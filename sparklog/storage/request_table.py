@@ -26,6 +26,7 @@ from sparklog.storage.commits import Commit, RemovedFile
 from sparklog.storage.control_table import create_table
 from sparklog.storage.control_table_damage import is_in_place, set_aside
 from sparklog.storage.delta_log import Stamp
+from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.request_commits import (
     MANY_REFUSALS,
@@ -181,6 +182,10 @@ class RequestTable:
             # The table may be sound.
             raise
         except (StorageError, DeltaError, ValueError) as error:
+            if is_exhausted(error):
+                raise UnreachableError(
+                    f"{self.location.uri} cannot be read: {one_line(error)}"
+                ) from error
             return one_line(error)
         except BaseException as error:
             # delta-rs panics on some input; its exception does not derive from Exception.

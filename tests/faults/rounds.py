@@ -135,7 +135,7 @@ def run_round(
         brokers.await_in_sync()
         clients.stop_producers()
         clients.stop_streams()
-        wait_for(lambda: _is_drained(brokers.connection), "drained group", patience=_DRAIN_SECONDS)
+        wait_for(lambda: is_drained(brokers.connection), "drained group", patience=_DRAIN_SECONDS)
         clients.stop_consumers()
         found, producers = judge(
             brokers.cluster, clients.producer_logs, clients.consumer_logs, clients.checkpoints
@@ -194,7 +194,8 @@ def _is_acknowledged(log: Path) -> bool:
     return '["answered"' in log.read_text(encoding="utf-8")
 
 
-def _is_drained(connection: Connection) -> bool:
+def is_drained(connection: Connection) -> bool:
+    """Whether the group has committed the end of every partition."""
     partitions = [(TOPIC, one) for one in range(PARTITIONS)]
     with Consumer(connection.cluster, GROUP, storage_options=connection.storage_options) as reader:
         ends = reader.end_offsets(partitions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from sparklog.broker.following.copies_ahead import CopiesAhead
 from sparklog.broker.following.delayed_fetch import Fetch, delayed_fetches, may_be_delayed
+from sparklog.broker.following.fetch_pace import FetchPace
 from sparklog.broker.following.fetch_plan import FoundBatch, fetch_plan
 from sparklog.broker.following.leader_roots import LeaderRoot, LeaderRoots
 from sparklog.broker.following.replication_throttle import ReplicationThrottle
@@ -89,6 +91,7 @@ class ReplicaFetcher:
         # By partition, the number of the fetch that last returned something for it.
         self._last_served: dict[TopicIdPartition, int] = {}
         self._fetches = 0
+        self._pace = FetchPace(settings.replica_fetch_response_max_bytes)
         self._backoffs: dict[TopicIdPartition, _Backoff] = {}
         self._failures = RepeatedFailures(_log)
 
@@ -104,11 +107,13 @@ class ReplicaFetcher:
         Copies ahead are used. `while_copying` is called before files are copied, if there may be
         any.
 
-        Partitions take turns if replica.fetch.response.max.bytes does not suffice for all: those
-        that are served go to the end, even if a copy fails. A partition whose batches cannot be
-        copied is tried again at once, and then after increasing waits. Returns the batches that
+        A fetch takes about two seconds at most (`FetchPace`), and no more bytes than
+        replica.fetch.response.max.bytes. Partitions take turns if that does not suffice for all:
+        those that are served go to the end, even if a copy fails. A partition whose batches cannot
+        be copied is tried again at once, and then after increasing waits. Returns the batches that
         arrived, to be committed.
         """
+        began = time.monotonic()
         self._limits = self._throttle.limits(self._behind(followed), now_ms)
         works, made = self._works(
             [one for one in followed if not self._is_held_back(one.key, now_ms)], while_copying
@@ -145,6 +150,9 @@ class ReplicaFetcher:
             for (_, batch), result in zip(sources, results, strict=True)
         ]
         faults = [result.fault for result in results]
+        if served:
+            size_bytes = sum(batch.size_bytes for _, batch, _ in served)
+            self._pace.note(len(served), size_bytes, time.monotonic() - began)
         self._throttle.copied((*copied, *ready, *sliced))
         report.files_copied += len(sources) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))
@@ -219,7 +227,8 @@ class ReplicaFetcher:
             return works, made
         found = self._found(behind, RowTuples(_OF_POSITION, positions), while_copying)
         for key, base_offset, straddles, copied in found:
-            [batch, *_] = logs[key].log.batches(key, base_offset)
+            batch = logs[key].log.batch_at(key, base_offset)
+            assert batch is not None, f"the rule gave no batch of {key} at {base_offset}"
             works[logs[key]].append((batch, straddles))
             if copied is not None:
                 made[batch] = copied
@@ -229,11 +238,13 @@ class ReplicaFetcher:
         self, behind: _Behind, positions: RowTuples, while_copying: Callable[[], None]
     ) -> list[FoundBatch]:
         """Return the batches that the rule gives; with their copies, if one plan made both."""
-        files = [(root.log.location, root.log.batch_index(ends)) for root, ends in behind.items()]
+        most = self._pace.batches_of_each(sum(map(len, behind.values())))
+        files = [
+            (root.log.location, root.log.batch_index(ends, most)) for root, ends in behind.items()
+        ]
         if self._plan is not None and not self._needs_two_steps(behind):
             while_copying()
-            max_bytes = self._settings.replica_fetch_response_max_bytes
-            found = self._plan.run(positions, files, max_bytes)
+            found = self._plan.run(positions, files, self._pace.max_bytes)
             if found is not None:
                 return found
         batches = pa.concat_tables(index for _, index in files)
@@ -380,7 +391,7 @@ class ReplicaFetcher:
             self._replicas.last_record_epoch(key),
             leader_epoch,
             min(self._settings.replica_fetch_max_bytes, self._limits.get(key, _UNLIMITED)),
-            self._settings.replica_fetch_response_max_bytes,
+            self._pace.max_bytes,
             self._last_served.get(key, 0),
         )
 
