@@ -132,6 +132,7 @@ class Checks:
             opened = ControlTable(item.root, item.schema)
             if item.schema is not PRODUCE_REQUESTS:
                 opened.verify()
+                opened.verify_copies()
         except DamagedError as error:
             return [
                 finding(

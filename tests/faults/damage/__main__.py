@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import typer
@@ -50,7 +51,10 @@ def main(
             if match or result.outcome.verdict != "kept":
                 typer.echo(f"{result.case}: {result.outcome}")
 
-        run([one for one in cases if one not in known], seed, processes, done)
+        # In another order, so that an interrupted run has outcomes of all tables.
+        left = [one for one in cases if one not in known]
+        Random(seed).shuffle(left)
+        run(left, seed, processes, done)
     order = {case: number for number, case in enumerate(cases)}
     found = [one for one in read_results(results) if match or one.case in order]
     if not match:

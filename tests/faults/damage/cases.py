@@ -33,8 +33,9 @@ FILE_KINDS = (
 )
 """The kinds of files of a table. A replaced file is named by earlier versions of the table only."""
 
-UNREAD_KINDS = ("replaced file",)
-"""The kinds that nobody reads at the newest version of a table."""
+UNREAD_KINDS = ("replaced file", "checkpoint hint", "copy of a file")
+"""The kinds that nobody needs at the newest version of a table: readers list a log without a hint.
+"""
 
 STATES = ("at rest", "at work")
 """At rest, all brokers are stopped, the file is damaged, and they are started. At work they run."""
@@ -96,7 +97,7 @@ def _files_of_table(root: str, table: Path) -> Iterator[FileOfTable]:
 def _kind(
     path: str, file: Path, commits: Sequence[Path], live: dict[str, int], newest: Path | None
 ) -> str:
-    if path.startswith("_copies/"):
+    if path.startswith("_second_copies/"):
         return "copy of a file"
     if path.startswith("_delta_log/"):
         if file.name == "_last_checkpoint":
@@ -221,18 +222,16 @@ def inflict(cluster: Path, case: Case, seed: int) -> FileOfTable | None:
 def is_needed(cluster: Path, file: FileOfTable) -> bool:
     """Return whether a file that was damaged before belongs to the newest version of its table.
 
-    A table that cannot be opened needs it.
+    A table that cannot be opened needs it. Requests are not read again once they are taken.
     """
     log = cluster / file.root / file.table / "_delta_log"
-    if file.kind == "checkpoint hint":
-        return True
+    if file.kind in UNREAD_KINDS or file.table in {one.name for one in REQUEST_TABLES}:
+        return False
     newest = max((int(one.name[:20]) for one in log.glob("*.checkpoint*.parquet")), default=-1)
     if file.kind == "checkpoint":
         return int(Path(file.path).name[:20]) >= newest
     if file.path.startswith("_delta_log/"):
         return int(Path(file.path).name[:20]) > newest
-    if file.kind in UNREAD_KINDS:
-        return False
     try:
         return file.path in _live(log.parent)
     except (DeltaError, OSError):
@@ -259,7 +258,7 @@ def all_cases(trees: dict[str, Path]) -> list[Case]:
                 if age == "grown" and kind not in ("checkpoint", "checkpoint hint"):
                     # As in the young cluster, where all commits are there.
                     continue
-                damages = ("removed", "flipped") if kind in UNREAD_KINDS else DAMAGES
+                damages = ("removed", "flipped") if kind == "replaced file" else DAMAGES
                 for state in STATES:
                     for damage in damages:
                         cases[Case(age, state, root, table, kind, damage)] = None
