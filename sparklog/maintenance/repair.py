@@ -249,9 +249,11 @@ class _Repairs:
         if check_log(root.child(one.table_name)).damaged:
             return False
         schema = next(schema for schema in _TABLES if schema.name == one.table_name)
-        if schema is not LOG and schema not in REQUEST_TABLES:
+        if schema is not LOG:
             try:
-                ControlTable(root, schema).verify()
+                opened = ControlTable(root, schema)
+                if schema not in REQUEST_TABLES:
+                    opened.verify()
             except DamagedError:
                 return False
         return True

@@ -245,6 +245,21 @@ def test_copies_go_with_their_originals(three: LocalCluster) -> None:
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_request_table_is_opened_again_by_its_running_broker(three: LocalCluster) -> None:
+    """The broker had the table in memory, so only new producers met the damage until a restart."""
+    damaged, other = (
+        commits(three, f"broker-0/{name}") for name in ("produce_requests", "delayed_operations")
+    )
+    damaged[0].write_bytes(other[0].read_bytes())
+    assert [one.table_name for one in scrub(three.connection).findings] == ["produce_requests"]
+    assert [one.state for one in repair(three.connection)] == ["requested"]
+    three.tick_until_idle()
+    assert scrub(three.connection, restart=True).findings == []
+    three.reconnect()
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
 def test_tables_that_their_owner_writes_again_have_no_copies(three: LocalCluster) -> None:
     """They are written every few seconds, and rebuilt from the journal."""
     for name in ("high_watermark_checkpoint", "delayed_operations", "produce_requests"):

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from tests.faults.damage.cases import DAMAGES
 from tests.faults.damage.matrix import (
     Result,
     cases_of,
@@ -23,6 +24,7 @@ from tests.faults.damage.matrix import (
     run,
     sample,
 )
+from tests.faults.damage.table import DOCUMENT, with_tables
 
 RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "damage.jsonl"
 
@@ -56,10 +58,13 @@ def main(
         Random(seed).shuffle(left)
         run(left, seed, processes, done)
     order = {case: number for number, case in enumerate(cases)}
-    found = [one for one in read_results(results) if match or one.case in order]
-    if not match:
+    found = [one for one in read_results(results) if one.case in order]
+    if not match and count == len(DAMAGES):
         found.sort(key=lambda one: order[one.case])
         results.write_text("".join(one.line() + "\n" for one in found), encoding="utf-8")
+    if results == RESULTS:
+        text = with_tables(DOCUMENT.read_text(encoding="utf-8"), read_results(RESULTS))
+        DOCUMENT.write_text(text, encoding="utf-8")
     verdicts = Counter(one.outcome.verdict for one in found)
     typer.echo(f"{len(found)} cases: {dict(verdicts.most_common())}")
     raise typer.Exit(verdicts.keys() != {"kept"})

@@ -21,7 +21,7 @@ after the command something is still damaged, out of sync or refused.
 
 
 class Outcome(NamedTuple):
-    """What happened in a case, in words that are the same in each run."""
+    """The outcome of a case, in words that are the same in each run."""
 
     brokers: str
     clients: str
