@@ -28,6 +28,7 @@ from sparklog.storage.damaged_commits import (
     METADATA_CHECKSUM,
     PLACE,
     USER_METADATA,
+    MisplacedCommitError,
     check_metadata,
     check_written,
     damaged_commit,
@@ -247,6 +248,9 @@ def parse_commit(
             _read_action(commit, action)
         try:
             check_written(text, actions[0] if actions else {}, place)
+        except MisplacedCommitError:
+            # Its headers are sound, and not those of this version.
+            raise
         except MALFORMED:
             if not text or explains is None or not explains(commit):
                 raise

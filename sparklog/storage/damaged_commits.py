@@ -42,6 +42,10 @@ MALFORMED = (
 """The exceptions that reading a malformed commit may raise."""
 
 
+class MisplacedCommitError(ValueError):
+    """A commit that was written as another version, or to another table."""
+
+
 def place_of(table: Location, version: int) -> str:
     """Return the value of `PLACE` in a commit of a table."""
     return f"{table.uri.rsplit('/', 1)[-1]}/{version}"
@@ -63,7 +67,7 @@ def check_written(text: bytes, first: Mapping[str, Any], place: str | None = Non
         raise ValueError("it is changed: its first line does not match its checksum")
     written_at = info.get(PLACE)
     if place is not None and written_at is not None and written_at != place:
-        raise ValueError(f"it is another commit: that of {written_at}")
+        raise MisplacedCommitError(f"it is another commit: that of {written_at}")
     checksum = info.get(CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("it is cut or changed: its lines do not match their checksum")

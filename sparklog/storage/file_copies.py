@@ -81,8 +81,11 @@ class CopyFault(NamedTuple):
 
 
 def has_copies(table: Location) -> bool:
-    """Return whether the files of a table have copies."""
-    return table.is_local and table.uri.rsplit("/", 1)[-1] not in WITHOUT_COPIES
+    """Return whether the files of a table have copies: where originals are synced before them.
+
+    Of an unsynced root a power loss might leave the copy of a commit and not the commit.
+    """
+    return table.is_synced and table.uri.rsplit("/", 1)[-1] not in WITHOUT_COPIES
 
 
 def copy_path(path: str) -> str:

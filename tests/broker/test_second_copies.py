@@ -188,6 +188,22 @@ def test_a_stopped_brokers_journal_is_restored(
     assert scrub(three.connection).findings == []
 
 
+@pytest.mark.parametrize("other", ["broker-1/log", "broker-1/producer_state"])
+def test_a_misplaced_commit_of_a_journal_is_damage(three: LocalCluster, other: str) -> None:
+    """A log accepts a commit whose headers are damaged, in order to report them. It accepted a
+    sound commit in another one's place as well, and the broker's start ended with an IndexError.
+    """
+    three.crash(1)
+    damaged = commits(three, "broker-1/log")[-3]
+    damaged.write_bytes(commits(three, other)[-1].read_bytes())
+    with pytest.raises(DamagedError, match="another commit"):
+        three.restart(1)
+    assert "log" in {one.table_name for one in scrub(three.connection).findings}
+    repair(three.connection)
+    three.restart(1)
+    check_at_rest(three, "a")
+
+
 @each_damage
 def test_a_checkpoint_without_its_commits_is_restored(
     three: LocalCluster, damage: Callable[[Path], object]

@@ -225,6 +225,12 @@ class Processes:
         self.pass_time(1)
         for of, (value, sent) in pending.items():
             response = self.attempt("produce", partial(getattr, sent, "response"))
+            if response is None:
+                # As producers do: a leader that has left the ISR answers nothing more.
+                again = self.attempt("produce", partial(self._send, connection, of, value))
+                self.pass_time(1)
+                if again is not None:
+                    response = self.attempt("produce", partial(getattr, again, "response"))
             if response is None or response.error != "NONE":
                 code = "no answer" if response is None else response.error
                 self.observed.errors.setdefault("produce", code)
