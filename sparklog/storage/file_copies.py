@@ -61,7 +61,7 @@ WITHOUT_COPIES = frozenset(
 """The tables without copies: their owners write them again, and some of them every few seconds."""
 
 
-class Copy(NamedTuple):
+class SecondCopy(NamedTuple):
     """A copy of a file: the id of its table, its path relative to the table, and its content."""
 
     table_id: str
@@ -167,12 +167,12 @@ def is_commit_lost(table: Location, version: int) -> bool:
     return not has_commit(table, version)
 
 
-def copies_of(table: Location) -> tuple[list[Copy], list[str]]:
+def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
     """Return the sound copies of a table's files, and the names of the damaged ones.
 
     A copy of another table is damaged: its table id is that of fewer copies than another one.
     """
-    found: list[tuple[str, Copy | None]] = []
+    found: list[tuple[str, SecondCopy | None]] = []
     for name in table.names(FOLDER):
         with suppress(FileNotFoundError):
             found.append((name, _parsed(name, table.read_bytes(f"{FOLDER}/{name}"))))
@@ -227,7 +227,9 @@ def complete_copies(table: Location, table_id: str, live: Collection[str]) -> No
             copy_file(table, table_id, path)
 
 
-def _needed(table: Location, sound: Sequence[Copy], live: Collection[str]) -> list[Copy]:
+def _needed(
+    table: Location, sound: Sequence[SecondCopy], live: Collection[str]
+) -> list[SecondCopy]:
     names = [copy.path.rsplit("/", 1)[-1] for copy in sound if copy.path.startswith(LOG_FOLDER)]
     newest = newest_checkpoint([*names, *table.names(LOG_FOLDER)])
     return [
@@ -250,7 +252,7 @@ def _is_needed(name: str, checkpoint: int) -> bool:
     return name[20:] == ".json" and int(name[:20]) > checkpoint
 
 
-def _compared(table: Location, copies: Iterable[Copy]) -> Iterator[tuple[str, str]]:
+def _compared(table: Location, copies: Iterable[SecondCopy]) -> Iterator[tuple[str, str]]:
     for copy in copies:
         try:
             content = table.read_bytes(copy.path)
@@ -262,12 +264,12 @@ def _compared(table: Location, copies: Iterable[Copy]) -> Iterator[tuple[str, st
             yield copy.path, "it is changed" if content else "it is empty"
 
 
-def _parsed(name: str, text: bytes) -> Copy | None:
+def _parsed(name: str, text: bytes) -> SecondCopy | None:
     """Return a copy from its text, or `None` if it is damaged."""
     first, _, content = text.partition(b"\n")
     try:
         header = json_value(first)
-        copy = Copy(header["table"], header["path"], content)
+        copy = SecondCopy(header["table"], header["path"], content)
         is_sound = header["checksum"] == _checksum(*copy) and copy_path(copy.path).endswith(name)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
