@@ -789,7 +789,8 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
             "fault": (
                 "`damaged_file`, `truncated_file`, `missing_file`, `foreign_file` (of a batch); "
                 "`damaged_commit`, `missing_commit`, `damaged_checkpoint` (of a table's log); "
-                "`damaged_table_file`, `missing_table`; `damaged_header` (of a replica's batch); "
+                "`damaged_table_file`, `damaged_copy` (a file's second copy), `missing_table`; "
+                "`damaged_header` (of a replica's batch); "
                 "`records_differ` (from the in-sync replicas)."
             ),
             "detail": "The damage in words.",

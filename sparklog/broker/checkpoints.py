@@ -139,6 +139,9 @@ class CheckpointWriter:
         for table in self._root.checkpoints:
             try:
                 table.verify()
+                if is_requested:
+                    # As others open it: this process has the table's log in memory.
+                    ControlTable(self._root.location, table.schema).verify()
             except DamagedError as error:
                 _log.error("checkpoint written again", error=str(error))
                 table.mend_log(self._root.fence)

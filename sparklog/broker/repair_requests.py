@@ -261,7 +261,11 @@ class RepairRequests:
         return True
 
     def _write_table(self, one: Repair, now_ms: int) -> _Changes:
-        """Write a checkpoint table again from the journal."""
+        """Write a checkpoint table again from the journal, or mend or recreate a request table."""
+        for table in self._replicas.root.request_tables.tables:
+            if table.location.uri == f"{one.root}/{one.table_name}":
+                table.reopen()
+                return _repaired("the table was mended, or recreated without requests")
         if one.table_name not in {schema.name for schema in CHECKPOINTS}:
             return {"state": "unrepairable", "outcome": one.remedy}
         self._replicas.checkpoints.verify(now_ms, is_requested=True)

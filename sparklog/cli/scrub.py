@@ -128,10 +128,17 @@ def repair(
     brokers or to an operator, and with 2 if the cluster cannot be read.
     """
     from sparklog.maintenance import repair as repairing
+    from sparklog.maintenance.table_restoration import restore_cluster_root
+    from sparklog.storage.location import Location
 
     named = Cluster.of(cluster)
     with reaching(named.root), progress_bars() as on_progress:
-        repairs = repairing.repair(named.connect(), dry_run=dry_run, on_progress=on_progress)
+        # First of all: without it nobody can connect.
+        root = Location.of(named.root, named.storage_options)
+        repairs = restore_cluster_root(root, is_dry_run=dry_run)
+        if not (dry_run and repairs):
+            connection = named.connect()
+            repairs += repairing.repair(connection, dry_run=dry_run, on_progress=on_progress)
     _print(repairs, as_json=as_json)
     left = [one for one in repairs if one.is_open]
     typer.echo(f"Repaired {len(repairs) - len(left)} of {len(repairs)} findings.", err=True)

@@ -31,6 +31,7 @@ Fault = (
 
 damaged_header: a header of a replica's log was changed, or the log has a gap or an overlap.
 damaged_table_file: a file of a control table is missing or was changed.
+damaged_copy: the second copy of a file of a table was changed; the file itself is sound.
 missing_table: a table is missing from a root that is in place.
 records_differ: an in-sync replica has other committed records than the leader (rule 9.2).
 """

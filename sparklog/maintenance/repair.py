@@ -18,13 +18,22 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.repairs import Repair, repairs_of, request_repairs, set_outcomes
 from sparklog.cluster.restore_candidates import restore_candidates
-from sparklog.errors import StorageError
+from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
 from sparklog.maintenance.scrub_reading import ScrubReading
-from sparklog.model import LOG, Batch
+from sparklog.maintenance.table_restoration import restore_broker_roots
+from sparklog.model import (
+    BROKER_TABLES,
+    CLUSTER_TABLES,
+    FORMAT,
+    LOG,
+    REQUEST_TABLES,
+    Batch,
+)
 from sparklog.states import RUNNING_STATES
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
-from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.delta_log_check import LOG_FILE_FAULTS, check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
 from sparklog.storage.location import Location, one_line
@@ -32,6 +41,11 @@ from sparklog.storage.progress import OnProgress, counted
 from sparklog.storage.restoring import find_content, replace_file
 
 _Changes = dict[str, Any]
+
+_TABLES = (FORMAT, *CLUSTER_TABLES, *BROKER_TABLES, *REQUEST_TABLES)
+
+_OF_TABLES = (*LOG_FILE_FAULTS, "damaged_table_file", "missing_table")
+"""The kinds of findings about tables."""
 
 
 def repair(
@@ -76,10 +90,13 @@ def repair(
     >>> repair(Connection("sparklog-data/cluster"))
     []
     """
-    opened = [one for one in repairs_of(connection.root) if one.is_open]
-    if dry_run or not opened:
-        return opened
     now_ms = (clock or SystemClock()).now_ms()
+    restored = restore_broker_roots(connection, is_dry_run=dry_run, now_ms=now_ms)
+    opened = [one for one in repairs_of(connection.root) if one.is_open]
+    known = {one.repair_id for one in opened}
+    restored = [one for one in restored if one.repair_id not in known]
+    if dry_run or not opened:
+        return restored + opened
     done = done or (lambda _: None)
     repairs = _Repairs(connection, done)
     changes = {
@@ -93,7 +110,7 @@ def repair(
     request_repairs(connection.root.brokers, {one for one in owners if one is not None})
     if owners:
         done("request")
-    return after
+    return restored + after
 
 
 class _Repairs:
@@ -109,6 +126,8 @@ class _Repairs:
         try:
             if one.fault in FILE_FAULTS:
                 return self._restore(one)
+            if one.fault in _OF_TABLES and self._is_sound(one):
+                return {"state": "repaired", "outcome": "the table is sound again"}
             if one.fault == "damaged_checkpoint":
                 return self._replace_checkpoint(one)
             if one.fault == "records_differ":
@@ -223,6 +242,21 @@ class _Repairs:
         self._done("file")
         write_checkpoint(table)
         return {"state": "repaired", "outcome": "a new checkpoint was written"}
+
+    def _is_sound(self, one: Repair) -> bool:
+        """Return whether a damaged table is sound: restored from copies, or written again."""
+        root = Location.of(one.root, self._connection.storage_options)
+        if check_log(root.child(one.table_name)).damaged:
+            return False
+        schema = next(schema for schema in _TABLES if schema.name == one.table_name)
+        if schema is not LOG:
+            try:
+                opened = ControlTable(root, schema)
+                if schema not in REQUEST_TABLES:
+                    opened.verify()
+            except DamagedError:
+                return False
+        return True
 
     def _other(self, one: Repair) -> _Changes:
         """Leave a table to its running broker; other tables are restored by an operator."""

@@ -20,6 +20,7 @@ from sparklog.model import (
     LEADER_EPOCH_CHECKPOINT,
     LOG,
     PRODUCE_REQUESTS,
+    REQUEST_TABLES,
     Batch,
     TopicIdPartition,
 )
@@ -35,9 +36,16 @@ from sparklog.storage.restoring import covers, has_same_file
 
 MENDED_BY_BROKER = frozenset(
     schema.name
-    for schema in (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, DELAYED_OPERATIONS)
+    for schema in (
+        HIGH_WATERMARK_CHECKPOINT,
+        LEADER_EPOCH_CHECKPOINT,
+        DELAYED_OPERATIONS,
+        *REQUEST_TABLES,
+    )
 )
-"""The tables of a broker root that their running broker writes again from its journal."""
+"""The tables of a broker root that their running broker writes again: from its journal, or without
+requests, which their producers send again.
+"""
 
 _REPAIR = "run sparklog repair"
 
@@ -132,6 +140,7 @@ class Checks:
             opened = ControlTable(item.root, item.schema)
             if item.schema is not PRODUCE_REQUESTS:
                 opened.verify()
+                opened.verify_copies()
         except DamagedError as error:
             return [
                 finding(
@@ -171,7 +180,7 @@ class Checks:
                 else COMMIT_REMEDY
             )
         if item.broker_id is not None and item.schema.name in MENDED_BY_BROKER:
-            return f"{_REPAIR}: its broker writes the table again from its journal"
+            return f"{_REPAIR}: its broker writes the table again"
         return remedy(item.schema.name)
 
     def _headers(self, item: TableItem, now_ms: int) -> list[Repair]:

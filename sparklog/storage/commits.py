@@ -26,11 +26,16 @@ from sparklog.storage.damaged_commits import (
     COMMIT_REMEDY,
     MALFORMED,
     METADATA_CHECKSUM,
+    PLACE,
     USER_METADATA,
+    MisplacedCommitError,
     check_metadata,
     check_written,
     damaged_commit,
     matches_checksum,
+    names_its_place,
+    place_of,
+    with_info_checksum,
 )
 from sparklog.storage.delta_log_files import (
     commit_path,
@@ -39,6 +44,7 @@ from sparklog.storage.delta_log_files import (
     newest_checkpoint,
 )
 from sparklog.storage.exhausted import is_exhausted
+from sparklog.storage.file_copies import differs_from_copy
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import reading_threads
@@ -231,7 +237,8 @@ def parse_commit(
 
     An undamaged commit is shared by all readers in this process.
     """
-    shared = _sound_commits.get(version, text)
+    place = place_of(table, version)
+    shared = _sound_commits.get(place, text)
     if shared is not None:
         return shared
     commit = Commit(version)
@@ -241,14 +248,17 @@ def parse_commit(
         for action in actions:
             _read_action(commit, action)
         try:
-            check_written(text, actions[0] if actions else {})
+            check_written(text, actions[0] if actions else {}, place)
+        except MisplacedCommitError:
+            # Its headers are sound, and not those of this version.
+            raise
         except MALFORMED:
             if not text or explains is None or not explains(commit):
                 raise
             return commit
     except MALFORMED as error:
         raise damaged_commit(table, commit_path(version), error) from error
-    _sound_commits.put(version, text, commit)
+    _sound_commits.put(place, text, commit)
     return commit
 
 
@@ -272,9 +282,12 @@ def check_commits(
     while number <= last:
         path = commit_path(number)
         try:
-            if not matches_checksum(table.read_bytes(path)):
+            text = table.read_bytes(path)
+            if not matches_checksum(text, place_of(table, number)):
                 # Raises, unless `explains` accepts the change.
                 read_commit(table, number, explains)
+            elif not names_its_place(text) and differs_from_copy(table, path, text):
+                raise ValueError("it differs from its second copy")
         except (*MALFORMED, OSError) as error:
             if is_exhausted(error):
                 raise
@@ -354,11 +367,13 @@ def commit_text(
     commit_id: str,
     user_metadata: str | None,
     now_ms: int,
+    place: str | None = None,
 ) -> bytes:
     """Return the text of a commit, which shows its `cause` in the table's history.
 
     `transactions` are the new versions of app transactions by name, `commit_id` is the id of this
-    attempt, `user_metadata` the writer's own text, and `now_ms` the commit's time in ms since 1970.
+    attempt, `user_metadata` the writer's own text, `now_ms` the commit's time in ms since 1970, and
+    `place` the commit's table and version (`place_of`).
     """
     actions: list[dict[str, Any]] = [
         *(
@@ -376,9 +391,11 @@ def commit_text(
         "engineInfo": f"sparklog {sparklog.__version__}",
         COMMIT_ID: commit_id,
         CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
+        **({} if place is None else {PLACE: place}),
         **_own_text(user_metadata),
     }
-    return json_bytes({"commitInfo": info}) + b"\n" + lines
+    first = json_bytes({"commitInfo": info})
+    return (first if place is None else with_info_checksum(first)) + b"\n" + lines
 
 
 def commit_properties(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 _Value = TypeVar("_Value")
@@ -24,7 +24,7 @@ class _Kept(NamedTuple, Generic[_Value]):
 
 
 class ContentCache(Generic[_Value]):
-    """Keeps the most recently used values, by version and content.
+    """Keeps the most recently used values, by place and content.
 
     Each reader still reads the bytes itself and saves only the parsing. A cached value is therefore
     never older than the bytes that the reader has read. Values are shared between threads and must
@@ -38,15 +38,15 @@ class ContentCache(Generic[_Value]):
         self._clock_s = clock_s
         self._kept_bytes = 0
         # The least recently used first.
-        self._values: OrderedDict[tuple[int, bytes], _Kept[_Value]] = OrderedDict()
+        self._values: OrderedDict[tuple[Hashable, bytes], _Kept[_Value]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, version: int, content: bytes) -> _Value | None:
-        """Return the value of a content at a version, or `None` if it is not cached."""
-        key = version, content
+    def get(self, place: Hashable, content: bytes) -> _Value | None:
+        """Return the value of a content at a place, or `None` if it is not cached."""
+        key = place, content
         with self._lock:
             kept = self._values.get(key)
             if kept is None:
@@ -54,16 +54,16 @@ class ContentCache(Generic[_Value]):
             self._use(key, kept.value)
             return kept.value
 
-    def put(self, version: int, content: bytes, value: _Value) -> None:
+    def put(self, place: Hashable, content: bytes, value: _Value) -> None:
         """Cache a value, and evict the least recently used values if necessary."""
         if len(content) > self._most_bytes:
             return
         with self._lock:
-            if (version, content) not in self._values:
+            if (place, content) not in self._values:
                 self._kept_bytes += len(content)
-            self._use((version, content), value)
+            self._use((place, content), value)
 
-    def _use(self, key: tuple[int, bytes], value: _Value) -> None:
+    def _use(self, key: tuple[Hashable, bytes], value: _Value) -> None:
         now_s = self._clock_s()
         self._values[key] = _Kept(value, now_s)
         self._values.move_to_end(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -53,6 +55,7 @@ from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence, check_fence, take_fence
+from sparklog.storage.file_copies import copy_first_commit, find_faults
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import check_present, discard_file, new_file
 from sparklog.storage.parquet import ParquetContent, check_decoded_size
@@ -60,6 +63,9 @@ from sparklog.storage.unknown_columns import with_unknown_columns
 
 AHEAD_AFTER_LOSS = 4
 """The number of commits requested in parallel from an object store after a lost race."""
+
+_CHECKSUM_IN_NAME = re.compile(r"-[0-9a-f]{12}-([0-9a-f]{16})\.parquet$")
+"""The end of a file's name. Files of earlier releases and of other writers have no checksum."""
 
 _Result = TypeVar("_Result")
 
@@ -81,6 +87,7 @@ def create_table(root: Location, schema: TableSchema) -> None:
     try:
         if table.is_local:
             _create(table.uri, schema)
+            copy_first_commit(table)
         else:
             _create_object(table, schema)
     except (CommitFailedError, FileExistsError):
@@ -271,6 +278,14 @@ class ControlTable:
             self.verify_log()
             self._read(self._files)
 
+    def verify_copies(self) -> None:
+        """Compare the live files with their second copies; raises `DamagedError` if one differs."""
+        with self._lock:
+            self.refresh()
+            for one in find_faults(self.location, self._files):
+                if one.path in self._files:
+                    raise damaged_file(self.location, one.path, one.fault)
+
     def verify_log(self) -> None:
         """Read the commits of the log again; raises `DamagedError` if one is damaged."""
         if not has_commit(self.location, self._log.version):
@@ -436,13 +451,17 @@ class ControlTable:
             discard_file(self.location, file.path)
 
     def _write(self, rows: pa.Table, name: str = "part") -> AddedFile:
-        """Write `rows` as a file that is not yet part of the table; its path starts with `name`."""
-        # The time in the name sorts the files of a process in the order of writing.
-        path = f"{name}-{time.time_ns()}-{uuid.uuid4().hex[:12]}.parquet"
+        """Write `rows` as a file that is not yet part of the table; its path starts with `name`.
+
+        The path ends with a checksum of the content, by which readers recognise it.
+        """
         content = io.BytesIO()
         # Readers of whole files need no statistics, and no page checksum covers them.
         options = {"store_schema": False, "write_page_checksum": True, "write_statistics": False}
         pq.write_table(rows, content, **options)
+        checksum = xxhash.xxh3_64_hexdigest(content.getbuffer())
+        # The time in the name sorts the files of a process in the order of writing.
+        path = f"{name}-{time.time_ns()}-{uuid.uuid4().hex[:12]}-{checksum}.parquet"
         with new_file(self.location, path) as target:
             target.write(content.getbuffer())
         now_ms = time.time_ns() // 1_000_000
@@ -539,6 +558,9 @@ def rows_in_file(table: Location, path: str, schema: TableSchema) -> tuple[pa.Ta
         content = table.read_bytes(path)
     except FileNotFoundError as error:
         raise damaged_file(table, path, "it is missing") from error
+    checksum = _CHECKSUM_IN_NAME.search(path)
+    if content and checksum and checksum[1] != xxhash.xxh3_64_hexdigest(content):
+        raise damaged_file(table, path, "it does not match the checksum in its name")
     try:
         if schema.name in CLIENT_TABLES:
             check_decoded_size(content)

@@ -27,7 +27,7 @@ from sparklog.model import (
     REQUEST_TABLES,
     TOPICS,
 )
-from sparklog.storage.damaged_commits import MALFORMED, check_commit_text
+from sparklog.storage.damaged_commits import MALFORMED, check_commit_text, place_of
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.json_text import json_value
@@ -35,7 +35,10 @@ from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
 
 _RESTART = "restart the broker of this root, which recreates the table (docs/damaged-tables.md)"
-_RESTORE = "restore it from a backup or an earlier version of the file (docs/damaged-tables.md)"
+_RESTORE = (
+    "run sparklog repair, which has second copies of files in local folders, or restore it from a "
+    "backup or an earlier version of the file (docs/damaged-tables.md)"
+)
 
 _REMEDIES = {
     **{
@@ -140,7 +143,7 @@ def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
             missing = commit_path(expected)
             return damaged_file(table, missing, f"it is missing, and version {version} is there")
         expected += 1
-        if fault := commit_fault(table.read_bytes(path)):
+        if fault := commit_fault(table.read_bytes(path), place_of(table, version)):
             return damaged_file(table, path, fault)
     return None
 
@@ -156,8 +159,11 @@ def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
     return None if version in checkpoints else f"it names checkpoint {version}, which is missing"
 
 
-def commit_fault(content: bytes) -> str | None:
-    """Return the reason why `content` is not the commit that was written, or `None`."""
+def commit_fault(content: bytes, place: str | None = None) -> str | None:
+    """Return the reason why `content` is not the commit that was written, or `None`.
+
+    Parameters: `place`, that of the commit, see `place_of`.
+    """
     try:
         actions = [json_value(line) for line in content.splitlines() if line.strip()]
     except ValueError as error:
@@ -165,7 +171,7 @@ def commit_fault(content: bytes) -> str | None:
     if not all(isinstance(action, dict) for action in actions):
         return "it has lines that are not actions"
     try:
-        check_commit_text(content)
+        check_commit_text(content, place)
     except MALFORMED as error:
         return one_line(error)
     return None

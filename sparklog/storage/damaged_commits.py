@@ -17,12 +17,18 @@ USER_METADATA = "userMetadata"
 CHECKSUM = "sparklogChecksum"
 """The field of `commitInfo` with the checksum of the lines after it."""
 
+PLACE = "sparklogPlace"
+"""The field of `commitInfo` with the commit's table and version, such as `topics/7`."""
+
+INFO_CHECKSUM = "sparklogInfoChecksum"
+"""The last field of `commitInfo`, with the checksum of the line before the field."""
+
 METADATA_CHECKSUM = "sparklogMetadataChecksum"
 """The field of `commitInfo` with the checksum of the writer's own text."""
 
 COMMIT_REMEDY = (
-    "restore it from a copy of the root, or, in a broker's root, stop the broker, move the root "
-    "away and start the broker: it copies its replicas from the other brokers"
+    "run sparklog repair, or restore it from a copy of the root, or, in a broker's root, stop the "
+    "broker, move the root away and start the broker: it copies its replicas from the other brokers"
 )
 
 MALFORMED = (
@@ -36,24 +42,57 @@ MALFORMED = (
 """The exceptions that reading a malformed commit may raise."""
 
 
-def check_commit_text(text: bytes) -> None:
-    """Raise `ValueError` if a commit differs from what was written."""
-    check_written(text, json_value(text.partition(b"\n")[0]) if text else {})
+class MisplacedCommitError(ValueError):
+    """A commit that was written as another version, or to another table."""
 
 
-def check_written(text: bytes, first: Mapping[str, Any]) -> None:
+def place_of(table: Location, version: int) -> str:
+    """Return the value of `PLACE` in a commit of a table."""
+    return f"{table.uri.rsplit('/', 1)[-1]}/{version}"
+
+
+def check_commit_text(text: bytes, place: str | None = None) -> None:
+    """Raise `ValueError` if a commit differs from what was written at a place, if one is given."""
+    check_written(text, json_value(text.partition(b"\n")[0]) if text else {}, place)
+
+
+def check_written(text: bytes, first: Mapping[str, Any], place: str | None = None) -> None:
     """Raise `ValueError` if a commit with this first action differs from what was written."""
     if not text:
         raise ValueError("it is empty")
     lines = text.partition(b"\n")[2]
     info = first.get("commitInfo") or {}
     check_metadata(info)
+    if (PLACE in info or INFO_CHECKSUM in info) and not _is_info_sound(text):
+        raise ValueError("it is changed: its first line does not match its checksum")
+    written_at = info.get(PLACE)
+    if place is not None and written_at is not None and written_at != place:
+        raise MisplacedCommitError(f"it is another commit: that of {written_at}")
     checksum = info.get(CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("it is cut or changed: its lines do not match their checksum")
     if checksum is None:
         # A commit of another writer has no checksum. Its last line must be complete JSON.
         json_value(text[text.rstrip().rfind(b"\n") + 1 :])
+
+
+def with_info_checksum(first: bytes) -> bytes:
+    """Return the first line of a commit, `{"commitInfo":{...}}`, with a checksum at its end."""
+    checksum = xxhash.xxh3_64_hexdigest(first)
+    return first.removesuffix(b"}}") + f',"{INFO_CHECKSUM}":"{checksum}"}}}}'.encode()
+
+
+def _is_info_sound(text: bytes) -> bool:
+    first = text.partition(b"\n")[0]
+    return first == with_info_checksum(first[: first.rfind(_INFO_FIELD)] + b"}}")
+
+
+_INFO_FIELD = f',"{INFO_CHECKSUM}":'.encode()
+
+
+def names_its_place(text: bytes) -> bool:
+    """Return whether a commit names its table and version; delta-rs's own commits do not."""
+    return f'"{PLACE}"'.encode() in text.partition(b"\n")[0]
 
 
 def check_metadata(info: Mapping[str, Any]) -> None:
@@ -64,10 +103,10 @@ def check_metadata(info: Mapping[str, Any]) -> None:
         raise ValueError("it is changed: its userMetadata does not match its checksum")
 
 
-def matches_checksum(text: bytes) -> bool:
-    """Return whether a commit is as it was written."""
+def matches_checksum(text: bytes, place: str | None = None) -> bool:
+    """Return whether a commit is as it was written at a place, if one is given."""
     try:
-        check_commit_text(text)
+        check_commit_text(text, place)
     except MALFORMED:
         return False
     return True

@@ -15,8 +15,15 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
-from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, fetch_log, write_log
+from sparklog.storage.delta_log_files import (
+    CHECKPOINT_HINT,
+    LOG_FOLDER,
+    complete_checkpoint,
+    fetch_log,
+    write_log,
+)
 from sparklog.storage.delta_snapshots import open_delta_table
+from sparklog.storage.file_copies import copy_file, has_copies, keep_copies_from
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import background_thread
@@ -135,11 +142,22 @@ def write_checkpoint(table: Location) -> None:
     if not table.is_local:
         write_store_checkpoint(table)
         return
-    open_delta_table(table).create_checkpoint()
+    opened = open_delta_table(table)
+    opened.create_checkpoint()
     if table.is_synced:
         # Synced before a clean-up removes the commits that the checkpoint replaces.
         names = Path(table.uri, LOG_FOLDER).glob("*checkpoint*")
         table.sync(f"{LOG_FOLDER}/{name.name}" for name in names)
+    if has_copies(table):
+        _copy_checkpoint(table, opened)
+
+
+def _copy_checkpoint(table: Location, opened: DeltaTable) -> None:
+    """Write copies of a new checkpoint, and remove those of commits before it."""
+    version, parts = complete_checkpoint(table.names(LOG_FOLDER))
+    for part in parts:
+        copy_file(table, str(opened.metadata().id), f"{LOG_FOLDER}/{part}")
+    keep_copies_from(table, version)
 
 
 def write_store_checkpoint(table: Location) -> None:

@@ -20,7 +20,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from sparklog.clock import clocks, is_ago
-from sparklog.errors import StorageError
+from sparklog.errors import DamagedError, StorageError
+from sparklog.model import LOG
 from sparklog.storage.commits import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
@@ -40,6 +41,7 @@ from sparklog.storage.commits import (
     read_commit,
 )
 from sparklog.storage.commits_ahead import CommitsAhead
+from sparklog.storage.damaged_commits import COMMIT_REMEDY, place_of
 from sparklog.storage.delta_checkpoints import (
     CHECKPOINT_INTERVAL,
     DEFAULT_CHECKPOINT_INTERVAL,
@@ -50,6 +52,13 @@ from sparklog.storage.delta_checkpoints import (
 from sparklog.storage.delta_log_files import commit_path, has_commit, newest_after
 from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.errors import STORE_ERRORS
+from sparklog.storage.file_copies import (
+    copy_file,
+    has_copies,
+    is_commit_lost,
+    remove_copies,
+    write_copy,
+)
 from sparklog.storage.json_text import json_bytes
 from sparklog.storage.location import Location, one_line
 
@@ -106,6 +115,8 @@ class DeltaLog:
         self.location = table
         self._explains = explains
         self._cleans_up = cleans_up
+        self._text = b""
+        self._is_of_batches = table.uri.endswith(f"/{LOG.name}")
         self._load(version)
         self.empty_commits = 0
         """The number of commits since the log was opened that change nothing; its owner counts."""
@@ -136,6 +147,8 @@ class DeltaLog:
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
         check_commits(self.location, self.version, self._explains)
+        if version is None:
+            self._check_newest()
         metadata = self.snapshot.metadata()
         self.table_id = str(metadata.id)
         """The id that Delta gave the table when it was created."""
@@ -145,6 +158,16 @@ class DeltaLog:
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
         """The number of commits between two of Delta's checkpoints of the table."""
+
+    def _check_newest(self) -> None:
+        """Raise `DamagedError` if the table had a later commit, which is gone.
+
+        If the loaded commit is gone, too, clean-up may have removed both.
+        """
+        is_lost = is_commit_lost(self.location, self.version + 1)
+        if is_lost and has_commit(self.location, self.version):
+            path = f"{self.location.uri}/{commit_path(self.version + 1)}"
+            raise DamagedError(path, "it is missing, and its second copy is there", COMMIT_REMEDY)
 
     def _held_transactions(self) -> dict[str, int]:
         try:
@@ -289,6 +312,7 @@ class DeltaLog:
         transactions = transactions or {}
         self._ahead.drop()
         self._check_protocol()
+        self._check_newest()
         commit_id = commit_id or uuid.uuid4().hex
         self.is_uncertain = True
         self.taken_by = None
@@ -314,11 +338,30 @@ class DeltaLog:
         self.is_uncertain = False
         if is_mine:
             self.version += 1
+            self._copy(added, removed)
             self.transactions |= transactions
             self._polled_at = clocks()
             if self._cleans_up:
                 self.write_due_checkpoint()
         return is_mine
+
+    def _copy(self, added: Sequence[AddedFile], removed: Sequence[RemovedFile]) -> None:
+        """Write copies of the newest commit and of its files, in place of those it removes.
+
+        The batch files of a log have other replicas instead.
+        """
+        if not has_copies(self.location):
+            return
+        text, self._text = self._text, b""
+        path = commit_path(self.version)
+        if text:
+            write_copy(self.location, self.table_id, path, text)
+        else:
+            copy_file(self.location, self.table_id, path)
+        if not self._is_of_batches:
+            for file in added:
+                copy_file(self.location, self.table_id, file.path)
+            remove_copies(self.location, (file.path for file in removed))
 
     def next_commit(self) -> Commit | None:
         """Return the commit after the loaded version, without advancing to it."""
@@ -399,7 +442,10 @@ class DeltaLog:
         user_metadata: str | None,
     ) -> bool:
         now_ms = time.time_ns() // 1_000_000
-        text = commit_text(cause, added, removed, transactions, commit_id, user_metadata, now_ms)
+        place = place_of(self.location, self.version + 1)
+        given = (cause, added, removed, transactions, commit_id, user_metadata)
+        text = commit_text(*given, now_ms, place)
+        self._text = text
         try:
             self.location.put_new(commit_path(self.version + 1), text)
         except FileExistsError:

@@ -6,11 +6,13 @@ files are not read: they are kept for time travel for a short time, and no proce
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.storage.control_table_damage import commit_fault, content_fault
+from sparklog.storage.damaged_commits import place_of
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
@@ -19,17 +21,19 @@ from sparklog.storage.delta_log_files import (
     has_version,
     last_checkpoint,
 )
+from sparklog.storage.file_copies import MISSING, find_faults
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ParquetContent
 
-LogFileFault = Literal["damaged_commit", "missing_commit", "damaged_checkpoint"]
+LogFileFault = Literal["damaged_commit", "missing_commit", "damaged_checkpoint", "damaged_copy"]
 """The kinds of damage to a table's log."""
 
 LOG_FILE_FAULTS: tuple[LogFileFault, ...] = (
     "damaged_commit",
     "missing_commit",
     "damaged_checkpoint",
+    "damaged_copy",
 )
 
 
@@ -65,10 +69,9 @@ def check_log(table: Location) -> LogCheck:
     commits = {int(name[:20]) for name in names if has_version(name) and name[20:] == ".json"}
     damaged: list[DamagedLogFile] = []
     files = size_bytes = 0
-    newest, last = None, None
+    last = None
     while True:
         version, parts = complete_checkpoint(names, last)
-        newest = version if newest is None else newest
         faults = []
         for part in parts:
             content = table.read_bytes(f"{LOG_FOLDER}/{part}")
@@ -83,10 +86,9 @@ def check_log(table: Location) -> LogCheck:
             for part, fault in faults
         ]
         last = version - 1
-    hinted = last_checkpoint(table)
-    if hinted > newest:
+    fault = _hint_fault(table, names) if CHECKPOINT_HINT in names else None
+    if fault is not None:
         path = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
-        fault = f"it names checkpoint {hinted}, which is missing"
         damaged.append(DamagedLogFile("damaged_checkpoint", path, fault))
     end = max(commits, default=version)
     wanted = range(version + 1, end + 1)
@@ -101,12 +103,36 @@ def check_log(table: Location) -> LogCheck:
             of_commits.append(DamagedLogFile("missing_commit", path, "it is missing"))
             continue
         size_bytes += len(commit)
-        found = commit_fault(commit)
+        found = commit_fault(commit, place_of(table, number))
         if found is not None:
             of_commits.append(DamagedLogFile("damaged_commit", path, found))
     if not of_commits and (version >= 0 or 0 in commits):
         damaged = [one._replace(is_dispensable=True) for one in damaged]
-    return LogCheck([*damaged, *of_commits], files, size_bytes)
+    known = {one.path for one in (*damaged, *of_commits)}
+    of_copies = [one for one in _differing(table) if one.path not in known]
+    return LogCheck([*damaged, *of_commits, *of_copies], files, size_bytes)
+
+
+def _differing(table: Location) -> Iterator[DamagedLogFile]:
+    """Yield the files of a log that differ from their second copies, and damaged copies."""
+    for one in find_faults(table):
+        if one.is_of_copy:
+            yield DamagedLogFile("damaged_copy", one.path, one.fault, is_dispensable=True)
+        elif one.path.endswith(".parquet"):
+            yield DamagedLogFile("damaged_checkpoint", one.path, one.fault)
+        elif one.fault == MISSING:
+            yield DamagedLogFile("missing_commit", one.path, one.fault)
+        else:
+            yield DamagedLogFile("damaged_commit", one.path, one.fault)
+
+
+def _hint_fault(table: Location, names: Collection[str]) -> str | None:
+    """Return the reason why the hint of a log names no checkpoint that is there, or `None`."""
+    hinted = last_checkpoint(table)
+    if hinted < 0:
+        return "it is malformed"
+    version, _ = complete_checkpoint(names, hinted)
+    return None if version == hinted else f"it names checkpoint {hinted}, which is missing"
 
 
 def _commit(table: Location, version: int) -> bytes | None:

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from sparklog.errors import StorageError
 from sparklog.storage.commits import AddedFile, Cause, RemovedFile, commit_content, commit_text
 from sparklog.storage.control_table_damage import commit_fault
+from sparklog.storage.damaged_commits import place_of
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
@@ -50,7 +51,9 @@ def write_recovered_checkpoint(
         # Delta needs a commit at the checkpoint's version in some cases, and it is harmless.
         for number in range(max(base, 0), version + 1):
             content = commit_content(table, number)
-            if number > base and (content is None or commit_fault(content) is not None):
+            if number > base and (
+                content is None or commit_fault(content, place_of(table, number)) is not None
+            ):
                 damaged.append(number)
                 content = commit_text(Cause("REPAIR"), [], [], {}, "", None, now_ms)
             if content is not None:

@@ -205,6 +205,11 @@ class RequestTable:
         create_table(self.root, self._schema)
         _log.error("request table recreated", table=self.location.uri, reason=reason)
 
+    def reopen(self) -> None:
+        """Open the table as another process does; mend or recreate it if it is damaged."""
+        with self._lock:
+            self._reopen()
+
     def _reopen(self) -> None:
         """Open the table again; a client may have replaced it by another one."""
         _log.info("request table opened again", table=self.location.uri)

@@ -31,10 +31,13 @@ import pyarrow.parquet as pq
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
     fetch_log,
+    has_version,
     is_checkpoint,
     newest_checkpoint,
 )
 from sparklog.storage.delta_snapshots import open_delta_table, open_table
+from sparklog.storage.file_copies import FOLDER as COPIES_FOLDER
+from sparklog.storage.file_copies import copy_path
 from sparklog.storage.json_text import json_value
 from sparklog.storage.local_files import StoredFile
 from sparklog.storage.location import Location
@@ -143,7 +146,8 @@ def vacuum_table(
     if not found and not checkpoints:
         return VacuumReport()
     files = read_table_files(table)
-    dead = [file for file in found if file.path not in files.live]
+    live = files.live | {copy_path(path) for path in files.live}
+    dead = [file for file in found if file.path not in live]
     old = [file for file in dead if _is_old(file, files, delays, now_ms)]
     if any(file.path not in files.removed_at_ms for file in old):
         named = frozenset(named_elsewhere())
@@ -224,10 +228,13 @@ def interval_ms(text: str | None) -> int:
 def _may_be_removed(path: str) -> bool:
     """Return whether a file is one that sparklog or Delta writes: a data or an unfinished file.
 
-    Finished files of the log are left to Delta's clean-up, files of other kinds to their owner.
+    Finished files of the log and their copies are left to clean-up, files of other kinds to their
+    owner.
     """
     if _UNFINISHED.fullmatch(path):
         return True
+    if path.startswith(f"{COPIES_FOLDER}/") and has_version(path.removeprefix(f"{COPIES_FOLDER}/")):
+        return False
     return path.endswith(".parquet") and not path.startswith(f"{LOG_FOLDER}/")
 
 

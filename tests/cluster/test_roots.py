@@ -110,6 +110,7 @@ def test_an_interrupted_creation_is_completed(root: Location, kind: Kind) -> Non
             shutil.rmtree(Path(cut.uri, name))
         if missing == 0:
             Path(cut.uri, FORMAT.name, "_delta_log", f"{1:020}.json").unlink()
+            Path(cut.uri, FORMAT.name, "_second_copies", f"{1:020}.json").unlink()
             ids.pop(FORMAT.name)
         kind.create(cut)
         assert {name: table_identity(cut.child(name)) for name in ids} == ids

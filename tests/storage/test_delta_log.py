@@ -136,11 +136,14 @@ def test_readers_in_one_process_share_a_sound_commit(table: ControlTable) -> Non
     assert commit is not None
     assert read_commit(table.location, 1) is commit
     path = commit_file(table, 1)
-    path.write_bytes(path.read_bytes().replace(b'"operation":"WRITE"', b'"operation":"MERGE"'))
-    assert read_commit(table.location, 1) == commit
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedError):
-        read_commit(table.location, 1)
+    written = path.read_bytes()
+    changed = written.replace(b'"operation":"WRITE"', b'"operation":"MERGE"')
+    for damaged in (changed, written[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedError):
+            read_commit(table.location, 1)
+    path.write_bytes(written)
+    assert read_commit(table.location, 1) is commit
 
 
 def test_an_empty_commit_is_damage_to_every_reader(table: ControlTable) -> None:

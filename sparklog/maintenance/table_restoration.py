@@ -1,0 +1,134 @@
+"""Restoration of the tables of a root from the second copies of their files.
+
+The bytes that were written take the place of damaged ones under the same name, so neither a commit
+nor the owner of the root is needed, and brokers and clients may run. It works without a connection:
+a client cannot connect while a table of the cluster root is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from sparklog.cluster.connection import Connection
+from sparklog.cluster.repairs import Fault, Repair, finding
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
+from sparklog.storage.delta_log_files import LOG_FOLDER
+from sparklog.storage.delta_snapshots import table_identity
+from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.file_copies import (
+    MISSING,
+    CopyFault,
+    complete_copies,
+    find_faults,
+    has_copies,
+    restore_from_copies,
+)
+from sparklog.storage.location import Location
+from sparklog.storage.vacuum import read_table_files
+
+_UNREADABLE_LOG = (
+    *UNREADABLE,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    pa.ArrowException,
+)
+"""The errors of reading the log of a table that has no sound copies."""
+
+_REMEDY = "run sparklog repair: its second copy is sound"
+
+
+def restore_cluster_root(
+    root: Location, *, is_dry_run: bool = False, now_ms: int = 0
+) -> list[Repair]:
+    """Restore the damaged files of a cluster root that have copies; return them.
+
+    Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
+    """
+    return list(_restored(root, (FORMAT, *CLUSTER_TABLES), None, now_ms, is_dry_run=is_dry_run))
+
+
+def restore_broker_roots(
+    connection: Connection, *, is_dry_run: bool = False, now_ms: int = 0
+) -> list[Repair]:
+    """Restore the damaged files of all broker roots that have copies; return them."""
+    found: list[Repair] = []
+    for broker in connection.metadata().brokers.values():
+        for uri in broker.online_roots.values():
+            root = Location.of(uri, connection.storage_options)
+            tables = (FORMAT, *BROKER_TABLES)
+            found += _restored(root, tables, broker.broker_id, now_ms, is_dry_run=is_dry_run)
+    return found
+
+
+def _restored(
+    root: Location,
+    tables: Sequence[TableSchema],
+    broker_id: int | None,
+    now_ms: int,
+    *,
+    is_dry_run: bool,
+) -> Iterator[Repair]:
+    if not root.is_local:
+        return
+    present = set(root.names())
+    for schema in tables:
+        table = root.child(schema.name)
+        if schema.name not in present or not has_copies(table):
+            continue
+        act = find_faults if is_dry_run else restore_from_copies
+        faults = act(table)
+        live = _live(table, schema)
+        if live:
+            faults += [one for one in act(table, live) if one not in faults]
+        if not is_dry_run:
+            _complete(table, live)
+        for one in faults:
+            outcome = "the second copy was written again"
+            if not one.is_of_copy:
+                outcome = "the file was restored from its second copy"
+            yield finding(
+                fault_of(one),
+                one.fault,
+                root.uri,
+                schema.name,
+                broker_id=broker_id,
+                path=one.path,
+                remedy=_REMEDY,
+                now_ms=now_ms,
+            )._replace(
+                state="found" if is_dry_run else "repaired", outcome="" if is_dry_run else outcome
+            )
+
+
+def fault_of(fault: CopyFault) -> Fault:
+    """Return the kind of a finding about a file that differs from its copy."""
+    if fault.is_of_copy:
+        return "damaged_copy"
+    if not fault.path.startswith(f"{LOG_FOLDER}/"):
+        return "damaged_table_file"
+    if fault.path.endswith(".parquet"):
+        return "damaged_checkpoint"
+    return "missing_commit" if fault.fault == MISSING else "damaged_commit"
+
+
+def _live(table: Location, schema: TableSchema) -> frozenset[str]:
+    """Return the live files of a control table; none if its log cannot be read."""
+    if schema is LOG:
+        return frozenset()
+    try:
+        return read_table_files(table).live
+    except _UNREADABLE_LOG:
+        return frozenset()
+
+
+def _complete(table: Location, live: frozenset[str]) -> None:
+    """Write the copies that a table lacks: those of an earlier release, or lost ones."""
+    try:
+        complete_copies(table, table_identity(table)[0], live)
+    except _UNREADABLE_LOG:
+        # A table that cannot be opened has no file that may be copied.
+        return

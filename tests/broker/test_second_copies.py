@@ -1,0 +1,282 @@
+"""Second copies of the files of tables in local folders: detection and repair of damage by them.
+
+Each test is a case of `python -m tests.faults.damage` that was silent, lost something, or needed a
+backup before there were copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.connection import Connection
+from sparklog.errors import DamagedError, StorageError
+from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
+from sparklog.groups.group import GroupFence
+from sparklog.maintenance.repair import repair
+from sparklog.maintenance.scrub import scrub
+from sparklog.maintenance.table_restoration import restore_cluster_root
+from sparklog.model import (
+    CONSUMER_OFFSETS,
+    CONTROLLER,
+    PARTITION_STATE,
+    TOPICS,
+    TableSchema,
+    TopicIdPartition,
+)
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.location import Location
+from sparklog.storage.vacuum import Delays, vacuum_table
+from sparklog.testing import LocalCluster
+from tests.broker.damaging import cut, flip_byte
+from tests.broker.states import check_at_rest
+
+Start = Callable[..., LocalCluster]
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+each_damage = pytest.mark.parametrize(
+    "damage", [Path.unlink, empty, cut, flip_byte], ids=lambda one: one.__name__
+)
+
+
+@pytest.fixture
+def three(start: Start) -> LocalCluster:
+    """Three brokers in sync, and a committed record."""
+    cluster = start(0, 1, 2, min_isr=2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    return cluster
+
+
+def commits(cluster: LocalCluster, table: str) -> list[Path]:
+    return sorted((cluster.root / table / "_delta_log").glob("*.json"))
+
+
+def live_file(cluster: LocalCluster, name: str) -> Path:
+    return max((cluster.root / "cluster" / name).glob("*.parquet"), key=lambda one: one.name)
+
+
+def restored(cluster: LocalCluster) -> list[str]:
+    """Repair without a connection, as the command does; return the restored files."""
+    return [one.path or "" for one in restore_cluster_root(cluster.location())]
+
+
+@each_damage
+@pytest.mark.parametrize("schema", [TOPICS, PARTITION_STATE], ids=lambda one: one.name)
+@pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "file"])
+def test_a_table_that_every_process_needs_is_restored(
+    three: LocalCluster, schema: TableSchema, damage: Callable[[Path], object], is_commit: bool
+) -> None:
+    """Brokers did not start and clients did not connect until a backup was restored."""
+    name = schema.name
+    file = commits(three, f"cluster/{name}")[-1] if is_commit else live_file(three, name)
+    for broker in (0, 1, 2):
+        three.crash(broker)
+    damage(file)
+    with pytest.raises(DamagedError) as refused:
+        three.restart(0)
+    assert f"cluster/{name}" in str(refused.value)
+    assert "sparklog repair" in str(refused.value)
+    assert restored(three) == [str(file.relative_to(three.root / "cluster" / name))]
+    for broker in (0, 1, 2):
+        three.restart(broker)
+    three.reconnect()
+    check_at_rest(three, "a")
+    assert restored(three) == []
+
+
+def test_a_first_commit_in_the_place_of_a_later_one_is_damage(three: LocalCluster) -> None:
+    """delta-rs writes no checksum into the commit that creates a table. In the place of the newest
+    commit of `topics` it was taken for that one: all topics were gone, and brokers started.
+    """
+    first, *_, newest = commits(three, "cluster/topics")
+    newest.write_bytes(first.read_bytes())
+    with pytest.raises(DamagedError, match="cluster/topics"):
+        Connection(str(three.root / "cluster")).metadata()
+    assert len(restored(three)) == 1
+    assert Connection(str(three.root / "cluster")).metadata().topic("t").topic == "t"
+
+
+def test_a_commit_in_the_place_of_another_ones_is_damage(three: LocalCluster) -> None:
+    """Its checksum is right, so the commit of an earlier version, or of another table, counted."""
+    newest = commits(three, "cluster/partition_state")[-1]
+    for other in (
+        commits(three, "cluster/partition_state")[-2],
+        commits(three, "cluster/brokers")[-1],
+    ):
+        written = newest.read_bytes()
+        newest.write_bytes(other.read_bytes())
+        with pytest.raises(DamagedError, match="another commit"):
+            ControlTable(three.location(), PARTITION_STATE)
+        newest.write_bytes(written)
+
+
+def test_a_file_in_the_place_of_an_older_one_is_damage(three: LocalCluster) -> None:
+    """An older state of `controller` was read as the newest one: its pages have checksums of their
+    own. A file of another table was read as rows of nulls.
+    """
+    three.crash(0)
+    three.fence(0)
+    newest = live_file(three, "controller")
+    others = [*(three.root / "cluster" / "controller").glob("*.parquet")]
+    older = min(others, key=lambda one: one.name)
+    for other in (older, live_file(three, "topics")):
+        assert other != newest
+        newest.write_bytes(other.read_bytes())
+        with pytest.raises(DamagedError, match="the checksum in its name"):
+            ControlTable(three.location(), CONTROLLER).rows()
+    assert len(restored(three)) == 1
+    assert ControlTable(three.location(), CONTROLLER).rows().num_rows == 1
+
+
+def test_a_lost_newest_commit_does_not_set_a_group_back(three: LocalCluster) -> None:
+    """Without the newest commit a table is a sound table of the version before: the offset that a
+    consumer had committed was gone without a word.
+    """
+    key = TopicIdPartition(three.connection.metadata().topic("t").topic_id, 0)
+
+    def offsets() -> CommittedOffsets:
+        connection = Connection(str(three.root / "cluster"))
+        return CommittedOffsets(connection.root.consumer_offsets, three.clock)
+
+    for offset in (1, 2):
+        committed = {key: ("t", OffsetAndMetadata(offset, "", 0))}
+        offsets().commit("g", GroupFence(1, 1), committed)
+    writer = offsets()
+    writer.fetch("g")
+    commits(three, "cluster/consumer_offsets")[-1].unlink()
+    with pytest.raises(DamagedError, match="second copy is there"):
+        offsets().fetch("g")
+    assert [one.fault for one in scrub(three.connection).findings] == ["missing_commit"]
+    assert len(restored(three)) == 1
+    assert offsets().fetch("g")[key].offset == 2
+    offsets().commit("g", GroupFence(1, 1), {key: ("t", OffsetAndMetadata(3, "", 0))})
+
+
+def test_no_writer_takes_the_version_of_a_lost_commit(three: LocalCluster) -> None:
+    """Then its copy would be replaced, and nothing would show that it had been there."""
+    table = ControlTable(three.location(), CONSUMER_OFFSETS)
+    rows = table.rows()
+    table.compare_and_set(rows)
+    opened = ControlTable(three.location(), CONSUMER_OFFSETS)
+    opened.compare_and_set(rows)
+    commits(three, "cluster/consumer_offsets")[-1].unlink()
+    with pytest.raises(StorageError):
+        table.compare_and_set(rows)
+    assert len(restored(three)) == 1
+
+
+@each_damage
+def test_a_stopped_brokers_journal_is_restored(
+    three: LocalCluster, damage: Callable[[Path], object]
+) -> None:
+    """The broker did not start until the commit was restored, or its root was emptied."""
+    three.crash(1)
+    damage(commits(three, "broker-1/log")[-2])
+    assert [one.table_name for one in scrub(three.connection).findings] == ["log"]
+    assert {one.state for one in repair(three.connection)} == {"repaired"}
+    three.restart(1)
+    assert three.partition("t", 0).isr == [0, 1, 2]
+    check_at_rest(three, "a")
+    assert scrub(three.connection).findings == []
+
+
+@pytest.mark.parametrize("other", ["broker-1/log", "broker-1/producer_state"])
+def test_a_misplaced_commit_of_a_journal_is_damage(three: LocalCluster, other: str) -> None:
+    """A log accepts a commit whose headers are damaged, in order to report them. It accepted a
+    sound commit in another one's place as well, and the broker's start ended with an IndexError.
+    """
+    three.crash(1)
+    damaged = commits(three, "broker-1/log")[-3]
+    damaged.write_bytes(commits(three, other)[-1].read_bytes())
+    with pytest.raises(DamagedError, match="another commit"):
+        three.restart(1)
+    assert "log" in {one.table_name for one in scrub(three.connection).findings}
+    repair(three.connection)
+    three.restart(1)
+    check_at_rest(three, "a")
+
+
+@each_damage
+def test_a_checkpoint_without_its_commits_is_restored(
+    three: LocalCluster, damage: Callable[[Path], object]
+) -> None:
+    """After clean-up the checkpoint is all that there is."""
+    write_checkpoint(three.location().child("topics"))
+    for commit in commits(three, "cluster/topics")[:-1]:
+        commit.unlink()
+    [checkpoint] = (three.root / "cluster" / "topics" / "_delta_log").glob("*.checkpoint.parquet")
+    damage(checkpoint)
+    assert restored(three) == [f"_delta_log/{checkpoint.name}"]
+    assert Connection(str(three.root / "cluster")).metadata().topic("t").topic == "t"
+
+
+@each_damage
+def test_a_damaged_copy_is_written_again(
+    three: LocalCluster, damage: Callable[[Path], object]
+) -> None:
+    """The original is not touched. A copy that is missing is written without a finding."""
+    copies = sorted((three.root / "cluster" / "topics" / "_second_copies").iterdir())
+    written = copies[-1].read_bytes()
+    damage(copies[-1])
+    found = [one.fault for one in scrub(three.connection).findings]
+    assert found == ([] if damage is Path.unlink else ["damaged_copy"])
+    assert len(restored(three)) == len(found)
+    assert copies[-1].read_bytes() == written
+    assert scrub(three.connection, restart=True).findings == []
+
+
+def test_a_copy_of_another_tables_file_restores_nothing(three: LocalCluster) -> None:
+    """A copy names its table and its path, so it is not taken for that of another file."""
+    topics = three.root / "cluster" / "topics"
+    newest = commits(three, "cluster/topics")[-1]
+    written = newest.read_bytes()
+    other = three.root / "cluster" / "partition_state" / "_second_copies" / newest.name
+    (topics / "_second_copies" / newest.name).write_bytes(other.read_bytes())
+    assert [one.fault for one in scrub(three.connection).findings] == ["damaged_copy"]
+    assert restored(three) == [f"_second_copies/{newest.name}"]
+    assert newest.read_bytes() == written
+
+
+def test_copies_go_with_their_originals(three: LocalCluster) -> None:
+    """A table has copies of what opening it needs, and no vacuum removes these."""
+    table = three.location().child("partition_state")
+    folder = three.root / "cluster" / "partition_state" / "_second_copies"
+    three.crash(2)
+    three.fence(2)
+    live = ControlTable(three.location(), PARTITION_STATE)._files
+    assert {one.name for one in folder.glob("part-*")} == set(live)
+    write_checkpoint(table)
+    versions = {one.name[:20] for one in folder.glob("[0-9]*")}
+    assert versions == {commits(three, "cluster/partition_state")[-1].name[:20]}
+    before = sorted(folder.iterdir())
+    vacuum_table(Location.of(table.uri), Delays(0, 0), 1 << 50)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_request_table_is_opened_again_by_its_running_broker(three: LocalCluster) -> None:
+    """The broker had the table in memory, so only new producers met the damage until a restart."""
+    damaged, other = (
+        commits(three, f"broker-0/{name}") for name in ("produce_requests", "delayed_operations")
+    )
+    damaged[0].write_bytes(other[0].read_bytes())
+    assert [one.table_name for one in scrub(three.connection).findings] == ["produce_requests"]
+    assert [one.state for one in repair(three.connection)] == ["requested"]
+    three.tick_until_idle()
+    assert scrub(three.connection, restart=True).findings == []
+    three.reconnect()
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
+def test_tables_that_their_owner_writes_again_have_no_copies(three: LocalCluster) -> None:
+    """They are written every few seconds, and rebuilt from the journal."""
+    for name in ("high_watermark_checkpoint", "delayed_operations", "produce_requests"):
+        assert not (three.root / "broker-0" / name / "_second_copies").exists()

@@ -1,0 +1,111 @@
+"""All cases, in several processes, and their outcomes as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.queues
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults.damage.cases import Case, all_cases
+from tests.faults.damage.judgement import Outcome, judge
+from tests.faults.damage.sound_cluster import Place
+from tests.faults.damage.trial import play
+
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where it exists: clusters are copied once for each case."""
+
+
+class Result(NamedTuple):
+    """A case, and its outcome."""
+
+    case: Case
+    outcome: Outcome
+
+    def line(self) -> str:
+        """Return the result as a line of JSON."""
+        return json.dumps({**self.case._asdict(), **self.outcome._asdict()})
+
+
+def read_results(file: Path) -> list[Result]:
+    """Return the results in a file."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    results = []
+    for line in lines:
+        found = json.loads(line)
+        results.append(
+            Result(
+                Case(*(found[name] for name in Case._fields)),
+                Outcome(*(found[name] for name in Outcome._fields)),
+            )
+        )
+    return results
+
+
+def new_place() -> Place:
+    """Return a folder with the sound clusters; the caller removes it by `remove_place`."""
+    within = MEMORY if MEMORY.is_dir() else None
+    return Place(Path(tempfile.mkdtemp(prefix="sparklog-damage-", dir=within)))
+
+
+def remove_place(place: Place) -> None:
+    """Remove a folder that `new_place` has made."""
+    shutil.rmtree(place.root.parent, ignore_errors=True)
+
+
+def cases_of(place: Place, matches: Sequence[str] = ()) -> list[Case]:
+    """Return the cases whose names contain all of `matches`."""
+    return [case for case in all_cases(place.trees) if all(text in str(case) for text in matches)]
+
+
+def sample(cases: Sequence[Case], count: int) -> list[Case]:
+    """Return `count` damages of each kind of file of each table, others at rest than at work.
+
+    Neighbouring kinds get different damages, so that each table gets all of them.
+    """
+    of_file: dict[tuple[str, ...], list[Case]] = {}
+    for case in cases:
+        of_file.setdefault(case[:-1], []).append(case)
+    chosen = []
+    for number, members in enumerate(of_file.values()):
+        step = max(1, len(members) // count)
+        places = {(number + one * step) % len(members) for one in range(count)}
+        chosen += [members[place] for place in sorted(places)]
+    return chosen
+
+
+def run(cases: Sequence[Case], seed: int, processes: int, done: Callable[[Result], object]) -> None:
+    """Play cases in processes of their own; call `done` with each result."""
+    shares = [cases[number::processes] for number in range(processes)]
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    workers = [context.Process(target=_play_share, args=(share, seed, results)) for share in shares]
+    for worker in workers:
+        worker.start()
+    running = len(workers)
+    while running:
+        result = results.get()
+        if result is None:
+            running -= 1
+        else:
+            done(result)
+    for worker in workers:
+        worker.join()
+
+
+def _play_share(
+    cases: Sequence[Case], seed: int, results: multiprocessing.queues.SimpleQueue[Result | None]
+) -> None:
+    place = new_place()
+    try:
+        for case in cases:
+            trial = play(place, case, seed)
+            if trial is not None:
+                results.put(Result(case, judge(trial)))
+    finally:
+        remove_place(place)
+        results.put(None)
