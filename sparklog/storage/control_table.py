@@ -23,8 +23,15 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from sparklog.errors import CommitConflictError, DamagedError, StorageError, TableReplacedError
+from sparklog.errors import (
+    AccessDeniedError,
+    CommitConflictError,
+    DamagedError,
+    StorageError,
+    TableReplacedError,
+)
 from sparklog.model import CLIENT_TABLES, TableSchema
+from sparklog.storage import local_files
 from sparklog.storage.commit_retries import moved, retrying
 from sparklog.storage.commits import (
     WRITE,
@@ -75,11 +82,14 @@ def create_table(root: Location, schema: TableSchema) -> None:
     try:
         if table.is_local:
             _create(table.uri, schema)
+            local_files.share_below(table.uri)
         else:
             _create_object(table, schema)
     except (CommitFailedError, FileExistsError):
         # Another process has created the table first.
         return
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         raise StorageError(f"no table can be created at {table.uri}: {one_line(error)}") from error
 

@@ -7,6 +7,7 @@ an object store is read once, into a local folder, where delta-rs makes the chec
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +19,7 @@ from sparklog.logger import get_logger
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, fetch_log, write_log
 from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.json_text import json_value
+from sparklog.storage.local_files import share
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import background_thread
 
@@ -136,10 +138,13 @@ def write_checkpoint(table: Location) -> None:
         write_store_checkpoint(table)
         return
     open_delta_table(table).create_checkpoint()
-    if table.is_synced:
-        # Synced before a clean-up removes the commits that the checkpoint replaces.
-        names = Path(table.uri, LOG_FOLDER).glob("*checkpoint*")
-        table.sync(f"{LOG_FOLDER}/{name.name}" for name in names)
+    names = [path.name for path in Path(table.uri, LOG_FOLDER).glob("*checkpoint*")]
+    for name in names:
+        # Those of other users cannot be changed, and were shared by them.
+        with suppress(OSError):
+            share(f"{table.uri}/{LOG_FOLDER}/{name}")
+    # Synced before a clean-up removes the commits that the checkpoint replaces.
+    table.sync(f"{LOG_FOLDER}/{name}" for name in names)
 
 
 def write_store_checkpoint(table: Location) -> None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from sparklog.errors import StorageError, UnreachableError
+from sparklog.errors import AccessDeniedError, StorageError, UnreachableError
 from sparklog.storage.commits import check_commits
 from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
 from sparklog.storage.errors import STORE_ERRORS
@@ -75,6 +75,8 @@ def _opened(
 ) -> _Opened:
     try:
         return open_at(table, version)
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         if version is not None:
             raise StorageError(
@@ -123,6 +125,8 @@ def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
         contents = fetch_log(table, version)
     except FileNotFoundError:
         return None
+    except AccessDeniedError:
+        raise
     except OSError as error:
         raise UnreachableError(
             f"the table at {table.uri} cannot be opened: {one_line(error)}"
