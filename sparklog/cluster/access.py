@@ -9,6 +9,7 @@ are enough.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -291,3 +292,69 @@ def _bucket_and_prefix(uri: str) -> tuple[str, str]:
 def policy_text(role: Role, uris: RootUris) -> str:
     """Return the policy of a role on S3 as JSON."""
     return json.dumps(s3_policy(role, uris), indent=2)
+
+
+def folder_commands(role: Role, uris: RootUris, principal: str) -> list[str]:
+    """Return the commands that give a role's permissions on folders to a user or group.
+
+    Parameters: `principal`, in setfacl's notation: `u:NAME` or `g:NAME`. The folders must exist.
+    Permission to write to a folder includes the removal of its files. Default ACLs apply to files
+    that are created later, whatever the umask of their creators.
+    """
+    grants = [
+        (f"{uri}/{path.removesuffix('*')}".rstrip("/"), action)
+        for action, roots, path in _covering(GRANTS[role])
+        for uri in uris.of(roots)
+    ]
+    roots = [uri for kind in Roots for uri in uris.of(kind) if _is_granted(uri, grants)]
+    commands = [f"setfacl -R -m o::-,d:o::- {_quoted(uri)}" for uri in dict.fromkeys(roots)]
+    folders = dict.fromkeys(folder for folder, _ in grants)
+    above = dict.fromkeys(
+        parent
+        for folder in folders
+        for root in roots
+        for parent in _between(root, folder)
+        if not any(_is_within(parent, other) for other in folders)
+    )
+    commands += [f"setfacl -m {principal}:x {_quoted(folder)}" for folder in above]
+    bits = {folder: _bits(folder, grants) for folder in folders}
+    for folder in sorted(folders):
+        covering = [other for other in folders if other != folder and _is_within(folder, other)]
+        if any(bits[other] == bits[folder] for other in covering):
+            continue
+        entry = f"{principal}:{bits[folder]}"
+        # A folder to which is only written: its files can be created and removed, but not read.
+        is_read = bits[folder] != "rwx"
+        given = f"-R -m {entry},d:{entry}" if is_read else f"-m {entry}"
+        commands.append(f"setfacl {given} {_quoted(folder)}")
+    return commands
+
+
+def _bits(folder: str, grants: Sequence[tuple[str, Action]]) -> str:
+    """Return the permissions on a folder; a grant on a folder includes the folders below it."""
+    actions = {action for other, action in grants if _is_within(folder, other)}
+    if Action.READ not in actions:
+        # Syncing a folder needs r.
+        return "rwx"
+    return "rX" if actions == {Action.READ} else "rwX"
+
+
+def _quoted(folder: str) -> str:
+    """Return a folder for the shell, in which * stands for any characters."""
+    return "*".join(shlex.quote(part) if part else "" for part in folder.split("*"))
+
+
+def _is_granted(root: str, grants: Sequence[tuple[str, Action]]) -> bool:
+    return any(_is_within(folder, root) for folder, _ in grants)
+
+
+def _is_within(folder: str, other: str) -> bool:
+    return folder == other or folder.startswith(f"{other}/")
+
+
+def _between(root: str, folder: str) -> list[str]:
+    """Return `root` and the folders between it and `folder`, which is not included."""
+    if not _is_within(folder, root) or folder == root:
+        return []
+    parts = folder.removeprefix(f"{root}/").split("/")
+    return ["/".join([root, *parts[:count]]) for count in range(len(parts))]

@@ -67,7 +67,7 @@ def read_format(location: Location) -> RootFormat | None:
     Raises `StorageError` if `location` is a file or cannot be reached, and `DamagedError` if the
     table is damaged.
     """
-    if location.is_local and Path(location.uri).is_file():
+    if location.is_local and os.path.isfile(location.uri):  # noqa: PTH113 - never raises
         raise StorageError(f"{location.uri} is a file: name a folder")
     table = location.child(model.FORMAT.name)
     try:

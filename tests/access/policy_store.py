@@ -6,8 +6,9 @@ is answered with 403 AccessDenied, as S3 does it: also GET and HEAD of a missing
 ListBucket is allowed with the object's key as s3:prefix. Beside the server's own control paths:
 
     PUT  /_policies/NAME   set the policy of the access key NAME; an empty content removes it
-    GET  /_refused         [[access key, action, resource], ...], the refused requests since the
-                           last such request
+    GET  /_refused         [[access key, action, resource, s3:prefix], ...], the refused requests
+                           since the last such request
+    GET  /_allowed         the same of all requests that were allowed, each once
     POST /_age?seconds=1   make all objects older
 """
 
@@ -22,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from re import Pattern
 from re import compile as compiled
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import Request as Call
 from urllib.request import urlopen
 from xml.etree import ElementTree as ET
@@ -33,6 +34,16 @@ from benchmarks.s3_store import Store, running_server
 
 Policy = Mapping[str, Any]
 """An identity policy: Version, and Statement, a list of Effect, Action, Resource, Condition."""
+
+
+class Asked(NamedTuple):
+    """An action that an access key has requested; `prefix` is the value of s3:prefix."""
+
+    sender: str
+    action: str
+    resource: str
+    prefix: str | None
+
 
 _ACTIONS = {
     "GET": "s3:GetObject",
@@ -87,13 +98,16 @@ class PolicyApi(S3Api):
     def __init__(self, latency_ms: float = 0.0) -> None:
         super().__init__(latency_ms)
         self.policies: dict[str, Policy] = {}
-        self.refused: list[tuple[str, str, str]] = []
+        self.refused: list[Asked] = []
+        self.allowed: set[Asked] = set()
 
     def _control(self, request: Request) -> Response:
         if request.bucket == "_refused":
             content = json.dumps(self.refused).encode()
             self.refused.clear()
             return Response(200, {}, content)
+        if request.bucket == "_allowed":
+            return Response(200, {}, json.dumps(list(self.allowed)).encode())
         if request.bucket == "_age":
             for bucket in self._buckets.values():
                 bucket.age(float(request.query["seconds"]))
@@ -114,32 +128,31 @@ class PolicyApi(S3Api):
             return self._removed(request, policy)
         if not key:
             action = "s3:ListBucket" if request.method in ("GET", "HEAD") else "s3:CreateBucket"
-            self._check(request, policy, action, bucket, query.get("prefix", ""))
+            self._check(request.sender, policy, action, bucket, query.get("prefix", ""))
             return super()._answered(request)
         action = _ACTIONS[request.method]
         if request.method == "DELETE" and "uploadId" in query:
             action = "s3:AbortMultipartUpload"
-        self._check(request, policy, action, f"{bucket}/{key}")
+        self._check(request.sender, policy, action, f"{bucket}/{key}")
         try:
             return super()._answered(request)
         except S3Error as error:
             if error.code == "NoSuchKey":
-                self._check(request, policy, "s3:ListBucket", bucket, key)
+                self._check(request.sender, policy, "s3:ListBucket", bucket, key)
             raise
 
+    def _is_allowed(self, policy: Policy, asked: Asked) -> bool:
+        if not allows(policy, asked.action, asked.resource, asked.prefix):
+            self.refused.append(asked)
+            return False
+        self.allowed.add(asked)
+        return True
+
     def _check(
-        self,
-        request: Request,
-        policy: Policy,
-        action: str,
-        resource: str,
-        prefix: str | None = None,
+        self, sender: str, policy: Policy, action: str, resource: str, prefix: str | None = None
     ) -> None:
         """Raise `S3Error` AccessDenied unless the policy allows the action."""
-        if not allows(policy, action, resource, prefix):
-            self.refused.append(
-                (request.sender, action, f"{request.bucket}/{prefix}" if prefix else resource)
-            )
+        if not self._is_allowed(policy, Asked(sender, action, resource, prefix)):
             raise S3Error(403, "AccessDenied", "Access Denied")
 
     def _removed(self, request: Request, policy: Policy) -> Response:
@@ -147,11 +160,11 @@ class PolicyApi(S3Api):
         keys = [one.text or "" for one in ET.fromstring(request.content).findall(".//{*}Key")]
         lines = []
         for key in keys:
-            if allows(policy, "s3:DeleteObject", f"{request.bucket}/{key}"):
+            resource = f"{request.bucket}/{key}"
+            if self._is_allowed(policy, Asked(request.sender, "s3:DeleteObject", resource, None)):
                 self._bucket(request.bucket).remove(key)
                 lines.append(f"<Deleted><Key>{key}</Key></Deleted>")
             else:
-                self.refused.append((request.sender, "s3:DeleteObject", f"{request.bucket}/{key}"))
                 lines.append(
                     f"<Error><Key>{key}</Key><Code>AccessDenied</Code>"
                     "<Message>Access Denied</Message></Error>"
@@ -169,9 +182,15 @@ class PolicyStore(Store):
         call = Call(f"{self.url}/_policies/{sender}", data=content, method="PUT")
         urlopen(call, timeout=60).close()
 
-    def refused(self) -> list[tuple[str, str, str]]:
-        """Return the requests that were refused since the last call: key, action, resource."""
-        return [tuple(one) for one in json.loads(self._call("GET", "_refused"))]
+    def refused(self, sender: str | None = None) -> list[Asked]:
+        """Return the requests of one or all senders that were refused since the last call."""
+        found = [Asked(*one) for one in json.loads(self._call("GET", "_refused"))]
+        return [one for one in found if sender in (None, one.sender)]
+
+    def allowed(self, sender: str) -> list[Asked]:
+        """Return the requests of a sender that were allowed so far, each once."""
+        found = [Asked(*one) for one in json.loads(self._call("GET", "_allowed"))]
+        return [one for one in found if one.sender == sender]
 
     def age(self, seconds: float) -> None:
         """Make all objects older, so that they are due for clean-up."""

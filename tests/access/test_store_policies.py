@@ -1,0 +1,199 @@
+"""The policies of the roles on S3: each is enough for its role, and each part of it is necessary.
+
+Each process has an access key of its own, and the server enforces the policies that `sparklog
+policy` prints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+
+import pytest
+
+from sparklog import Consumer
+from sparklog.cluster.access import Role
+from sparklog.storage import delta_checkpoints
+from tests.access.identities import (
+    CLIENTS,
+    CLUSTER,
+    COMMITS,
+    TOPIC,
+    IdentityCluster,
+    entries,
+    running_identities,
+    without,
+)
+from tests.access.policy_store import Asked, allows
+from tests.cli.command_line import Finished, run
+from tests.jobs.processes import wait_for
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IdentityCluster]:
+    with running_identities(tmp_path_factory.mktemp("identities")) as running:
+        yield running
+
+
+def command(cluster: IdentityCluster, name: str, *arguments: str) -> Finished:
+    """Run a command of the command line as an identity."""
+    options = json.dumps(cluster.store.options(name))
+    return run("--storage-options", options, *arguments, "--cluster", CLUSTER)
+
+
+def succeed(cluster: IdentityCluster, name: str, *commands: str) -> None:
+    for one in commands:
+        finished = command(cluster, name, *one.split())
+        assert finished.exit_code == 0, (one, finished)
+
+
+def consume(cluster: IdentityCluster, name: str) -> None:
+    cluster.consume(name)
+
+
+def be_a_member(cluster: IdentityCluster, name: str) -> None:
+    """Join groups as a dynamic and a static member, rebalance, and commit offsets several times."""
+    often = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
+    for number in range(3):
+        cluster.consume(name, group_id=f"dynamic-{number}", **often)
+        cluster.consume(name, group_id=f"static-{number}", group_instance_id="i", **often)
+    connection = cluster.connect(name)
+    with (
+        Consumer(connection, group_id="shared", **often) as one,
+        Consumer(connection, group_id="shared", **often) as other,
+    ):
+        for consumer in (one, other):
+            consumer.subscribe([TOPIC])
+
+        def is_shared() -> bool:
+            for consumer in (one, other):
+                consumer.poll(200)
+            return bool(one.assignment() and other.assignment())
+
+        wait_for(is_shared, "shared partitions")
+
+
+def produce(cluster: IdentityCluster, name: str) -> None:
+    cluster.produce(name, enable_idempotence=False)
+    cluster.produce(name)
+    for _ in range(COMMITS):
+        cluster.produce(name, transactional_id=name)
+
+
+def write_streams(cluster: IdentityCluster, name: str) -> None:
+    for one in range(COMMITS):
+        cluster.write_micro_batch(name, moves=one == 0)
+
+
+def audit(cluster: IdentityCluster, name: str) -> None:
+    succeed(
+        cluster,
+        name,
+        "audit",
+        "status",
+        "topics describe",
+        "brokers list",
+        "consumer-groups list",
+        f"get-offsets {TOPIC}",
+        "log-dirs --describe",
+    )
+    tables = (
+        "brokers controller topics partition_state leadership_history partition_history "
+        "controller_history producer_ids stream_writes consumer_groups consumer_group_heartbeats "
+        "consumer_offsets scrubs repairs configs high_watermark_checkpoint leader_epoch_checkpoint "
+        "delayed_operations producer_state produce_requests cleaner_offset_checkpoint truncations "
+        "replica_history refusals high_watermark_history batches leader_imbalance isr_history "
+        "elections config_history replica_progress lag"
+    )
+    for table in tables.split():
+        assert command(cluster, name, "query", f"select * from {table}").exit_code == 0
+
+
+def administrate(cluster: IdentityCluster, name: str) -> None:
+    group = f"{name}-group"
+    succeed(cluster, name, "topics create other --partitions 1 --replication-factor 3")
+    settings = {
+        "--entity-type topics --entity-name other": "retention.ms",
+        "--entity-type brokers --entity-default": "log.retention.ms",
+        "--entity-type clients --entity-default": "consumer_byte_rate",
+    }
+    for number in range(COMMITS):
+        changes = [
+            f"configs alter {entity} --add-config {key}={(number + 1) * 10**9}"
+            for entity, key in settings.items()
+        ]
+        reset = f"consumer-groups reset-offsets {group} --topic {TOPIC}:0 --to-offset {number}"
+        succeed(cluster, name, *changes, f"{reset} --execute")
+    succeed(
+        cluster,
+        name,
+        "topics alter other --partitions 2",
+        f"consumer-groups describe {group}",
+        f"consumer-groups delete {group}",
+        "elect-leaders --election-type preferred --all-topic-partitions",
+        "topics delete other",
+    )
+
+
+def operate(cluster: IdentityCluster, name: str) -> None:
+    succeed(cluster, name, "maintain", "scrub", "features")
+
+
+def back_up(cluster: IdentityCluster, name: str) -> None:
+    target = cluster.folder / "backup"
+    succeed(cluster, name, f"backup --to {target}")
+
+
+OPERATIONS: dict[Role, Callable[[IdentityCluster, str], None]] = {
+    Role.CONSUMER: consume,
+    Role.GROUP_MEMBER: be_a_member,
+    Role.PRODUCER: produce,
+    Role.STREAM_WRITER: write_streams,
+    Role.AUDITOR: audit,
+    Role.ADMIN: administrate,
+    Role.OPERATOR: operate,
+    Role.BACKUP: back_up,
+}
+
+
+@pytest.fixture(scope="module")
+def used(cluster: IdentityCluster) -> IdentityCluster:
+    """The cluster after all roles have done their operations, with a failover."""
+    cluster.produce(Role.PRODUCER.value)
+    for role, operation in OPERATIONS.items():
+        operation(cluster, role.value)
+        delta_checkpoints.await_checkpoints()
+    cluster.kill(1)
+    cluster.produce(Role.PRODUCER.value)
+    cluster.start(1)
+    cluster.await_in_sync()
+    return cluster
+
+
+def is_of(asked: Asked, action: str, pattern: str) -> bool:
+    """Return whether an entry of a policy allows a request."""
+    if action == "s3:ListBucket":
+        return asked.prefix is not None and fnmatchcase(asked.prefix, pattern)
+    return asked.prefix is None and fnmatchcase(f"arn:aws:s3:::{asked.resource}", pattern)
+
+
+def test_the_policies_are_enough(used: IdentityCluster) -> None:
+    """No request of any role was refused, except attempts of broker 2 to become the controller."""
+    lease = "logs/cluster/controller/"
+    refused = [one for one in used.store.refused() if not one.resource.startswith(lease)]
+    assert refused == []
+
+
+@pytest.mark.parametrize("name", [*(one.value for one in CLIENTS), "broker-0", "broker-2"])
+def test_each_part_of_a_policy_is_necessary(used: IdentityCluster, name: str) -> None:
+    """Each resource and prefix allows a request that no other part of the policy allows."""
+    given = used.policies[name]
+    requests = used.store.allowed(name)
+    superfluous = []
+    for number, action, pattern in entries(given):
+        mine = [one for one in requests if one.action == action and is_of(one, action, pattern)]
+        less = without(given, number, pattern)
+        if not any(not allows(less, one.action, one.resource, one.prefix) for one in mine):
+            superfluous.append((action, pattern))
+    assert superfluous == []
