@@ -152,7 +152,11 @@ _ADMIN_TABLES = (
 )
 _ADMIN = (
     _read(Roots.CLUSTER, _EVERYTHING, "the state of the cluster"),
-    _read(Roots.LOG_DIRS, ("format/*", "log/*", *_REPLICA_STATE), "offsets, log directories"),
+    _read(
+        Roots.LOG_DIRS,
+        ("format/*", *_logs("log"), *_REPLICA_STATE),
+        "offsets, log directories",
+    ),
     _write(
         Roots.CLUSTER,
         _tables(*_ADMIN_TABLES),

@@ -19,7 +19,7 @@ from sparklog.storage.object_store import (
     ObjectStore,
     object_store,
     same_scheme,
-    without_bodies,
+    without_secrets,
 )
 from sparklog.storage.parallel import reading_threads, sync_in_parallel
 from sparklog.storage.references import check_references, resolved
@@ -82,6 +82,12 @@ class Location:
             return cls._of_folder(unquote(parts.path), storage_options)
         if not parts.netloc:
             raise StorageError(f"root {uri} names no bucket: write {parts.scheme}://bucket/path")
+        if parts.password is not None or parts.query or parts.fragment:
+            # The rest of the URI is not shown: it may be a password or a signature.
+            raise StorageError(
+                f"a root at {parts.scheme}://{parts.hostname} has a password, a query or a "
+                "fragment in its URI: write the bucket and the path only, and credentials in storage.options"
+            )
         options = _fitting(uri, storage_options)
         check_references(options, uri)
         return cls(uri.rstrip("/"), options)
@@ -354,7 +360,7 @@ def one_line(error: Exception) -> str:
 
     The body of a store's response is reduced to its code. A stack trace starts at frame 0.
     """
-    text = " ".join(without_bodies(re.sub(r"\x1b\[\d*m", "", str(error))).split())
+    text = " ".join(without_secrets(re.sub(r"\x1b\[\d*m", "", str(error))).split())
     return re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
 
 

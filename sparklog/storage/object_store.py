@@ -72,6 +72,9 @@ _REFUSALS = re.compile(r"status code: 40[13]\b|\(code: (AccessDenied)\)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*(?:<\?xml[^>]*>)?\s*<Error\b.*(?:</Error>|$)|\s*<\?xml.*", re.DOTALL)
 """A response in XML within an error's text."""
+_USER = re.compile(r"//[^/@\s]*:[^/@\s]*@")
+"""The user and the password of a URL."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 _OPERATIONS: Mapping[str, Operation] = {
     "get": READ,
@@ -231,17 +234,18 @@ class ObjectStore:
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
 
 
-def without_bodies(text: str) -> str:
-    """Return an error's text with the code of a store's response in the place of the response.
+def without_secrets(text: str) -> str:
+    """Return an error's text without a store's response, except its code, and without passwords.
 
-    S3 quotes the headers of a request whose signature is wrong, and with them a session token.
+    S3 quotes the headers of a request whose signature is wrong, and with them a session token. The
+    URL of an endpoint or a proxy may have a user and a password.
     """
 
     def code(body: re.Match[str]) -> str:
         found = _CODE.search(body[0])
         return f" {found[1]}" if found else ""
 
-    return _BODY.sub(code, text)
+    return _USER.sub("//", _BODY.sub(code, text))
 
 
 def same_scheme(uri: str) -> str:
@@ -361,7 +365,7 @@ def _first_line(error: Exception) -> str:
 
     The body of a response is left out, except its code: some stores quote the request in it.
     """
-    return re.sub(r"\?[^\s)]*", "", without_bodies(str(error).strip()).split("\n", 1)[0])
+    return re.sub(r"\?[^\s)]*", "", without_secrets(str(error).strip()).split("\n", 1)[0])
 
 
 def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
@@ -371,6 +375,7 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
     client: dict[str, Any] = {}
     config: dict[str, Any] = {}
     for name, value in options.items():
+        _check_value(name, value, root)
         key = _PREFIX.sub("", name.lower())
         try:
             if key == "max_retries":
@@ -386,8 +391,10 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
             else:
                 config[name] = value
         except ValueError:
+            # The value is not shown: it may be a secret under a wrong name.
             raise StorageError(
-                f"the storage option {name} of {root} is {value!r}: give a number, or a time as 10s"
+                f"the storage option {name} of {root} is not usable: give a number, or a time as "
+                "10s"
             ) from None
     if backoff:
         retries["backoff"] = backoff
@@ -396,6 +403,21 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
         "client_options": client or None,
         "retry_config": retries or None,
     }
+
+
+def _check_value(name: str, value: str, root: str) -> None:
+    """Raise `StorageError` for a value on which the store's client would panic."""
+    if _UNPRINTABLE.search(value) and not name.lower().endswith("service_account_key"):
+        raise StorageError(
+            f"the storage option {name} of {root} has a line break or a control character: remove "
+            "it from the value, or from the variable that is referred to"
+        )
+    if name.lower().endswith(("endpoint", "endpoint_url")):
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.netloc or " " in value:
+            raise StorageError(
+                f"the storage option {name} of {root} is not a URL: write it as https://host:port"
+            )
 
 
 _PREFIX = re.compile(r"^(aws_|azure_|google_|backoff_config\.)")

@@ -36,6 +36,10 @@ Policy = Mapping[str, Any]
 """An identity policy: Version, and Statement, a list of Effect, Action, Resource, Condition."""
 
 
+ECHO: Policy = {"Statement": [], "Echo": True}
+"""A policy that refuses everything as S3 refuses a wrong signature: it quotes the request."""
+
+
 class Asked(NamedTuple):
     """An action that an access key has requested; `prefix` is the value of s3:prefix."""
 
@@ -123,6 +127,9 @@ class PolicyApi(S3Api):
         policy = self.policies.get(request.sender)
         if policy is None:
             return super()._answered(request)
+        if policy.get("Echo"):
+            quoted = "\n".join(f"{name}:{value}" for name, value in request.headers.items())
+            raise S3Error(403, "SignatureDoesNotMatch", f"<CanonicalRequest>{quoted}")
         bucket, key, query = request.bucket, request.key, request.query
         if request.method == "POST" and "delete" in query:
             return self._removed(request, policy)
@@ -181,6 +188,15 @@ class PolicyStore(Store):
         content = b"" if policy is None else json.dumps(policy).encode()
         call = Call(f"{self.url}/_policies/{sender}", data=content, method="PUT")
         urlopen(call, timeout=60).close()
+
+    @contextmanager
+    def refusing(self, sender: str, policy: Policy) -> Iterator[None]:
+        """Give an identity without a policy a policy within the block."""
+        self.set_policy(sender, policy)
+        try:
+            yield
+        finally:
+            self.set_policy(sender, None)
 
     def refused(self, sender: str | None = None) -> list[Asked]:
         """Return the requests of one or all senders that were refused since the last call."""
