@@ -86,7 +86,8 @@ class Location:
             # The rest of the URI is not shown: it may be a password or a signature.
             raise StorageError(
                 f"a root at {parts.scheme}://{parts.hostname} has a password, a query or a "
-                "fragment in its URI: write the bucket and the path only, and credentials in storage.options"
+                "fragment in its URI: write the bucket and the path only, and credentials in "
+                "storage.options"
             )
         options = _fitting(uri, storage_options)
         check_references(options, uri)

@@ -289,6 +289,7 @@ class _Writer(io.RawIOBase):
         self._store, self._path = store, path
         self._content = bytearray()
         self._parts: Any = None
+        self._has_failed = False
 
     def writable(self) -> bool:
         return True
@@ -306,13 +307,20 @@ class _Writer(io.RawIOBase):
         return len(view)
 
     def _write_part(self, content: bytes) -> None:
-        with self._store.errors_of("multipart", self._path):
-            self._parts.write(content)
+        try:
+            with self._store.errors_of("multipart", self._path):
+                self._parts.write(content)
+        except BaseException:
+            # obstore's writer has lost its path, and would put the rest to the bucket itself.
+            self._has_failed = True
+            raise
 
     def close(self) -> None:
         if self.closed:
             return
         super().close()
+        if self._has_failed:
+            return
         if self._parts is not None:
             with self._store.errors_of("multipart", self._path):
                 self._parts.close()
@@ -340,7 +348,8 @@ def _as_os_error(uri: str, kind: str) -> Iterator[None]:
             f"the store cannot put an object only where there is none ({_first_line(error)}): use "
             "one that can, or set conditional_put"
         ) from error
-    except BaseError as error:
+    except (BaseError, OSError) as error:
+        # obstore's reader and writer raise `OSError`.
         text = str(error)
         refusal = _REFUSALS.search(text)
         if refusal or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):

@@ -30,7 +30,7 @@ BUCKET = "logs"
 CLUSTER = f"s3://{BUCKET}/cluster"
 LOG_DIRS = [f"s3://{BUCKET}/broker-{one}" for one in range(3)]
 CLIENTS = [role for role in Role if role not in (Role.BROKER, Role.CONTROLLER)]
-COMMITS = 5
+COMMITS = 3
 """The commits between two checkpoints of the tables that clients write."""
 
 TOPIC, PARTITIONS, RECORDS = "t", 3, 6
@@ -104,7 +104,8 @@ class IdentityCluster:
         connection = self.connect(Role.OPERATOR.value)
 
         def is_in_sync() -> bool:
-            states = connection.metadata().partitions.values()
+            metadata = connection.metadata()
+            states = [metadata.partition(TOPIC, one) for one in range(PARTITIONS)]
             in_sync = [one.leader is not None and len(one.isr) == 3 for one in states]
             return bool(in_sync) and all(in_sync)
 
