@@ -88,7 +88,7 @@ class IdentityCluster:
         }
         file = self.folder / f"broker-{broker_id}.yaml"
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
-        command = [sys.executable, "-m", "jobs.broker", "--config", file, "--without-spark"]
+        command = [sys.executable, "-m", "jobs.broker", "--config", str(file), "--without-spark"]
         self.processes[broker_id] = Process(command, self.folder / f"process-{broker_id}")
 
     def stop(self, broker_id: int) -> None:

@@ -164,13 +164,13 @@ OPERATIONS: dict[Role, Callable[[IdentityCluster, str], None]] = {
 def used(cluster: IdentityCluster) -> IdentityCluster:
     """The cluster after all roles have done their operations, with a failover."""
     cluster.produce(Role.PRODUCER.value)
-    for role, operation in OPERATIONS.items():
-        operation(cluster, role.value)
-        delta_checkpoints.await_checkpoints()
     cluster.kill(1)
     cluster.produce(Role.PRODUCER.value)
     cluster.start(1)
     cluster.await_in_sync()
+    for role, operation in OPERATIONS.items():
+        operation(cluster, role.value)
+        delta_checkpoints.await_checkpoints()
     return cluster
 
 
@@ -182,9 +182,17 @@ def is_of(asked: Asked, action: str, pattern: str) -> bool:
 
 
 def test_the_policies_are_enough(used: IdentityCluster) -> None:
-    """No request of any role was refused, except attempts of broker 2 to become the controller."""
-    lease = "logs/cluster/controller/"
-    refused = [one for one in used.store.refused() if not one.resource.startswith(lease)]
+    """No request of any role is refused, with two exceptions by design.
+
+    Broker 2 tries to become the controller, and files of a lost compare-and-set are left to the
+    controller's vacuum.
+    """
+    refused = [
+        one
+        for one in used.store.refused()
+        if not one.resource.startswith("logs/cluster/controller/")
+        and not (one.action == "s3:DeleteObject" and "/part-" in one.resource)
+    ]
     assert refused == []
 
 

@@ -57,7 +57,7 @@ def produce_plainly(cluster: str) -> None:
 
 
 def _consume(consumer: Consumer) -> None:
-    seen = set()
+    seen: set[TopicPartition] = set()
 
     def has_all() -> bool:
         seen.update(consumer.poll(500))
