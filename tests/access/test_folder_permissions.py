@@ -143,8 +143,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserCluster]:
         cluster.start()
         yield cluster
     finally:
-        for one in cluster.brokers:
-            one.close()
+        for broker in cluster.brokers:
+            broker.close()
 
 
 def test_the_permissions_are_enough(users: UserCluster) -> None:

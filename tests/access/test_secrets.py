@@ -172,7 +172,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
     with running_policy_store(folder / "store.log") as store:
         bucket = store.bucket("logs")
         given = options(store.url)
-        values = {
+        values: dict[str, Any] = {
             "cluster.root": f"{bucket}/cluster",
             "broker.id": 0,
             "log.dirs": f"{bucket}/broker-0",
@@ -181,7 +181,8 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
         config = folder / "config"
         config.mkdir()
         (config / "broker.yaml").write_text(yaml.safe_dump(values))
-        command = [sys.executable, "-m", "jobs.broker", "--config", config / "broker.yaml"]
+        file = str(config / "broker.yaml")
+        command = [sys.executable, "-m", "jobs.broker", "--config", file]
         arguments = ["--without-spark", "--log-level", "debug"]
         broker = Process([*command, *arguments], folder / "broker")
         try:

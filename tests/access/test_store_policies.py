@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def consume(cluster: IdentityCluster, name: str) -> None:
 
 def be_a_member(cluster: IdentityCluster, name: str) -> None:
     """Join groups as a dynamic and a static member, rebalance, and commit offsets several times."""
-    often = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
+    often: dict[str, Any] = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
     for number in range(3):
         cluster.consume(name, group_id=f"dynamic-{number}", **often)
         cluster.consume(name, group_id=f"static-{number}", group_instance_id="i", **often)
