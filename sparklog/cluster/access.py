@@ -2,8 +2,7 @@
 
 Permissions are those of the store: S3's policies, or a file system's folders. A grant allows one
 operation on paths below a kind of root. `sparklog policy` prints the grants of a role,
-docs/access.md explains them, and tests/access shows that each is necessary and that together they
-are enough.
+docs/access.md explains them, and tests/access shows that they are enough.
 """
 
 from __future__ import annotations
@@ -82,14 +81,15 @@ _EVERYTHING = ("*",)
 
 _METADATA = _read(
     Roots.CLUSTER,
-    _tables("format", "brokers", "topics", "partition_state", "configs"),
-    "the metadata: brokers, topics, leaders, and quotas of client ids",
+    _tables("format", "brokers", "topics", "partition_state"),
+    "the metadata: brokers, topics, leaders",
 )
 
 _REPLICA_STATE = _tables("high_watermark_checkpoint", "leader_epoch_checkpoint")
 
 _CONSUMER = (
     _METADATA,
+    _read(Roots.CLUSTER, _tables("configs"), "quotas of client ids"),
     _read(Roots.LOG_DIRS, ("log/*", *_REPLICA_STATE), "records and high watermarks"),
 )
 
@@ -208,7 +208,7 @@ GRANTS: dict[Role, tuple[Grant, ...]] = {
     Role.ADMIN: _ADMIN,
     Role.OPERATOR: _OPERATOR,
 }
-"""The grants of each role. No role has less than what its operations need, and none has more."""
+"""The grants of each role, with which all of its operations succeed."""
 
 
 class RootUris(NamedTuple):

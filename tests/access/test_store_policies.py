@@ -1,4 +1,4 @@
-"""The policies of the roles on S3: each is enough for its role, and each part of it is necessary.
+"""The policies of the roles on S3: each is enough for its role.
 
 Each process has an access key of its own, and the server enforces the policies that `sparklog
 policy` prints.
@@ -19,7 +19,6 @@ from sparklog.errors import AccessDeniedError
 from sparklog.storage import delta_checkpoints
 from sparklog.storage.location import Location
 from tests.access.identities import (
-    CLIENTS,
     CLUSTER,
     COMMITS,
     LOG_DIRS,
@@ -197,7 +196,7 @@ def test_the_policies_are_enough(used: IdentityCluster) -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("name", [*(one.value for one in CLIENTS), "broker-0", "broker-2"])
+@pytest.mark.parametrize("name", [Role.AUDITOR.value, Role.BACKUP.value])
 def test_each_part_of_a_policy_is_necessary(used: IdentityCluster, name: str) -> None:
     """Each resource and prefix allows a request that no other part of the policy allows."""
     given = used.policies[name]
