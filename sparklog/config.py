@@ -1011,11 +1011,21 @@ def load(model: type[_Model], path: str | Path) -> _Model:
             f"configuration file {path} cannot be read ({error.strerror}): name an existing file"
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
-        where = str(error).replace("\n", " ")
-        raise ConfigError(f"configuration file {path} is not YAML: {where}") from None
+        raise ConfigError(f"configuration file {path} is not YAML: {_fault(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {path} must have 'key: value' lines")
     return parse(model, _absolute(values, file.parent.resolve(), str(path)), str(path))
+
+
+def _fault(error: Exception) -> str:
+    """Return a fault of a file and its place, without an excerpt, which may have a secret."""
+    if not isinstance(error, yaml.YAMLError):
+        return f"a value cannot be converted ({type(error).__name__})"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error).replace("\n", " ")
+    mark = error.problem_mark
+    problem = re.sub(r"(undefined alias) '.*'", r"\1", error.problem or "it cannot be parsed")
+    return f"{problem}, in line {mark.line + 1}, column {mark.column + 1}"
 
 
 def load_either(path: str | Path) -> ClusterConfig | BrokerConfig:

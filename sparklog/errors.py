@@ -168,6 +168,23 @@ class StorageError(SparklogError):
     """
 
 
+class AccessDeniedError(StorageError, PermissionError):
+    """A store (401, 403) or a file system (EACCES, EPERM) refuses an operation on a path.
+
+    The message names the path and the operation. A later attempt does not help until the
+    credentials or permissions are changed.
+
+    Examples
+    --------
+    >>> from sparklog.errors import AccessDeniedError, StorageError
+    >>> issubclass(AccessDeniedError, StorageError)
+    True
+    """
+
+    uri = ""
+    """The URI or path of the file or folder."""
+
+
 class UnreachableError(StorageError):
     """A root cannot be read or written now, as when its store does not answer.
 

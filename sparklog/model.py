@@ -208,6 +208,10 @@ def new_id() -> str:
             return text
 
 
+INBOX_FOLDER = "_inbox"
+"""The folder in the log's with the batch files of producers."""
+
+
 def new_batch_path(of_batch_id: str | None = None) -> str:
     """Return a path that was never used: `_inbox/<batch id>.<attempt>.parquet` (rule 3.7).
 

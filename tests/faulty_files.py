@@ -124,8 +124,8 @@ class FaultyFiles(LocalFiles):
             return open_(location, path)
 
         local_files.FILES = self
-        Location.read_bytes = faulty_read_bytes  # type: ignore[assignment,method-assign]
-        Location.open_with_size = faulty_open  # type: ignore[assignment,method-assign]
+        Location.read_bytes = faulty_read_bytes  # type: ignore[method-assign]
+        Location.open_with_size = faulty_open  # type: ignore[method-assign]
         try:
             yield self
         finally:

@@ -54,7 +54,7 @@ from sparklog.session import has_ended
 from sparklog.storage.errors import STORE_ERRORS, UNREADABLE
 from sparklog.storage.execution import Execution
 from sparklog.storage.exhausted import with_remedy
-from sparklog.storage.location import Location
+from sparklog.storage.location import Location, one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -223,7 +223,7 @@ class Application:
                 self._start()
         except BaseException as error:
             self._end(self._farewell)
-            if isinstance(error, STORE_ERRORS):
+            if isinstance(error, STORE_ERRORS) and not isinstance(error, SparklogError):
                 message = f"the roots cannot be created or opened: {error}"
                 raise unusable(message, error) from error
             raise
@@ -684,7 +684,7 @@ class Application:
             "failed",
             broker=broker_id,
             action=action,
-            error=with_remedy(str(error)),
+            error=one_line(error),
             failures=failures,
             failed_for_ms=now_ms - since_ms,
             exc_info=trace,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from sparklog.errors import ConfigError, StorageError
+from sparklog.errors import AccessDeniedError, ConfigError, StorageError
 from sparklog.storage.location import Location, StorageOptions
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def reaching(uri: str) -> Iterator[None]:
 
     try:
         yield
+    except AccessDeniedError:
+        raise
     except (*STORE_ERRORS, pa.ArrowException) as error:
         raise StorageError(f"{uri} cannot be reached: {_plain(error)}") from error
 

@@ -30,6 +30,7 @@ from sparklog.cli.get_offsets import get_offsets
 from sparklog.cli.log_dirs import log_dirs
 from sparklog.cli.maintain import maintain
 from sparklog.cli.options import JsonOption, RecordsOption, UtcOption
+from sparklog.cli.policy import policy
 from sparklog.cli.produce import produce
 from sparklog.cli.reassign_partitions import reassign_partitions
 from sparklog.cli.running import broker, cluster
@@ -83,6 +84,7 @@ app.command("state")(state)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("status")(status)
+app.command("policy")(policy)
 app.command("upgrade")(upgrade)
 app.command("features")(features)
 

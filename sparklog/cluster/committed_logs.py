@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.connection import Connection, Visible
 from sparklog.cluster.metadata import Metadata, PartitionState
-from sparklog.errors import ProtocolError, SparklogError, StorageError
+from sparklog.errors import AccessDeniedError, ProtocolError, SparklogError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import Batch, TopicIdPartition
 from sparklog.protocol.consume.divergence import Divergence, ReadPosition, divergences
@@ -65,6 +65,8 @@ class CommittedLogs:
         if self._is_suspect or is_due:
             try:
                 self._metadata = self._connection.metadata(0 if self._is_suspect else max_age_ms)
+            except AccessDeniedError:
+                raise
             except UNREADABLE as error:
                 self._failures.warning("cluster", "cluster not readable", error=one_line(error))
             self._loaded_ms, self._is_suspect = now_ms, False
@@ -188,7 +190,11 @@ class CommittedLogs:
                 location, "leader not readable", root=location.uri, error=one_line(error)
             )
             self.release(location)
-            failure = StorageError(f"{location.uri} cannot be read: {one_line(error)}")
+            failure = (
+                error
+                if isinstance(error, AccessDeniedError)
+                else StorageError(f"{location.uri} cannot be read: {one_line(error)}")
+            )
             return {state.key: failure for state in states}
         self._failures.over(location)
         for state in moved:

@@ -19,7 +19,13 @@ import pyarrow as pa
 import sparklog
 from sparklog import model
 from sparklog.cluster.formats import THIS_RELEASE, Formats
-from sparklog.errors import CommitConflictError, DamagedError, StorageError, UnreachableError
+from sparklog.errors import (
+    AccessDeniedError,
+    CommitConflictError,
+    DamagedError,
+    StorageError,
+    UnreachableError,
+)
 from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import commit_path, has_commit
@@ -61,7 +67,7 @@ def read_format(location: Location) -> RootFormat | None:
     Raises `StorageError` if `location` is a file or cannot be reached, and `DamagedError` if the
     table is damaged.
     """
-    if location.is_local and Path(location.uri).is_file():
+    if location.is_local and os.path.isfile(location.uri):  # noqa: PTH113 - never raises
         raise StorageError(f"{location.uri} is a file: name a folder")
     table = location.child(model.FORMAT.name)
     try:
@@ -69,6 +75,8 @@ def read_format(location: Location) -> RootFormat | None:
             # Stores report a missing bucket like a missing file; listing a missing bucket fails.
             location.names()
             return None
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         raise _unreachable(location, error) from error
     # The row is written last: a root that has it is complete.
@@ -170,6 +178,8 @@ def check_empty(
     known = {schema.name for schema in (*tables, model.FORMAT)}
     try:
         found = location.names()
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         raise _unreachable(location, error) from error
     foreign = [name for name in found if name not in known]

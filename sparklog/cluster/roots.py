@@ -28,6 +28,7 @@ from sparklog.storage.control_table_damage import set_aside
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence
 from sparklog.storage.journal import CHECKPOINTS, Journal
+from sparklog.storage.local_files import make_folders
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import in_parallel
 from sparklog.storage.record_log import RecordLog
@@ -390,6 +391,9 @@ class BrokerRoot:
                 "give every broker a log directory of its own"
             )
         add_tables(found, model.BROKER_TABLES, format_version)
+        if location.is_local:
+            # Producers write there, and may not create folders in the log.
+            make_folders(f"{location.uri}/{model.LOG.name}/{model.INBOX_FOLDER}")
         return cls(location)
 
     def refresh(self) -> None:

@@ -12,7 +12,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ConsumerConfig
 from sparklog.consumer.assigned_partition import AssignedPartition
 from sparklog.consumer.async_commits import AsyncCommits, CommitCallback
-from sparklog.errors import ProtocolError, UnreachableError
+from sparklog.errors import AccessDeniedError, ProtocolError, UnreachableError
 from sparklog.groups.committed_offsets import (
     CommittedOffsets,
     OffsetAndMetadata,
@@ -38,14 +38,16 @@ class ConsumerCommits:
     """The commits of one consumer.
 
     Without a group, INVALID_GROUP_ID is raised. `coordinator` is set while the consumer is a member
-    of its group. `open_root` opens the cluster root for the thread of background commits.
+    of its group. `committed` and `groups` open the group's tables at their first use: a consumer
+    without a group may not read them. `open_root` opens the cluster root for the thread of
+    background commits.
     """
 
     def __init__(
         self,
         group_id: str | None,
-        committed: CommittedOffsets,
-        groups: ConsumerGroups,
+        committed: Callable[[], CommittedOffsets],
+        groups: Callable[[], ConsumerGroups],
         config: ConsumerConfig,
         clock: Clock,
         open_root: Callable[[], ClusterRoot],
@@ -70,7 +72,7 @@ class ConsumerCommits:
 
     def find(self, key: TopicIdPartition) -> OffsetAndMetadata | None:
         """Return the group's committed offset of a partition, or `None`."""
-        return self._committed.fetch(self.group_id).get(key)
+        return self._committed().fetch(self.group_id).get(key)
 
     def commit(self, offsets: GroupOffsets) -> None:
         """Commit offsets, all or none; raises as `GroupMember.check` and `CommittedOffsets`.
@@ -83,7 +85,9 @@ class ConsumerCommits:
             if self.coordinator is not None:
                 self.coordinator.commit(offsets)
             else:
-                commit_as_no_member(self._groups, self._committed, self.group_id, offsets)
+                commit_as_no_member(self._groups(), self._committed(), self.group_id, offsets)
+        except AccessDeniedError:
+            raise
         except STORE_ERRORS as error:
             raise UnreachableError(
                 f"offsets of group {self.group_id} were not committed: {one_line(error)}"
@@ -145,7 +149,9 @@ class ConsumerCommits:
         if not new:
             return
         try:
-            committed = self._committed.fetch(self.group_id)
+            committed = self._committed().fetch(self.group_id)
+        except AccessDeniedError:
+            raise
         except UNREADABLE as error:
             _log.warning("committed offsets not readable", error=one_line(error))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -131,12 +132,11 @@ class Consumer:
         self._clock = SystemClock()
         self._logs = CommittedLogs(own, self._clock)
         self._offsets = Offsets(self._logs, self.config.default_api_timeout_ms)
-        self._committed = CommittedOffsets(own.root.consumer_offsets, self._clock)
-        groups = ConsumerGroups(own.root.consumer_groups)
+        self._root = own.root
         self._commits = ConsumerCommits(
             group_id,
-            self._committed,
-            groups,
+            lambda: self._committed,
+            lambda: ConsumerGroups(self._root.consumer_groups),
             self.config,
             self._clock,
             lambda: Connection(own.cluster, storage_options=own.storage_options).root,
@@ -147,11 +147,17 @@ class Consumer:
         self._fetcher = Fetcher(
             self._logs, self.config, self._clock, selector, quota, deserializers
         )
-        self._root = own.root
+        if group_id is not None:
+            # Opened now, so that the first poll does not wait for them.
+            _ = self._committed, self._root.consumer_groups
         self._coordinator: ConsumerCoordinator | None = None
         self._subscription: Subscription | None = None
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._is_closed = False
+
+    @cached_property
+    def _committed(self) -> CommittedOffsets:
+        return CommittedOffsets(self._root.consumer_offsets, self._clock)
 
     # --- subscription ---------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from sparklog.consumer.assigned_partition import AssignedPartition, ConsumerReco
 from sparklog.consumer.deserializers import Deserializers
 from sparklog.consumer.fetch_quota import FetchQuota
 from sparklog.consumer.positions import Positions
-from sparklog.errors import ProtocolError, SparklogError
+from sparklog.errors import AccessDeniedError, ProtocolError, SparklogError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicPartition
 from sparklog.storage.errors import UNREADABLE
@@ -113,6 +113,9 @@ class Fetcher:
                 ready.append((one, what))
             elif is_assigned_by_user and _is_gone(what):
                 raise what
+            elif isinstance(what, AccessDeniedError):
+                # Later polls do not resolve it: the caller gets the error, and may poll the others.
+                self._failure = _Failure(one, one.position, what)
         self._fetch(self._with_positions(ready), now_ms)
 
     def drain(
@@ -183,7 +186,7 @@ class Fetcher:
             if not one.records:
                 try:
                     self._decode(one)
-                except ProtocolError as error:
+                except (ProtocolError, AccessDeniedError) as error:
                     return taken, error
                 continue
             chosen = islice(one.records, max_records - len(taken))
@@ -217,6 +220,8 @@ class Fetcher:
         for one, visible in ready:
             try:
                 self._find(one, visible)
+            except AccessDeniedError as error:
+                self._failure = _Failure(one, one.position, error)
             except UNREADABLE as error:
                 self._not_readable(one, visible.location, error)
             except ProtocolError as error:
@@ -261,7 +266,7 @@ class Fetcher:
             source = self._source(one, visible)
             try:
                 members, size = self._members(one, source, left)
-            except ProtocolError as error:
+            except (ProtocolError, AccessDeniedError) as error:
                 self._failure = _Failure(one, one.position, error)
                 continue
             except UNREADABLE as error:
@@ -327,7 +332,8 @@ class Fetcher:
             # The partition is polled again: merged batches are replaced, and brokers come back.
             one.fetched.clear()
             self._not_readable(one, fetched.location, error)
-            self._read_elsewhere(one, fetched)
+            if not self._read_elsewhere(one, fetched) and isinstance(error, AccessDeniedError):
+                raise
             return
         if table.num_rows > _DECODED:
             one.fetched.appendleft(fetched._replace(records=table.slice(_DECODED)))
@@ -337,8 +343,10 @@ class Fetcher:
             one.position = min(fetched.batch.next_offset, fetched.below_offset)
             one.offset_epoch = fetched.batch.leader_epoch
 
-    def _read_elsewhere(self, one: AssignedPartition, fetched: FetchedBatch) -> None:
+    def _read_elsewhere(self, one: AssignedPartition, fetched: FetchedBatch) -> bool:
         """Fetch the batch at a partition's position from any in-sync replica that can be read.
+
+        Returns whether there is one.
 
         Raises CORRUPT_MESSAGE if no replica can be read and the file is damaged. If the file is not
         damaged, the partition is polled again, because its root may come back.
@@ -349,7 +357,7 @@ class Fetcher:
             seen, batch, records = found
             again = FetchedBatch(seen.location, batch, one.position, seen.high_watermark)
             one.fetched.append(again._replace(records=_wanted(again, records)))
-            return
+            return True
         damage = self._sound.damage(fetched.location, fetched.batch)
         if damage is not None:
             raise ProtocolError(
@@ -357,6 +365,7 @@ class Fetcher:
                 f"{damage}; no other replica in sync can be read there: restore the file, or seek "
                 f"to offset {fetched.batch.next_offset} to go on without these records",
             )
+        return False
 
     def _read(self, fetched: FetchedBatch) -> pa.Table:
         return _wanted(fetched, self._logs.read(fetched.location, fetched.batch))

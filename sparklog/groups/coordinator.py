@@ -10,7 +10,7 @@ from sparklog.clock import Clock
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.observations import is_silent
 from sparklog.config import ConsumerConfig
-from sparklog.errors import ProtocolError
+from sparklog.errors import AccessDeniedError, ProtocolError
 from sparklog.groups.assignors import ASSIGNORS, MemberSubscription
 from sparklog.groups.committed_offsets import (
     CommittedOffsets,
@@ -146,6 +146,8 @@ class ConsumerCoordinator:
             if self._phase == "unjoined":
                 self._join(topics)
             return self._await_assignment()
+        except AccessDeniedError:
+            raise
         except UNREADABLE as error:
             _log.warning("group not reachable", error=one_line(error))
             return None

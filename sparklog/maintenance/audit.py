@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from sparklog.cluster.connection import Connection
+from sparklog.errors import AccessDeniedError
 from sparklog.maintenance.audit_checks import Finding, check
 from sparklog.maintenance.audit_reading import AuditedReplica, Reading, read_cluster
 from sparklog.model import Batch
@@ -99,6 +100,9 @@ def _fault(batch: Batch, log: Location) -> tuple[str, str] | None:
         checksum = file_checksum(log, batch.path)
     except FileNotFoundError:
         return f"file {batch.path} is missing", expected
+    except AccessDeniedError:
+        # The auditor lacks a permission, which says nothing about the file.
+        raise
     except OSError as error:
         return f"file {batch.path} cannot be read: {one_line(error)}", expected
     if checksum == batch.checksum:

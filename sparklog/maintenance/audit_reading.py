@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import DamagedError
+from sparklog.errors import AccessDeniedError, DamagedError
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
@@ -168,6 +168,8 @@ def _damaged(connection: Connection) -> list[DamagedTable]:
             _verify(root, schema)
         except DamagedError as error:
             found.append(DamagedTable(broker_id, error))
+        except AccessDeniedError:
+            raise
         except UNREADABLE_CONTENT:
             # An unreachable root is reported as an unreadable root.
             continue
@@ -204,6 +206,9 @@ class _Roots:
                     continue
                 try:
                     found[location] = read(location)
+                except AccessDeniedError:
+                    # The auditor lacks a permission, which says nothing about the root.
+                    raise
                 except UNREADABLE_CONTENT as error:
                     self._note(one.broker_id, location.uri, error)
         return found

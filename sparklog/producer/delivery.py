@@ -13,7 +13,7 @@ from sparklog.clock import SystemClock
 from sparklog.cluster.arguments import whole_number
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import ProtocolError, SparklogError, StorageError
+from sparklog.errors import AccessDeniedError, ProtocolError, SparklogError, StorageError
 from sparklog.logger import get_logger
 from sparklog.model import Batch, TopicIdPartition, batch_id, new_batch_path
 from sparklog.producer.in_flight import (
@@ -144,6 +144,8 @@ class FileSender:
             time.sleep(min(left_ms, timeout_ms) / 1000)
         try:
             return self._client.send(batches, acks, timeout_ms)
+        except AccessDeniedError:
+            raise
         except UNREADABLE as error:
             raise _away(error) from error
 

@@ -12,6 +12,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.errors import DamagedError, ProtocolError
 from sparklog.model import PRODUCER_IDS
 from sparklog.storage.commits import Cause
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import remedy
 
 BLOCK_SIZE = 1000
@@ -35,9 +36,14 @@ class ProducerIds:
     """Allots producer ids to the producers of this process; takes them in blocks."""
 
     def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
-        self._table = connection.root.producer_ids
+        self._root = connection.root
         self._clock = clock or SystemClock()
         self._free: list[int] = []
+
+    @property
+    def _table(self) -> ControlTable:
+        # Opened when an id is needed first: a producer that is not idempotent may not read it.
+        return self._root.producer_ids
 
     def allot(self, transactional_id: str | None = None) -> ProducerId:
         """Return a producer id.

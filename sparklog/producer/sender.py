@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 
@@ -15,7 +15,7 @@ from sparklog.cluster.client_metrics import ClientMetrics
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import Metadata, PartitionState, TopicInfo
 from sparklog.config import ProducerConfig
-from sparklog.errors import ERROR_CODES, ProtocolError, SparklogError
+from sparklog.errors import ERROR_CODES, AccessDeniedError, ProtocolError, SparklogError
 from sparklog.logger import get_logger
 from sparklog.model import TopicIdPartition, new_batch_path
 from sparklog.producer.accumulator import Accumulator, GatheredBatch, ProducerRecord, RecordMetadata
@@ -162,6 +162,9 @@ class Sender:
     def _attempt(self, step: Callable[[], None]) -> bool:
         try:
             step()
+        except SparklogError as error:
+            _log.error("producer failed", error=str(error))
+            return False
         except Exception as error:  # noqa: BLE001 - the failure may be temporary
             _log.error("producer failed", error=str(error), exc_info=error)
             return False
@@ -235,10 +238,8 @@ class Sender:
                     due.append((batch, state))
             left_ms = self._left_ms(batch for batch, _ in due)
             pending = self._send(due, left_ms)
-        except Exception:
-            # The request may have been written: leaders recognise its batches by their ids.
-            for batch in batches:
-                self._failed_attempt(batch, "KAFKA_STORAGE_ERROR")
+        except Exception as failure:
+            self._not_sent(batches, dict(due), failure)
             raise
         for batch, error in refused:
             self._failed_attempt(batch, error)
@@ -381,6 +382,28 @@ class Sender:
             self._throttle.note([state.leader], time_ms, self._clock.monotonic_ms())
             _log.info("throttled", leader=state.leader, throttle_time_ms=time_ms)
 
+    def _not_sent(
+        self,
+        batches: Iterable[GatheredBatch],
+        due: Mapping[GatheredBatch, PartitionState],
+        error: Exception,
+    ) -> None:
+        """Fail the batches whose leader, or the cluster root, refuses access; send others again.
+
+        A request may have been written: leaders recognise its batches by their ids.
+        """
+        for batch in batches:
+            if isinstance(error, AccessDeniedError) and self._concerns(error, due.get(batch)):
+                self._fail_with(batch, error)
+            else:
+                self._failed_attempt(batch, "KAFKA_STORAGE_ERROR")
+
+    def _concerns(self, error: AccessDeniedError, state: PartitionState | None) -> bool:
+        roots = [self._connection.root.location.uri]
+        if state is not None:
+            roots.append(self._connection.leader_location(state).uri)
+        return state is None or any(error.uri.startswith(f"{root}/") for root in roots)
+
     def _failed_attempt(self, batch: GatheredBatch, error: str) -> None:
         """Schedule a batch to be sent again, or fail it if the error is not retriable."""
         self._is_fenced |= error == "INVALID_PRODUCER_EPOCH"
@@ -416,13 +439,16 @@ class Sender:
         self._release(batch.records)
 
     def _fail(self, batch: GatheredBatch, error: str, detail: str | None = None) -> None:
+        self._fail_with(batch, _error(batch, error, detail))
+
+    def _fail_with(self, batch: GatheredBatch, error: SparklogError) -> None:
         self._accumulator.done(batch)
         if batch.base_sequence >= 0 and not self._is_fenced:
             # Later batches would leave a gap in the sequence: they get a new producer id or epoch.
             self._identity = None
             self._sequences.clear()
         for record in batch.records:
-            self._tell(record, _error(batch, error, detail), None)
+            self._tell(record, error, None)
         self._release(batch.records)
 
     def _tell(

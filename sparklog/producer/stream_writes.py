@@ -18,6 +18,7 @@ from sparklog.errors import DamagedError, ProtocolError, StorageError
 from sparklog.model import STREAM_WRITES, TopicIdPartition
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.commits import Cause
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import remedy
 from sparklog.storage.damaged_commits import MALFORMED
 from sparklog.storage.json_text import json_value
@@ -62,8 +63,13 @@ class StreamWrites:
     """The latest micro-batch of every query. Spark never runs an earlier one again."""
 
     def __init__(self, connection: Connection) -> None:
-        self._table = connection.root.stream_writes
+        self._root = connection.root
         self._storage_options = connection.storage_options
+
+    @property
+    def _table(self) -> ControlTable:
+        # Opened when a micro-batch is written first: other writers may not read it.
+        return self._root.stream_writes
 
     def find(self, once: MicroBatch) -> StreamWrite | None:
         """Return the noted files of the micro-batch, or `None` if no run has noted its files.

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from sparklog.errors import DamagedError, StorageError
+from sparklog.errors import AccessDeniedError, DamagedError, StorageError
 from sparklog.model import RECORD_COLUMNS, Batch, Record, is_batch_path, new_batch_path
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from sparklog.storage.location import Location, one_line
@@ -492,6 +492,8 @@ def verified_bytes(log: Location, batch: Batch) -> bytes:
     where = f"{log.uri}/{batch.path}"
     try:
         content = log.read_bytes(batch.path)
+    except AccessDeniedError:
+        raise
     except OSError as error:
         raise StorageError(f"{where} cannot be read: {one_line(error)}") from error
     if xxhash.xxh3_64_hexdigest(content) != batch.checksum:

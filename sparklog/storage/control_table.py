@@ -26,6 +26,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparklog.errors import (
+    AccessDeniedError,
     CommitConflictError,
     DamagedError,
     StorageError,
@@ -33,6 +34,7 @@ from sparklog.errors import (
     UnreachableError,
 )
 from sparklog.model import CLIENT_TABLES, TableSchema
+from sparklog.storage import local_files
 from sparklog.storage.commit_retries import moved, retrying
 from sparklog.storage.commits import (
     WRITE,
@@ -88,11 +90,14 @@ def create_table(root: Location, schema: TableSchema) -> None:
         if table.is_local:
             _create(table.uri, schema)
             copy_first_commit(table)
+            local_files.share_below(table.uri)
         else:
             _create_object(table, schema)
     except (CommitFailedError, FileExistsError):
         # Another process has created the table first.
         return
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         raise StorageError(f"no table can be created at {table.uri}: {one_line(error)}") from error
 

@@ -7,6 +7,7 @@ an object store is read once, into a local folder, where delta-rs makes the chec
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,6 +26,7 @@ from sparklog.storage.delta_log_files import (
 from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.file_copies import copy_file, has_copies, keep_copies_from
 from sparklog.storage.json_text import json_value
+from sparklog.storage.local_files import share
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import background_thread
 
@@ -144,10 +146,14 @@ def write_checkpoint(table: Location) -> None:
         return
     opened = open_delta_table(table)
     opened.create_checkpoint()
+    names = [path.name for path in Path(table.uri, LOG_FOLDER).glob("*checkpoint*")]
+    for name in names:
+        # Those of other users cannot be changed, and were shared by them.
+        with suppress(OSError):
+            share(f"{table.uri}/{LOG_FOLDER}/{name}")
     if table.is_synced:
         # Synced before a clean-up removes the commits that the checkpoint replaces.
-        names = Path(table.uri, LOG_FOLDER).glob("*checkpoint*")
-        table.sync(f"{LOG_FOLDER}/{name.name}" for name in names)
+        table.sync(f"{LOG_FOLDER}/{name}" for name in names)
     if has_copies(table):
         _copy_checkpoint(table, opened)
 

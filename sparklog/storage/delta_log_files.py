@@ -16,6 +16,7 @@ from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import PAGE_NAMES
 from sparklog.storage.parallel import reading_threads
+from sparklog.storage.refusals import refused
 
 LOG_FOLDER = "_delta_log"
 """The folder of a table's log, relative to the table."""
@@ -88,6 +89,8 @@ def log_names(table: Location) -> list[str]:
         return [entry.name for entry in Path(table.uri, LOG_FOLDER).iterdir()]
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise refused(f"{table.uri}/{LOG_FOLDER}", "list", str(error.strerror)) from error
 
 
 def newest_version(table: Location) -> int:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from sparklog.errors import DamagedError, StorageError, UnreachableError
+from sparklog.errors import AccessDeniedError, DamagedError, StorageError, UnreachableError
 from sparklog.storage.commits import check_commits
 from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
 from sparklog.storage.errors import STORE_ERRORS
@@ -78,6 +78,8 @@ def _opened(
 ) -> _Opened:
     try:
         return open_at(table, version)
+    except AccessDeniedError:
+        raise
     except STORE_ERRORS as error:
         if version is not None:
             raise StorageError(
@@ -145,6 +147,8 @@ def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
         contents = fetch_log(table, version)
     except FileNotFoundError:
         return None
+    except AccessDeniedError:
+        raise
     except OSError as error:
         raise UnreachableError(
             f"the table at {table.uri} cannot be opened: {one_line(error)}"

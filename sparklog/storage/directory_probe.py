@@ -11,12 +11,12 @@ import errno
 import uuid
 from contextlib import suppress
 
+from sparklog.errors import AccessDeniedError
 from sparklog.model import FORMAT, LOG
 from sparklog.storage.commits import first_commit
 from sparklog.storage.delta_log_files import LOG_FOLDER
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.location import Location, one_line
-from sparklog.storage.object_store import AccessDeniedError
 
 _CONTENT = b"probe of a log directory; may be removed\n"
 

@@ -16,9 +16,15 @@ from urllib.parse import unquote, urlsplit
 from sparklog.errors import StorageError
 from sparklog.storage import local_files
 from sparklog.storage.exhausted import with_remedy
-from sparklog.storage.object_store import ObjectStore, object_store, same_scheme
+from sparklog.storage.object_store import (
+    ObjectStore,
+    object_store,
+    same_scheme,
+    without_secrets,
+)
 from sparklog.storage.parallel import reading_threads, sync_in_parallel
 from sparklog.storage.references import check_references, resolved
+from sparklog.storage.refusals import READ, REMOVE, WRITE, naming_refusals, refused
 
 StorageOptions = Mapping[str, Mapping[str, str]]
 """Options of object stores in delta-rs's keys, by URI prefix; the longest prefix applies.
@@ -77,6 +83,13 @@ class Location:
             return cls._of_folder(unquote(parts.path), storage_options)
         if not parts.netloc:
             raise StorageError(f"root {uri} names no bucket: write {parts.scheme}://bucket/path")
+        if parts.password is not None or parts.query or parts.fragment:
+            # The rest of the URI is not shown: it may be a password or a signature.
+            raise StorageError(
+                f"a root at {parts.scheme}://{parts.hostname} has a password, a query or a "
+                "fragment in its URI: write the bucket and the path only, and credentials in "
+                "storage.options"
+            )
         options = _fitting(uri, storage_options)
         check_references(options, uri)
         return cls(uri.rstrip("/"), options)
@@ -133,17 +146,20 @@ class Location:
         store = object_store(bucket, tuple(sorted(resolved(self.options, bucket).items())))
         return store, "/".join(part for part in (parts.path.strip("/"), path) if part)
 
+    @naming_refusals(READ)
     def exists(self, path: str) -> bool:
         """Return whether a file exists at `path`, relative to this location."""
-        if self.is_local:
-            return os.path.exists(f"{self.uri}/{path}")
-        store, key = self._object(path)
         try:
-            store.size_bytes(key)
-        except FileNotFoundError:
+            if self.is_local:
+                os.stat(f"{self.uri}/{path}")
+            else:
+                store, key = self._object(path)
+                store.size_bytes(key)
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
+    @naming_refusals(READ)
     def is_regular_file(self, path: str) -> bool:
         """Return whether a local folder has a regular file at `path`: not a link, folder or pipe.
 
@@ -163,6 +179,8 @@ class Location:
             return sorted(os.listdir(f"{self.uri}/{path}"))
         except FileNotFoundError:
             return []
+        except PermissionError as error:
+            raise refused(f"{self.uri}/{path}".rstrip("/"), "list", str(error.strerror)) from error
 
     def files(self) -> Iterator[local_files.StoredFile]:
         """Yield all files below this location, at any depth, by their paths relative to it."""
@@ -177,6 +195,7 @@ class Location:
         store, key = self._object(path)
         return store.pages(key, after)
 
+    @naming_refusals(READ)
     def read_bytes(self, path: str) -> bytes:
         """Return a file's bytes; raises `FileNotFoundError` if it does not exist."""
         if self.is_local:
@@ -185,6 +204,7 @@ class Location:
         store, key = self._object(path)
         return store.get(key)
 
+    @naming_refusals(READ)
     def read_with_time(self, path: str) -> tuple[bytes, int]:
         """Return a file's bytes, and the time in ms since 1970 at which it was stored.
 
@@ -210,6 +230,7 @@ class Location:
         """Open a file for sequential reading; raises `FileNotFoundError` if it does not exist."""
         return self.open_with_size(path)[0]
 
+    @naming_refusals(READ)
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
         """Open a file as `open` does; return it and its size in bytes."""
         if self.is_local:
@@ -218,6 +239,7 @@ class Location:
         store, key = self._object(path)
         return store.open_with_size(key)
 
+    @naming_refusals(WRITE)
     def create(self, path: str) -> IO[bytes]:
         """Create a file and open it for writing; raises `FileExistsError` if it exists (rule 3.7).
 
@@ -230,11 +252,12 @@ class Location:
         try:
             return local_files.FILES.create(target)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            local_files.make_folders(os.path.dirname(target))
             if self.is_synced:
                 local_files.FILES.sync(os.path.dirname(os.path.dirname(target)))
             return local_files.FILES.create(target)
 
+    @naming_refusals(WRITE)
     def put_new(self, path: str, content: bytes) -> None:
         """Create a file atomically and durably: a compare-and-set on its name.
 
@@ -260,6 +283,7 @@ class Location:
         finally:
             files.remove(unfinished)
 
+    @naming_refusals(WRITE)
     def replace(self, path: str, content: bytes) -> None:
         """Store `content` at `path` atomically and durably, in place of any existing file."""
         if not self.is_local:
@@ -284,6 +308,7 @@ class Location:
         store, key = self._object(path)
         store.put(key, content)
 
+    @naming_refusals(REMOVE)
     def remove(self, path: str) -> None:
         """Remove a file; does nothing if it does not exist."""
         if self.is_local:
@@ -335,9 +360,10 @@ class Location:
 def one_line(error: Exception) -> str:
     """Return the text of an error on one line, without colours and without delta-rs's stack trace.
 
-    A stack trace starts at frame 0. A limit of the process or of a disk is followed by its remedy.
+    The body of a store's response is reduced to its code. A stack trace starts at frame 0. A limit
+    of the process or of a disk is followed by its remedy.
     """
-    text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    text = " ".join(without_secrets(re.sub(r"\x1b\[\d*m", "", str(error))).split())
     text = re.split(r" (?:stack backtrace: )?0: (?:<unknown>|[\w:<])", text)[0]
     return with_remedy(text)
 

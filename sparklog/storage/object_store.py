@@ -9,7 +9,8 @@ a load balancer that accepts a request and never answers must not cost a broker 
 Requests with large bodies have the store client's 30 s. The storage option `timeout` sets both.
 
 Errors that a store returns, and failures to reach it, are raised as `OSError`; a missing object is
-a `FileNotFoundError`. Error messages contain no credentials.
+a `FileNotFoundError`, a refused request an `AccessDeniedError`. Error messages contain no
+credentials.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from typing import IO, Any, TypeVar, cast
@@ -38,6 +39,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from sparklog.counts import STORE_REQUESTS
 from sparklog.errors import StorageError
 from sparklog.storage.local_files import StoredFile
+from sparklog.storage.refusals import READ, REMOVE, WRITE, Operation, refused
 
 PART_BYTES = 8 << 20
 """Bytes of an object that are written by one request; a larger object is put in such parts."""
@@ -74,8 +76,26 @@ _Page = TypeVar("_Page")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
-class AccessDeniedError(OSError):
-    """A store refuses a request (401, 403): the credentials are wrong, or lack the permission."""
+_REFUSALS = re.compile(r"status code: 40[13]\b|\(code: (AccessDenied)\)")
+"""Refusals in errors that obstore does not classify: those of listings and of removals."""
+
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_BODY = re.compile(r"\s*(?:<\?xml[^>]*>)?\s*<Error\b.*(?:</Error>|$)|\s*<\?xml.*", re.DOTALL)
+"""A response in XML within an error's text."""
+_USER = re.compile(r"//[^/@\s]*:[^/@\s]*@")
+"""The user and the password of a URL."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+_OPERATIONS: Mapping[str, Operation] = {
+    "get": READ,
+    "head": READ,
+    "list": "list",
+    "put": WRITE,
+    "put_new": WRITE,
+    "multipart": WRITE,
+    "delete": REMOVE,
+}
+"""The operations by the kinds of requests that are counted."""
 
 
 class ObjectStore:
@@ -92,7 +112,7 @@ class ObjectStore:
             raise StorageError(
                 f"{uri} is not in a known store: use one of {', '.join(f'{s}://' for s in _STORES)}"
             )
-        root = f"{parts.scheme}://{parts.netloc}"
+        root = self._root = f"{parts.scheme}://{parts.netloc}"
         given = _given(options, root)
         try:
             if kind is AzureStore and parts.scheme in ("abfs", "abfss"):
@@ -112,32 +132,45 @@ class ObjectStore:
                 f"{root} cannot be used: correct it or its storage options ({_first_line(error)})"
             ) from None
 
+    def uri(self, path: str) -> str:
+        """Return the URI of an object or folder."""
+        return f"{self._root}/{path}"
+
+    def errors_of(self, kind: str, path: str) -> AbstractContextManager[None]:
+        """Raise the failures of a part of a request as this module says."""
+        return _as_os_error(self.uri(path), kind)
+
+    def _request(self, kind: str, path: str) -> AbstractContextManager[None]:
+        """Count a request, and raise its failure as `errors_of` does."""
+        STORE_REQUESTS.add(kind)
+        return self.errors_of(kind, path)
+
     def get(self, path: str) -> bytes:
         """Return an object's bytes."""
-        with _request("get", path):
+        with self._request("get", path):
             return bytes(obstore.get(self._reader(path), path).bytes())
 
     def get_with_time(self, path: str) -> tuple[bytes, int]:
         """Return an object's bytes, and the time in ms since 1970 at which the store stored it."""
-        with _request("get", path):
+        with self._request("get", path):
             result = obstore.get(self._reader(path), path)
             return bytes(result.bytes()), int(result.meta["last_modified"].timestamp() * 1000)
 
     def size_bytes(self, path: str) -> int:
         """Return an object's size in bytes, by a HEAD request."""
-        with _request("head", path):
+        with self._request("head", path):
             return obstore.head(self._prompt, path)["size"]
 
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
         """Open an object for sequential reading by one request; return it and its size in bytes."""
-        with _request("get", path):
+        with self._request("get", path):
             result = obstore.get(self._store, path)
-        reader = io.BufferedReader(_Reader(path, result), buffer_size=_READ_BYTES)
+        reader = io.BufferedReader(_Reader(self.uri(path), result), buffer_size=_READ_BYTES)
         return reader, result.meta["size"]
 
     def put(self, path: str, content: bytes) -> None:
         """Store an object, and replace an existing one."""
-        with _request("put", path):
+        with self._request("put", path):
             obstore.put(self._writer(content), path, content, use_multipart=False)
 
     def put_new(self, path: str, content: bytes) -> None:
@@ -145,7 +178,7 @@ class ObjectStore:
 
         The existing object may be the caller's: a request is repeated if its response was lost.
         """
-        with _request("put_new", path):
+        with self._request("put_new", path):
             obstore.put(self._writer(content), path, content, mode="create")
 
     def create(self, path: str) -> IO[bytes]:
@@ -157,13 +190,13 @@ class ObjectStore:
 
     def put_parts(self, path: str) -> Any:
         """Return obstore's writer of a large object."""
-        with _request("multipart", path):
+        with self._request("multipart", path):
             return obstore.open_writer(self._store, path, buffer_size=PART_BYTES)
 
     def remove(self, path: str) -> None:
         """Remove an object; does nothing if it does not exist."""
         try:
-            with _request("delete", path):
+            with self._request("delete", path):
                 obstore.delete(self._prompt, path)
         except FileNotFoundError:
             return
@@ -174,7 +207,7 @@ class ObjectStore:
         Raises `OSError` if some could not be removed.
         """
         try:
-            with _request("delete", paths[0] if paths else ""):
+            with self._request("delete", paths[0] if paths else ""):
                 obstore.delete(self._prompt, paths)
         except FileNotFoundError:
             # A store without requests for several objects stops at a missing one.
@@ -186,7 +219,7 @@ class ObjectStore:
 
         Their paths are relative to `folder`.
         """
-        with _as_os_error(folder):
+        with _as_os_error(self.uri(folder), "list"):
             found = obstore.list(self._prompt, f"{folder}/", chunk_size=PAGE_NAMES)
             for page in _counted(found):
                 for one in page:
@@ -196,7 +229,7 @@ class ObjectStore:
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the objects and folders directly below `folder`."""
-        with _request("list", folder):
+        with self._request("list", folder):
             found = obstore.list_with_delimiter(self._prompt, folder or None)
         paths = [*found["common_prefixes"], *(str(one["path"]) for one in found["objects"])]
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
@@ -207,7 +240,7 @@ class ObjectStore:
         Each page is a request and has `PAGE_NAMES` names, except for the last one.
         """
         offset = None if after is None else f"{folder}/{after}"
-        with _as_os_error(folder):
+        with _as_os_error(self.uri(folder), "list"):
             found = obstore.list(self._prompt, f"{folder}/", offset=offset, chunk_size=PAGE_NAMES)
             for page in _counted(found):
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
@@ -218,6 +251,20 @@ class ObjectStore:
 
     def _writer(self, content: bytes) -> Any:
         return self._prompt if len(content) <= _SMALL_BYTES else self._store
+
+
+def without_secrets(text: str) -> str:
+    """Return an error's text without a store's response, except its code, and without passwords.
+
+    S3 quotes the headers of a request whose signature is wrong, and with them a session token. The
+    URL of an endpoint or a proxy may have a user and a password.
+    """
+
+    def code(body: re.Match[str]) -> str:
+        found = _CODE.search(body[0])
+        return f" {found[1]}" if found else ""
+
+    return _USER.sub("//", _BODY.sub(code, text))
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,8 +288,8 @@ def object_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 class _Reader(io.RawIOBase):
     """An object that is read sequentially."""
 
-    def __init__(self, path: str, result: obstore.GetResult) -> None:
-        self._path = path
+    def __init__(self, uri: str, result: obstore.GetResult) -> None:
+        self._uri = uri
         self._stream = iter(result.stream(min_chunk_size=_READ_BYTES))
         self._rest = memoryview(b"")
 
@@ -251,7 +298,7 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._rest:
-            with _as_os_error(self._path):
+            with _as_os_error(self._uri, "get"):
                 self._rest = memoryview(next(self._stream, b""))
         target = memoryview(buffer).cast("B")
         count = min(len(target), len(self._rest))
@@ -267,6 +314,7 @@ class _Writer(io.RawIOBase):
         self._store, self._path = store, path
         self._content = bytearray()
         self._parts: Any = None
+        self._has_failed = False
 
     def writable(self) -> bool:
         return True
@@ -284,15 +332,22 @@ class _Writer(io.RawIOBase):
         return len(view)
 
     def _write_part(self, content: bytes) -> None:
-        with _as_os_error(self._path):
-            self._parts.write(content)
+        try:
+            with self._store.errors_of("multipart", self._path):
+                self._parts.write(content)
+        except BaseException:
+            # obstore's writer has lost its path, and would put the rest to the bucket itself.
+            self._has_failed = True
+            raise
 
     def close(self) -> None:
         if self.closed:
             return
         super().close()
+        if self._has_failed:
+            return
         if self._parts is not None:
-            with _as_os_error(self._path):
+            with self._store.errors_of("multipart", self._path):
                 self._parts.close()
             return
         content = bytes(self._content)
@@ -305,11 +360,12 @@ class _Writer(io.RawIOBase):
 
 
 @contextmanager
-def _as_os_error(path: str) -> Iterator[None]:
+def _as_os_error(uri: str, kind: str) -> Iterator[None]:
+    """Raise the failure of a request for the object or folder at `uri` as this module says."""
     try:
         yield
     except (AlreadyExistsError, PreconditionError) as error:
-        raise FileExistsError(f"{path} exists already") from error
+        raise FileExistsError(f"{uri} exists already") from error
     except FileNotFoundError as error:
         raise FileNotFoundError(_first_line(error)) from None
     except NotSupportedError as error:
@@ -317,18 +373,16 @@ def _as_os_error(path: str) -> Iterator[None]:
             f"the store cannot put an object only where there is none ({_first_line(error)}): use "
             "one that can, or set conditional_put"
         ) from error
-    except (PermissionDeniedError, UnauthenticatedError) as error:
-        raise AccessDeniedError(_first_line(error)) from None
-    except BaseError as error:
+    except (BaseError, OSError) as error:
+        # obstore's reader and writer raise `OSError`.
+        text = str(error)
+        refusal = _REFUSALS.search(text)
+        if refusal or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            # The response may quote the request with its session token, so only its code is shown.
+            code = _CODE.search(text) or refusal
+            reason = (code and code[1]) or "no permission, or wrong credentials"
+            raise refused(uri, _OPERATIONS[kind], reason) from None
         raise OSError(_first_line(error)) from None
-
-
-@contextmanager
-def _request(kind: str, path: str) -> Iterator[None]:
-    """Count a request, and raise its failure as `_as_os_error` does."""
-    STORE_REQUESTS.add(kind)
-    with _as_os_error(path):
-        yield
 
 
 def _counted(pages: Iterable[_Page]) -> Iterator[_Page]:
@@ -341,9 +395,11 @@ def _counted(pages: Iterable[_Page]) -> Iterator[_Page]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error, without URL queries, which may contain signatures."""
-    text = str(error).strip().split("\n", 1)[0]
-    return re.sub(r"\?[^\s)]*", "", text)
+    """Return the first line of an error, without URL queries, which may contain signatures.
+
+    The body of a response is left out, except its code: some stores quote the request in it.
+    """
+    return re.sub(r"\?[^\s)]*", "", without_secrets(str(error).strip()).split("\n", 1)[0])
 
 
 def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
@@ -353,6 +409,7 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
     client: dict[str, Any] = {}
     config: dict[str, Any] = {}
     for name, value in options.items():
+        _check_value(name, value, root)
         key = _PREFIX.sub("", name.lower())
         try:
             if key == "max_retries":
@@ -368,8 +425,10 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
             else:
                 config[name] = value
         except ValueError:
+            # The value is not shown: it may be a secret under a wrong name.
             raise StorageError(
-                f"the storage option {name} of {root} is {value!r}: give a number, or a time as 10s"
+                f"the storage option {name} of {root} is not usable: give a number, or a time as "
+                "10s"
             ) from None
     if backoff:
         retries["backoff"] = backoff
@@ -378,6 +437,21 @@ def _given(options: Mapping[str, str], root: str) -> dict[str, Any]:
         "client_options": client or None,
         "retry_config": retries or None,
     }
+
+
+def _check_value(name: str, value: str, root: str) -> None:
+    """Raise `StorageError` for a value on which the store's client would panic."""
+    if _UNPRINTABLE.search(value) and not name.lower().endswith("service_account_key"):
+        raise StorageError(
+            f"the storage option {name} of {root} has a line break or a control character: remove "
+            "it from the value, or from the variable that is referred to"
+        )
+    if name.lower().endswith(("endpoint", "endpoint_url")):
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.netloc or " " in value:
+            raise StorageError(
+                f"the storage option {name} of {root} is not a URL: write it as https://host:port"
+            )
 
 
 _PREFIX = re.compile(r"^(aws_|azure_|google_|backoff_config\.)")

@@ -36,7 +36,7 @@ def check_references(options: Mapping[str, str], uri: str) -> None:
             is_file = name.startswith(_FILE) and name.removeprefix(_FILE).startswith("/")
             if not is_file and not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"the storage option {key} of {uri} has the reference ${{{name}}}: write "
+                    f"the storage option {key} of {uri} has a malformed reference: write "
                     "${NAME} for an environment variable, or ${file:/path} for a file"
                 )
 
