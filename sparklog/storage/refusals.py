@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -54,6 +55,9 @@ def naming_refusals(
             except AccessDeniedError:
                 raise
             except PermissionError as error:
+                if error.errno == errno.EPERM and operation == WRITE:
+                    # The file system has no hard links, or no such operation.
+                    raise
                 uri = f"{self.uri}/{path}"
                 raise refused(uri, operation, error.strerror or str(error)) from error
 

@@ -31,7 +31,7 @@ class Disturbances:
 
     A script does not know who leads, so the steps name actors: the step `cast` at the beginning
     makes the leader of a partition actor 0, and the other brokers actors 1 and 2. They keep these
-    names until the next cast, whoever leads.
+    names until the next cast, also when another broker leads.
 
     Parameters: `events` draws the faults of a step.
     """

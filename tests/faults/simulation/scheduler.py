@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+import re
 import secrets
 import threading
 import time
@@ -37,6 +38,10 @@ _FAILURES: dict[str, Failure] = {
     "read": "unread",
 }
 """The failure of each call but `link`, which fails in the way that the script names."""
+
+
+_CHECKSUM = re.compile(r"-[0-9a-f]{16}(?=\.parquet)")
+"""The checksum in the name of a control table's file."""
 
 
 class KilledError(BaseException):
@@ -187,7 +192,8 @@ class Scheduler:
             raise KilledError
         self.counts["operations"] += 1
         event = self._event(call, path)
-        shown = path.removeprefix(f"{self.root}/")
+        # Rows name the folder of the simulation, so the checksums of their files differ.
+        shown = _CHECKSUM.sub("", path.removeprefix(f"{self.root}/"))
         self.note(f"{self.now_ms} {process.name} {call} {shown} {event}")
         if event is None:
             return None
