@@ -185,7 +185,9 @@ class Disturbances:
             event = Event(self._chance.randint(1, 2), self._chance.choice(_FAILED_COMMITS), kind)
             steps.append(Step(_name(broker), role, (), (event,)))
         steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
-        return [*steps, *self._polls(), *self._revived()]
+        steps += [*self._polls(), *self._revived()]
+        # Processes that go on with what they remember of the failure answer all requests.
+        return [*steps, *([Step("machine", "rest")] if self._happens(0.4) else [])]
 
     def _truncation(self) -> list[Step]:
         """A follower that does not know the latest high watermark begins a leader epoch.
