@@ -23,7 +23,7 @@ _MERGE_MS = 70_000
 """Longer than the age at which batches are merged."""
 _SECOND = "b"
 """The slot of a broker's second process, which may run beside the first one."""
-_FAILED_COMMITS = ("refused", "landed", "repeated", "unknown", "unknown", "died", "kill", "suspend")
+_FAILED_COMMITS = (*("refused",) * 4, *("unknown",) * 2, "landed", "repeated", "died", "suspend")
 
 
 class Disturbances:
@@ -187,7 +187,7 @@ class Disturbances:
         steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
         steps += [*self._polls(), *self._revived()]
         # Processes that go on with what they remember of the failure answer all requests.
-        return [*steps, *([Step("machine", "rest")] if self._happens(0.4) else [])]
+        return [*steps, *([Step("machine", "rest")] if self._happens(0.6) else [])]
 
     def _truncation(self) -> list[Step]:
         """A follower that does not know the latest high watermark begins a leader epoch.
