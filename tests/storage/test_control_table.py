@@ -487,7 +487,8 @@ class TestCreation:
         log.mkdir(parents=True)
         (log / f"{0:020}.json").write_text("nonsense")
         with pytest.raises(
-            DamagedError, match=r"root/controller/_delta_log/0{20}.json is damaged: .*; run sparklog repair"
+            DamagedError,
+            match=r"root/controller/_delta_log/0{20}.json is damaged: .*; run sparklog repair",
         ) as refused:
             ControlTable(root, CONTROLLER)
         assert "\n" not in str(refused.value)

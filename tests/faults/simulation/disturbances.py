@@ -180,9 +180,11 @@ class Disturbances:
         role = self._chance.choice(("leader_tick", "leader_tick", "follower_tick"))
         if role == "follower_tick":
             steps += self._ticks("leader_tick")
-        kind = self._chance.choice(("commit", "commit", "link"))
         for broker in range(BROKERS):
-            event = Event(self._chance.randint(1, 2), self._chance.choice(_FAILED_COMMITS), kind)
+            # The leader's first commit appends what the producers have sent.
+            number = 1 if broker == 0 else self._chance.randint(1, 2)
+            kind = "commit" if broker == 0 else self._chance.choice(("commit", "link"))
+            event = Event(number, self._chance.choice(_FAILED_COMMITS), kind)
             steps.append(Step(_name(broker), role, (), (event,)))
         steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
         steps += [*self._polls(), *self._revived()]
