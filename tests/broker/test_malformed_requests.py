@@ -76,7 +76,7 @@ class Attacker:
         self.root = cluster.root / "broker-0"
         self.outside = cluster.root / "outside"
         self.outside.mkdir()
-        (self.root / "log" / "_inbox").mkdir()
+        (self.root / "log" / "_inbox").mkdir(exist_ok=True)
         self.known: list[int] = []
         """Idempotent producers, each with one batch in the log, which no attack has used yet."""
         self._newest_producer = 1_000_000

@@ -233,7 +233,7 @@ class TestFailures:
         """A full disk of the cluster root ends the run with an error; the next run continues."""
         files = FaultyFiles(tmp_path / "stash")
         with files.installed():
-            files.fail(str(cluster.root / "cluster" / "scrubs"), "full", skip=1)
+            files.fail(str(cluster.root / "cluster" / "scrubs" / "_delta_log"), "full", skip=1)
             with pytest.raises(OSError, match="create failed"):
                 scrub(cluster.connection)
         assert row(cluster)["state"] == "running"

@@ -99,7 +99,9 @@ def test_elections_deletions_and_brokers(tmp_path: Path) -> None:
 
 
 def test_every_command_that_prints_an_answer_has_it() -> None:
-    """`produce` reports on standard error; `broker` and `cluster` log JSON there."""
+    """`produce` reports on standard error; `broker` and `cluster` log JSON there; `policy` prints
+    a policy, which is JSON for S3.
+    """
     pending = [("", get_command(app))]
     without = []
     while pending:
@@ -108,4 +110,4 @@ def test_every_command_that_prints_an_answer_has_it() -> None:
             pending += [(f"{path} {name}", one) for name, one in command.commands.items()]
         elif "--json" not in {option for one in command.params for option in one.opts}:
             without.append(path.strip())
-    assert sorted(without) == ["broker", "cluster", "produce"]
+    assert sorted(without) == ["broker", "cluster", "policy", "produce"]

@@ -235,7 +235,7 @@ def test_a_table_of_the_cluster_that_cannot_be_read_is_one_line(tmp_path: Path) 
         file.unlink()
     refusal = run("query", "from partition_state", cluster=tmp_path / "cluster").refusal
     assert refusal.startswith(f"{tmp_path / 'cluster' / 'partition_state'}/part-")
-    assert " is damaged: it is missing; restore it" in refusal
+    assert " is damaged: it is missing; run sparklog repair" in refusal
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_lost_file_of_the_cluster_is_one_line(tmp_path: Path) -> None:
     for command in (["list"], ["describe"], ["create", "u"]):
         refusal = run("topics", *command, cluster=tmp_path / "cluster").refusal
         assert refusal.startswith(f"{tmp_path / 'cluster' / 'topics'}/part-")
-        assert " is damaged: it is missing; restore it" in refusal
+        assert " is damaged: it is missing; run sparklog repair" in refusal
 
 
 def test_a_broker_root_is_no_cluster(folder: Path) -> None:
