@@ -19,7 +19,7 @@ from deltalake import CommitProperties
 from deltalake.transaction import Transaction
 
 import sparklog
-from sparklog.errors import DamagedError
+from sparklog.errors import AccessDeniedError, DamagedError
 from sparklog.storage.content_cache import ContentCache
 from sparklog.storage.damaged_commits import (
     CHECKSUM,
@@ -289,7 +289,7 @@ def check_commits(
             elif not names_its_place(text) and differs_from_copy(table, path, text):
                 raise ValueError("it differs from its second copy")
         except (*MALFORMED, OSError) as error:
-            if is_exhausted(error):
+            if is_exhausted(error) or isinstance(error, AccessDeniedError):
                 raise
             checkpoint = newest_checkpoint(log_names(table), last)
             if not isinstance(error, FileNotFoundError) or checkpoint < number:

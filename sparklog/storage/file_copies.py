@@ -151,7 +151,8 @@ def differs_from_copy(table: Location, path: str, content: bytes) -> bool:
     try:
         name = copy_path(path).removeprefix(f"{FOLDER}/")
         copy = _parsed(name, table.read_bytes(copy_path(path)))
-    except FileNotFoundError:
+    except OSError:
+        # Without a copy, or the permission to read it, only the file itself counts.
         return False
     return copy is not None and copy.path == path and copy.content != content
 

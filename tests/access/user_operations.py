@@ -82,7 +82,8 @@ def join(cluster: str) -> None:
 
 
 def check(cluster: str) -> None:
-    assert list(audit(Connection(cluster))) == []
+    found = list(map(str, audit(Connection(cluster))))
+    assert found == [], found
 
 
 def read_a_record_file(cluster: str) -> None:

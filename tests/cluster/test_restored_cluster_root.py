@@ -40,6 +40,8 @@ def lose_newest_commit(folder: Path, *tables: str) -> None:
     for table in tables:
         *_, newest = sorted((folder / table / "_delta_log").glob("*.json"))
         newest.unlink()
+        # A copy is written once its commit is synced.
+        (folder / table / "_second_copies" / newest.name).unlink(missing_ok=True)
 
 
 def committed(consumer: Consumer) -> int | None:

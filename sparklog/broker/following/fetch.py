@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -113,7 +113,7 @@ class ReplicaFetcher:
         be copied is tried again at once, and then after increasing waits. Returns the batches that
         arrived, to be committed.
         """
-        began = time.monotonic()
+        began = monotonic()
         self._limits = self._throttle.limits(self._behind(followed), now_ms)
         works, made = self._works(
             [one for one in followed if not self._is_held_back(one.key, now_ms)], while_copying
@@ -152,7 +152,7 @@ class ReplicaFetcher:
         faults = [result.fault for result in results]
         if served:
             size_bytes = sum(batch.size_bytes for _, batch, _ in served)
-            self._pace.note(len(served), size_bytes, time.monotonic() - began)
+            self._pace.note(len(served), size_bytes, monotonic() - began)
         self._throttle.copied((*copied, *ready, *sliced))
         report.files_copied += len(sources) + len(ready)
         report.bytes_copied += sum(batch.size_bytes for batch in (*copied, *ready))

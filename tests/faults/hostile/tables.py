@@ -22,7 +22,13 @@ from sparklog.producer.stream_writes import MicroBatch, StreamWrites
 from sparklog.storage.batch_actions import added_batches, has_damaged_header
 from sparklog.storage.commits import AddedFile, parse_commit
 from sparklog.storage.control_table_damage import commit_fault, find_damage
-from sparklog.storage.damaged_commits import CHECKSUM, METADATA_CHECKSUM, matches_checksum
+from sparklog.storage.damaged_commits import (
+    CHECKSUM,
+    INFO_CHECKSUM,
+    METADATA_CHECKSUM,
+    PLACE,
+    matches_checksum,
+)
 from sparklog.storage.delta_checkpoints import checkpoint_size
 from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import (
@@ -68,6 +74,8 @@ def sealed(random: Random, content: bytes) -> bytes:
         info = action["commitInfo"]
         if not isinstance(info, dict):
             return content
+        info.pop(PLACE, None)
+        info.pop(INFO_CHECKSUM, None)
         if random.random() < 0.4:
             info.pop(CHECKSUM, None)
             info.pop(METADATA_CHECKSUM, None)
@@ -80,10 +88,21 @@ def sealed(random: Random, content: bytes) -> bytes:
         return content
 
 
+def placeless(content: bytes) -> bytes:
+    """Return a commit without the fields that name its place, as an earlier release's."""
+    first, newline, lines = content.partition(b"\n")
+    action = json.loads(first)
+    for name in (PLACE, INFO_CHECKSUM):
+        action.get("commitInfo", {}).pop(name, None)
+    return json.dumps(action, separators=(",", ":")).encode() + newline + lines
+
+
 def table_targets(folder: Path, samples: Samples) -> list[Target]:
     """Return the targets about tables; `folder` is theirs."""
-    of_log = samples.commits("log")
-    of_others = [one for name in ("topics", "brokers", "format") for one in samples.commits(name)]
+    of_log = [placeless(one) for one in samples.commits("log")]
+    of_others = [
+        placeless(one) for name in ("topics", "brokers", "format") for one in samples.commits(name)
+    ]
     requests = samples.commits("produce_requests")
     checkpoint, hint = samples.checkpoint("log")
     seen = SeenVersions({JournalOf(0, 0, 3): 17, JournalOf(1, 0, 4): 2}, {"topics": 5})

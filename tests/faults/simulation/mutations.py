@@ -143,27 +143,30 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
 """All mutations by their names."""
 
 SEEDS_NEEDED: Mapping[str, int] = {
-    "high_watermark_ahead_of_the_log": 2,
-    "epoch_entry_not_written": 1,
+    "answered_at_its_first_offset": 1,
     "checkpoint_ahead_of_the_journal": 1,
     "checkpoint_not_replayed": 1,
-    "reported_before_the_commit": 1,
-    "nothing_synced": 1,
-    "followers_claim_the_lead": 1,
-    "what_failed_is_kept": 4,
-    "answered_before_the_log_commit": 20,
     "duplicates_not_recognised": 1,
-    "divergence_not_truncated": 1,
-    "no_return_to_the_isr": 1,
-    "log_end_offset_too_small": 1,
-    "high_watermark_of_the_fastest_replica": 4,
-    "any_live_replica_is_elected": 5,
+    "epoch_entry_not_written": 1,
+    "epoch_taken_from_memory": 1,
+    "followers_claim_the_lead": 1,
     "leader_epoch_not_raised": 1,
-    "in_sync_without_being_caught_up": 7,
-    "answered_at_its_first_offset": 1,
+    "log_end_offset_too_small": 1,
+    "no_return_to_the_isr": 1,
     "offsets_with_a_gap": 1,
+    "answered_before_it_is_committed": 2,
+    "high_watermark_of_the_fastest_replica": 2,
+    "unclean_start_not_noticed": 2,
+    "predecessor_check_left_out": 3,
+    "what_failed_is_kept": 4,
+    "high_watermark_ahead_of_the_log": 5,
+    "reported_before_the_commit": 5,
+    "nothing_synced": 6,
+    "truncation_to_the_high_watermark": 10,
+    "any_live_replica_is_elected": 12,
+    "divergence_not_truncated": 18,
 }
 """The number of seeds of 500 steps, from 0 on, of which the last one finds a mutation.
 
-The others are not found within 10 seeds or more.
+The others are not found within 20 seeds.
 """

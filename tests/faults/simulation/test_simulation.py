@@ -113,3 +113,4 @@ def test_a_mutation_is_found_by_the_first_seed(mutation: str) -> None:
 def test_the_mutations_with_stated_seeds_exist() -> None:
     assert SEEDS_NEEDED.keys() <= MUTATIONS.keys()
     assert len(ONE_SEED) > 10
+    assert len(SEEDS_NEEDED) >= 20
