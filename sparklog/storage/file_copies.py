@@ -162,7 +162,11 @@ def is_commit_lost(table: Location, version: int) -> bool:
 
     Costs one call of the file system unless there is a copy.
     """
-    if not has_copies(table) or not table.exists(copy_path(commit_path(version))):
+    try:
+        if not has_copies(table) or not table.exists(copy_path(commit_path(version))):
+            return False
+    except OSError:
+        # Those who may not read copies learn nothing from them.
         return False
     # The copy was written after its original.
     return not has_commit(table, version)
