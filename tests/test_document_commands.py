@@ -21,6 +21,7 @@ from tests.examples import CHECKOUT
 RUN_HERE = ("README.md", "docs/audit.md", "docs/operating.md", "docs/status.md")
 
 RUN_ELSEWHERE = {
+    "docs/access.md": "tests/access/test_access_document.py",
     "docs/backup.md": "tests/maintenance/test_backup.py",
     "docs/consuming.md": "tests/test_docs.py",
     "docs/failures.md": "tests/test_failures_document.py",

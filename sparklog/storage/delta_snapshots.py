@@ -87,6 +87,9 @@ def _opened(
                 f"cleaned up, or the root was lost or restored ({one_line(error)})"
             ) from error
         if isinstance(error, TableNotFoundError):
+            if table.is_local:
+                # Raises if it may not be read: delta-rs finds no table there.
+                table.names()
             raise StorageError(
                 f"there is no table at {table.uri}: check the root, or create the cluster first"
             ) from None
@@ -94,15 +97,15 @@ def _opened(
 
 
 def _unopened(table: Location, error: Exception) -> StorageError:
-    """Return the reason why a table cannot be opened: damage, a limit of this process, or `error`.
+    """Return the reason why a table cannot be opened: a refusal, damage, a limit, or `error`.
 
     A process without a free descriptor would otherwise take a sound table for a damaged one.
     """
     if not is_exhausted(error):
         try:
             check_commits(table)
-        except DamagedError as damage:
-            return damage
+        except (AccessDeniedError, DamagedError) as found:
+            return found
         except OSError as unread:
             error = unread
     message = f"the table at {table.uri} cannot be opened: {one_line(error)}"

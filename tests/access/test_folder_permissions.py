@@ -30,10 +30,14 @@ OPERATIONS = "tests.access.user_operations"
 RESTRICTIVE = "077"
 """A umask with which a user's new files are unreadable for others."""
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setfacl") or not shutil.which("setpriv"),
-    reason="needs root, setfacl and setpriv",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not shutil.which("setfacl") or not shutil.which("setpriv"),
+        reason="needs root, setfacl and setpriv",
+    ),
+    # The tests share the processes of one cluster.
+    pytest.mark.xdist_group("users"),
+]
 
 Outcomes = dict[str, tuple[str | None, str | None]]
 
@@ -133,7 +137,7 @@ class UserCluster:
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserCluster]:
     folder = tmp_path_factory.mktemp("users")
     for one in (folder, *folder.parents):
-        if one == folder or one.name.startswith(("pytest", "sparklog")):
+        if one == folder or one.name.startswith(("pytest", "popen", "sparklog")):
             one.chmod(0o755)
     cluster = UserCluster(folder)
     probe = cluster.command("nobody", OPERATIONS, "022", cluster.root)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from sparklog.errors import AccessDeniedError
+from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.local_files import files_below, make_folders
 from sparklog.storage.location import Location
 from tests.access.policy_store import running_policy_store
@@ -90,6 +93,21 @@ def test_a_folder_that_may_not_be_read_is_not_missing(tmp_path: Path) -> None:
         assert kind == "AccessDeniedError"
         assert text.startswith("this identity may not ")
     assert _as_nobody(lambda: list(files_below(str(hidden))))[0] == "PermissionError"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_table_that_may_not_be_read_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    """The refusal came as "the table cannot be opened": clients retried it until their timeout."""
+    table = Location.of(str(tmp_path / "hidden"))
+    write_deltalake(table.uri, pa.table({"a": [1]}))
+    (tmp_path / "hidden").chmod(0o700)
+    os.seteuid(65_534)
+    try:
+        with pytest.raises(AccessDeniedError, match=r"^this identity may not ") as one:
+            open_table(table)
+    finally:
+        os.seteuid(0)
+    assert one.value.uri.startswith(table.uri)
 
 
 def _mode(path: Path) -> int:
