@@ -436,6 +436,25 @@ class TestDamagedCommit:
         assert cluster.partition("t", 0).isr == [0, 1, 2]
         assert log(cluster, 0) == [*VALUES, "e"]
 
+    def test_a_follower_that_has_left_is_not_added_again_by_its_old_report(
+        self, start: Start
+    ) -> None:
+        """A broker whose journal lacks a commit commits no further reports, so that its last one
+        stands. It left the ISR and was added again in each tick, and writers with acks=all waited
+        for it.
+        """
+        cluster = start(0, 1, 2, min_isr=2, replica_lag_time_max_ms=30_000)
+        produce(cluster, *VALUES)
+        commits = sorted((log_folder(cluster, 2) / "_delta_log").glob("*.json"))
+        commits[-3].unlink()
+        cluster.clock.advance(10_000)
+        cluster.tick_until_idle()
+        state = cluster.partition("t", 0)
+        assert state.isr == [0, 1]
+        epoch = state.partition_epoch
+        produce(cluster, "e", "f")
+        assert cluster.partition("t", 0).partition_epoch == epoch
+
     def test_the_last_member_stays_a_member_and_leads_again_with_the_restored_commit(
         self, start: Start
     ) -> None:

@@ -256,7 +256,7 @@ class Leader:
         for key, state in mine.items():
             leadership = self._led.get(key)
             if leadership is not None and leadership.state.leader_epoch == state.leader_epoch:
-                if self._led.update_state(state):
+                if self._led.update_state(state, metadata):
                     touched.add(key)
             else:
                 new[key] = state

@@ -134,11 +134,13 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
                 noted = {"leader_epoch": leadership.state.leader_epoch, "lag_ms": lags}
                 self._replicas.put(key, leadership.state.topic, parked_lags=json.dumps(noted))
 
-    def update_state(self, state: PartitionState) -> bool:
+    def update_state(self, state: PartitionState, metadata: Metadata) -> bool:
         """Take over the published state of a led partition; return whether it has changed.
 
         A proposed ISR whose outcome is unknown counts until the partition epoch has changed. After
-        that its commit either exists or never will (rule 2.4).
+        that its commit either exists or never will (rule 2.4). A live follower that has left by
+        itself, as before a repair, is not waited for, and joins by a new report only (5.2): until
+        the leader reads one, its last report is of the time before.
         """
         leadership = self[state.key]
         is_other = leadership.state != state
@@ -150,6 +152,13 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             leadership.progress = {
                 one: leadership.progress.get(one, _NO_PROGRESS) for one in sorted(followers)
             }
+            for one in state.replicas:
+                was_in_isr = one.broker_id in leadership.state.isr
+                if was_in_isr and not one.in_isr and metadata.is_live(one):
+                    progress = leadership.progress[one.broker_id]._replace(
+                        previous_report_ms=None, last_caught_up_ms=None
+                    )
+                    leadership.progress[one.broker_id] = progress
         leadership.state = state
         return is_other
 

@@ -35,6 +35,7 @@ class _Batch(NamedTuple):
 
     partition: int
     table: pa.Table
+    values: list[bytes]
     numbers: tuple[int, ...]
     acks: Acks
     stamped: RequestedBatch | None = None
@@ -68,6 +69,10 @@ class SimulatedProducer:
         """The answers of a kind that a correct cluster does not give to an idempotent producer."""
         self._late: list[PendingProduce] = []
         """The requests of which the answer has not come in time."""
+        self.stored: list[tuple[int, int, list[bytes]]] = []
+        """Partition, base offset and values of each batch answered since the last check."""
+        self.timestamps_ms: dict[bytes, int] = {}
+        """The timestamp of each record, by its value."""
 
     @property
     def is_done(self) -> bool:
@@ -87,8 +92,11 @@ class SimulatedProducer:
             self._history.record_sent(self.name, TOPIC, value, partition) for value in values
         )
         keys = [str(number % 3).encode() for number in numbers]
-        table = records_table(values, keys, self._clock.now_ms())
-        self._batch = _Batch(partition, table, numbers, _ALL if self._is_idempotent else acks)
+        now_ms = self._clock.now_ms()
+        self.timestamps_ms |= dict.fromkeys(values, now_ms)
+        table = records_table(values, keys, now_ms)
+        acks = _ALL if self._is_idempotent else acks
+        self._batch = _Batch(partition, table, values, numbers, acks)
         self._send_batch()
 
     def poll(self) -> None:
@@ -108,6 +116,8 @@ class SimulatedProducer:
                 self._late.append(batch.pending)
                 self._retry("REQUEST_TIMED_OUT")
         elif response.error == "NONE":
+            if batch.acks != 0 and response.base_offset >= 0:
+                self.stored.append((batch.partition, response.base_offset, batch.values))
             self._answer("NONE", response.base_offset if batch.acks == _ALL else -1)
         else:
             self._retry(response.error)

@@ -28,6 +28,8 @@ _KINDS = {
 
 _SHORT_PAUSES_MS = (10, 200, 1_000, 3_000)
 _MOST_DRIFT_PPM = 20_000
+_RETENTION_MS = 90_000
+"""The age at which records are deleted where they are: a few of the longer pauses."""
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
 
@@ -63,7 +65,8 @@ def shape_of(seed: int) -> Shape:
     if chance.random() < _UNSYNCED:
         # What one machine has not synced, another one has.
         return Shape(partitions, BROKERS, drifts, min_isr=2, is_synced=False)
-    return Shape(partitions, replicas, drifts, min_isr=chance.choice((1, 1, 2)))
+    min_isr, retention_ms = chance.choice((1, 1, 2)), chance.choice((-1, -1, _RETENTION_MS))
+    return Shape(partitions, replicas, drifts, min_isr, retention_ms=retention_ms)
 
 
 def steps_of(seed: int, count: int) -> list[Step]:
@@ -84,7 +87,7 @@ class Story:
         self._weather = self._chance.choice(_WEATHERS)
         self._absent: dict[int, int] = {}
         self._round = 0
-        self._disturbances = Disturbances(self._chance, self._shape, self._events)
+        self._disturbances = Disturbances(self._chance, self._shape, self._events, focus=seed)
 
     def steps(self, count: int) -> list[Step]:
         """Return so many steps."""

@@ -63,6 +63,9 @@ _CONFIG = {
     "broker.session.timeout.ms": 9_000,
     "log.merger.min.lag.ms": 60_000,
     "log.merger.min.batches": 2,
+    "log.retention.check.interval.ms": 10_000,
+    "log.vacuum.interval.ms": 60_000,
+    "file.delete.delay.ms": 60_000,
 }
 
 
@@ -70,7 +73,7 @@ class Shape(NamedTuple):
     """The fixed part of a simulation.
 
     Clocks drift by `drifts_ppm` parts per million. `is_synced`, whether files are synced before
-    they count.
+    they count. `retention_ms`, the age at which records are deleted, -1 for never.
     """
 
     partitions: int
@@ -78,6 +81,7 @@ class Shape(NamedTuple):
     drifts_ppm: tuple[int, ...]
     min_isr: int = 1
     is_synced: bool = True
+    retention_ms: int = -1
 
 
 class Outcome(NamedTuple):
@@ -128,6 +132,8 @@ class World:
         self._incarnations = Counter[str]()
         self._past_producers: list[SimulatedProducer] = []
         self._invariants: Invariants | None = None
+        self._latest_ms = 0
+        """The latest time that a clock of any process has shown."""
         self._effects: dict[str, Callable[[Step], None]] = {
             "advance": lambda step: self._advance(*step.arguments),
             "clean up": lambda _: self._clean_up(),
@@ -203,7 +209,10 @@ class World:
             # It may take what it cannot read for damaged, cut it and copy it again.
             self._invariants.fail_reads(_machine(process.name))
         if process.name.startswith("broker") and self._invariants is not None:
+            self._expect_retention(self._invariants)
             self._invariants.check()
+        if process.name.startswith("producer") and self._invariants is not None:
+            self._check_answers(process.name, self._invariants)
         if process.is_busy:
             return
         if process.is_killed or isinstance(process.error, KilledError | FencedError):
@@ -213,6 +222,33 @@ class World:
             if not isinstance(process.error, _FORESEEN) and not is_refused(process.error):
                 error = process.error
                 self.problems.append(f"{step}: {type(error).__name__}: {error}")
+
+    def _expect_retention(self, invariants: Invariants) -> None:
+        """Expect that any broker deletes what is old enough on the clock that is ahead."""
+        if self.shape.retention_ms < 0:
+            return
+        clocks = [one.clock.now_ms() for one in self._processes.values()]
+        self._latest_ms = max(self._latest_ms, *clocks)
+        for partition in range(self.shape.partitions):
+            committed = invariants.committed(partition)
+            offset = 0
+            while offset < len(committed) and self._is_expired(committed[offset]):
+                offset += 1
+            invariants.expect_deletion(partition, offset)
+
+    def _is_expired(self, value: bytes) -> bool:
+        """Whether a record may be deleted, or is already."""
+        stamped = (one.timestamps_ms.get(value) for one in self._past_producers)
+        sent_ms = next((one for one in stamped if one is not None), 0)
+        return self._latest_ms - sent_ms > self.shape.retention_ms
+
+    def _check_answers(self, name: str, invariants: Invariants) -> None:
+        """3.2: the records of each positive answer are, or were, at their offsets in some log."""
+        producer = self._clients.get(name)
+        if isinstance(producer, SimulatedProducer):
+            for partition, base_offset, values in producer.stored:
+                invariants.check_appended(partition, base_offset, values)
+            producer.stored.clear()
 
     def _action(self, step: Step) -> Callable[[], None] | None:
         name, what, arguments = step.process, step.what, step.arguments
@@ -389,11 +425,15 @@ class World:
             one: [(one + other) % BROKERS for other in range(self.shape.replication_factor)]
             for one in range(self.shape.partitions)
         }
-        Admin(connection, settings=self._settings).create_topic(TOPIC, assignment=assignment)
+        configs = {"retention.ms": self.shape.retention_ms}
+        Admin(connection, settings=self._settings).create_topic(
+            TOPIC, assignment=assignment, configs=configs
+        )
         for _ in range(3):
             self._round()
         self.scheduler.files.write_back(str(self.root))
         self._invariants = Invariants(self.root, range(BROKERS), allows_unclean=False)
+        self._invariants.check()
 
     def _round(self) -> None:
         self.scheduler.now_ms += _ROUND_MS
