@@ -4,9 +4,10 @@ obstore repeats a request that fails (503, timeout) up to 10 times within 3 minu
 0.1 s to 15 s; the storage options `max_retries`, `retry_timeout`, `init_backoff`, `max_backoff` and
 `base` change that.
 
-A request of which the response is small is given up after `PROMPT_TIMEOUT` and repeated: a store or
+A request that gets no byte of an answer for `PROMPT_TIMEOUT` is repeated: a store or
 a load balancer that accepts a request and never answers must not cost a broker its session of 9 s.
-Requests with large bodies have the store client's 30 s. The storage option `timeout` sets both.
+The rest of a response that was interrupted is requested by its range. Large objects are put with
+the store client's 30 s. The storage option `timeout` sets the time of all requests instead.
 
 Errors that a store returns, and failures to reach it, are raised as `OSError`; a missing object is
 a `FileNotFoundError`, a refused request an `AccessDeniedError`. Error messages contain no
@@ -51,7 +52,7 @@ PAGE_NAMES = 1_000
 """The most names of objects that a store returns to one request."""
 
 PROMPT_TIMEOUT = "4s"
-"""The time after which a small request without a response is repeated: two fit into a session."""
+"""The time without a byte after which a request is repeated: two of them fit into a session."""
 
 _SMALL_BYTES = 1 << 20
 """The largest object that is put as a small request."""
@@ -148,12 +149,12 @@ class ObjectStore:
     def get(self, path: str) -> bytes:
         """Return an object's bytes."""
         with self._request("get", path):
-            return bytes(obstore.get(self._reader(path), path).bytes())
+            return bytes(obstore.get(self._prompt, path).bytes())
 
     def get_with_time(self, path: str) -> tuple[bytes, int]:
         """Return an object's bytes, and the time in ms since 1970 at which the store stored it."""
         with self._request("get", path):
-            result = obstore.get(self._reader(path), path)
+            result = obstore.get(self._prompt, path)
             return bytes(result.bytes()), int(result.meta["last_modified"].timestamp() * 1000)
 
     def size_bytes(self, path: str) -> int:
@@ -164,7 +165,7 @@ class ObjectStore:
     def open_with_size(self, path: str) -> tuple[IO[bytes], int]:
         """Open an object for sequential reading by one request; return it and its size in bytes."""
         with self._request("get", path):
-            result = obstore.get(self._store, path)
+            result = obstore.get(self._prompt, path)
         reader = io.BufferedReader(_Reader(self.uri(path), result), buffer_size=_READ_BYTES)
         return reader, result.meta["size"]
 
@@ -245,10 +246,6 @@ class ObjectStore:
             for page in _counted(found):
                 yield [str(one["path"])[len(folder) + 1 :] for one in page]
 
-    def _reader(self, path: str) -> Any:
-        """Return the client that reads an object: commits and hints of checkpoints are small."""
-        return self._prompt if path.endswith((".json", "/_last_checkpoint")) else self._store
-
     def _writer(self, content: bytes) -> Any:
         return self._prompt if len(content) <= _SMALL_BYTES else self._store
 
@@ -268,8 +265,10 @@ def without_secrets(text: str) -> str:
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's arguments with the timeout of small requests, unless one is configured."""
-    client = {"timeout": PROMPT_TIMEOUT} | (given["client_options"] or {})
+    """Return a client's arguments with the timeout of answers, unless one is configured."""
+    client = given["client_options"] or {}
+    if "timeout" not in client:
+        client = {"read_timeout": PROMPT_TIMEOUT} | client
     return {**given, "client_options": client}
 
 

@@ -102,8 +102,8 @@ def judge(
 class Gap(NamedTuple):
     """The longest time without an acknowledgement of a partition after the end of its leader.
 
-    `is_single`, whether no other action on brokers or storage came in the session before the kill,
-    or before the end of the gap.
+    `is_single`, whether no other action on brokers or storage came in the session before the gap,
+    or before its end.
     """
 
     ms: int
@@ -125,7 +125,7 @@ def unavailable(
         if deed.action != "kill broker":
             continue
         until = others[place + 1].at_ms if place + 1 < len(others) else None
-        is_alone = place == 0 or others[place - 1].at_ms < deed.at_ms - session_ms
+        earlier_ms = others[place - 1].at_ms if place else deed.at_ms - 2 * session_ms
         for partition in deed.partitions:
             times = sorted(
                 one.at_ms
@@ -139,7 +139,7 @@ def unavailable(
                     after - before,
                     partition,
                     before,
-                    is_alone and (until is None or after < until),
+                    earlier_ms < before - session_ms and (until is None or after < until),
                 )
                 for before, after in zip(times[first:], times[first + 1 :], strict=False)
                 if until is None or before < until

@@ -35,12 +35,12 @@ class LosingProxy:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def lose_next(self, way: Way, what: str = "_delta_log") -> None:
-        """Lose the answer of the next conditional PUT below a folder `what`; the PUT is executed.
+    def lose_next(self, way: Way, what: str = "_delta_log", method: str = "PUT") -> None:
+        """Lose the answer of the next conditional PUT, or of the next GET, below a folder `what`.
 
-        By default that is the next commit.
+        The request is executed. By default that is the next commit.
         """
-        urlopen(Request(f"{self.url}{_LOSE}{way}/{what}", method="POST")).close()
+        urlopen(Request(f"{self.url}{_LOSE}{way}/{what}/{method}", method="POST")).close()
 
     @property
     def lost(self) -> int:
@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(target).netloc
         self.way: str | None = None
-        self.what = ""
+        self.what = self.method = ""
         self.lost = 0
         self.given_up = 0
 
@@ -100,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, method: str) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.path.startswith(_LOSE):
-            self.server.way, self.server.what = self.path.removeprefix(_LOSE).split("/")
+            asked = self.path.removeprefix(_LOSE).split("/")
+            self.server.way, self.server.what, self.server.method = asked
             self._answer(200, {}, b"")
         elif self.path == _LOST:
             self._answer(200, {}, str(self.server.lost).encode())
@@ -117,9 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = answer.read()
         connection.close()
         kept = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-        is_conditional = method == "PUT" and "if-none-match" in self.headers
-        is_meant = is_conditional and f"/{self.server.what}/" in self.path
-        if is_meant and answer.status == 200 and self.server.way is not None:
+        is_of_kind = method == "GET" or (method == "PUT" and "if-none-match" in self.headers)
+        is_meant = method == self.server.method and f"/{self.server.what}/" in self.path
+        if is_of_kind and is_meant and answer.status == 200 and self.server.way is not None:
             way, self.server.way = self.server.way, None
             self.server.lost += 1
             if way == "hang":

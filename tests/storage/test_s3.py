@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ from sparklog.storage.request_files import read_requests, request_file
 from sparklog.storage.request_table import RequestTable
 from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
+from tests.jobs.processes import wait_for
 from tests.storage.batches import FENCE, P0, batch_of_file, write_file
 from tests.storage.broker_roots import taken_over
 from tests.storage.losing_proxy import LosingProxy, Way, losing_proxy
@@ -629,6 +631,26 @@ def test_a_small_request_that_is_never_answered_is_given_up_within_a_session(
     table.compare_and_set(lease(1))
     assert (proxy.lost, proxy.given_up, table.version) == (1, 1, 1)
     assert ControlTable(root, CONTROLLER).rows().equals(lease(1))
+
+
+def test_a_read_of_any_size_that_is_never_answered_is_given_up_within_a_session(
+    losing: tuple[LosingProxy, Location],
+) -> None:
+    """A follower that copies a batch, and a client that loads a table, waited for the client's 30 s
+    as well.
+    """
+    proxy, root = losing
+    content = bytes(2 << 20)
+    with root.create("large/file") as file:
+        file.write(content)
+    for read in (root.read_bytes, lambda path: root.open_with_size(path)[0].read()):
+        before = proxy.given_up
+        proxy.lose_next("hang", "large", "GET")
+        # Without retries the read fails, and is repeated by whatever needs it.
+        with suppress(OSError):
+            assert read("large/file") == content
+        wait_for(lambda: proxy.given_up == before + 1, "closed connection")  # noqa: B023
+    assert root.read_bytes("large/file") == content
 
 
 @pytest.mark.parametrize("way", ["500", "reset"])
