@@ -204,10 +204,13 @@ class DefaultSource(FromFiles, DataSource):
         from pyspark_sparklog.readers import BatchReader, StateReader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
+        from sparklog.datasource.plan_options import check_plan_options
         from sparklog.datasource.replica_state import asks_for_state
 
         if asks_for_state(self.options):
             return StateReader(dict(self.options))
+        # Spark calls `schema` only if the query has no schema of its own.
+        check_plan_options(self.options)
         options = parse_read_options(self.options, "batch")
         check_schema(schema.simpleString(), include_headers=options.include_headers)
         return BatchReader(options)
@@ -228,9 +231,11 @@ class DefaultSource(FromFiles, DataSource):
         from pyspark_sparklog.readers import RefusedStreamReader, stream_reader
         from sparklog.datasource.columns import check_schema
         from sparklog.datasource.options import parse_read_options
+        from sparklog.datasource.plan_options import check_plan_options
         from sparklog.errors import SparklogError
 
         try:
+            check_plan_options(self.options)
             options = parse_read_options(self.options, "stream")
             check_schema(schema.simpleString(), include_headers=options.include_headers)
             return stream_reader(options)

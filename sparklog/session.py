@@ -101,7 +101,9 @@ def spark_session(
         The driver's heap in Spark's notation, such as `2g`; no effect under spark-submit.
     config : dict of str to str, optional
         Further Spark settings, by their full keys. `spark.jars` and `spark.jars.packages` are added
-        to Delta's; `spark.jars.ivy` is the folder for fetched JARs.
+        to Delta's; `spark.jars.ivy` is the folder for fetched JARs. Those whose names contain
+        secret, password, token or access.key are not in the command line of a classic session's
+        JVM.
 
     Returns
     -------
@@ -151,6 +153,7 @@ def spark_session(
     conf = _launch_conf(wanted)
     try:
         with launching(local=_is_local(_master(conf))):
+            _launch(conf)
             return SparkSession.builder.config(conf=conf).getOrCreate()
     except PySparkRuntimeError as error:
         raise SparklogError(
@@ -341,6 +344,22 @@ def _launch_conf(wanted: Mapping[str, str]) -> SparkConf:
         options = wanted.get("spark.driver.extraJavaOptions", "")
         settings["spark.driver.extraJavaOptions"] = f"{logging_option} {options}".strip()
     return SparkConf(loadDefaults=False).setAll(list(settings.items()))
+
+
+def _launch(conf: SparkConf) -> None:
+    """Start the JVM without settings that are secrets; the context gets all settings afterwards.
+
+    PySpark writes the settings into the command line of the JVM, which each user of the machine can
+    read.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    public = [one for one in conf.getAll() if not _SECRET_SETTING.search(one[0])]
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))
+
+
+_SECRET_SETTING = re.compile("(?i)secret|password|token|access[.]?key")
+"""The names of settings that are secrets: the default of Spark's spark.redaction.regex."""
 
 
 def _launched_conf(wanted: Mapping[str, str]) -> SparkConf:

@@ -20,7 +20,11 @@ _FILE = "file:"
 _MOST_BYTES = 1 << 20
 """The largest file that a reference may name; keys of service accounts have a few KiB."""
 _SECRET_SCOPE = re.compile(r"\{\{\s*secrets/[^{}]*\}\}")
-_SECRET_KEY = re.compile(r"secret|password|token|sas_|(account|access|master|service_account)_key$")
+_SECRET_KEY = re.compile(
+    r"secret|password|token|sas_|customer_key|(account|access|master|service_account)_key$"
+)
+_PASSWORD = re.compile(r"://[^/?#\s@]*:[^/?#\s@]*@")
+"""The user and the password in a URL."""
 
 
 def check_references(options: Mapping[str, str], uri: str) -> None:
@@ -68,13 +72,25 @@ def for_hadoop(key: str, value: str, uri: str) -> str:
 
 
 def literal_secrets(options: Mapping[str, str]) -> list[str]:
-    """Return the keys of credentials that are written out instead of referred to."""
-    return [key for key, value in options.items() if is_secret(key) and "${" not in value]
+    """Return the keys of credentials that are written out instead of referred to.
+
+    A URL with a password, of an endpoint or a proxy, is a credential.
+    """
+    return [
+        key
+        for key, value in options.items()
+        if (is_secret(key) or has_password(value)) and "${" not in value
+    ]
 
 
 def is_secret(key: str) -> bool:
     """Return whether a storage option is a credential, by its key in delta-rs's spelling."""
     return _SECRET_KEY.search(key.lower()) is not None
+
+
+def has_password(value: str) -> bool:
+    """Return whether a storage option is a URL with a password."""
+    return _PASSWORD.search(value) is not None
 
 
 def _value(name: str, key: str, uri: str) -> str:

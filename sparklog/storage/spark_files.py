@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from sparklog.errors import ConfigError, SparklogError
 from sparklog.session import hadoop_version, is_connect, spark_errors
 from sparklog.storage.location import Location
-from sparklog.storage.references import for_hadoop, literal_secrets
+from sparklog.storage.references import for_hadoop, has_password, literal_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,6 +150,11 @@ def _s3a(bucket: str, options: Mapping[str, str]) -> dict[str, str]:
         if key in options:
             settings[name] = options[key]
     if "endpoint" in options:
+        if has_password(options["endpoint"]):
+            raise ConfigError(
+                f"the endpoint of s3://{bucket} has a password, and Spark would show it in its "
+                "plans: write the endpoint without it, or read with format('sparklog')"
+            )
         settings["endpoint"] = options["endpoint"]
         settings["connection.ssl.enabled"] = _text(not options["endpoint"].startswith("http://"))
     if "endpoint" in options or "virtual_hosted_style_request" in options:

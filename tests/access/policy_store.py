@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from urllib.request import Request as Call
 from urllib.request import urlopen
 from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
 
 from benchmarks.s3_buckets import S3Error
 from benchmarks.s3_server import Connection, Request, Response, S3Api, run
@@ -36,8 +37,16 @@ Policy = Mapping[str, Any]
 """An identity policy: Version, and Statement, a list of Effect, Action, Resource, Condition."""
 
 
-ECHO: Policy = {"Statement": [], "Echo": True}
+_METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
+
+ECHO: Policy = {"Statement": [], "Echo": _METHODS, "Of": "*"}
 """A policy that refuses everything as S3 refuses a wrong signature: it quotes the request."""
+
+ECHO_OF_FILES: Policy = {**ECHO, "Echo": ("GET", "PUT", "POST"), "Of": "*/log/_inbox/*"}
+"""The same for the contents of batch files alone, which tasks read and write.
+
+A response to HEAD would quote nothing.
+"""
 
 
 class Asked(NamedTuple):
@@ -71,6 +80,18 @@ def allows(policy: Policy, action: str, resource: str, prefix: str | None = None
         and _is_met(one.get("Condition", {}), prefix)
     }
     return effects == {"Allow"}
+
+
+def _quoting(request: Request) -> Response:
+    """Return S3's response to a wrong signature; one to HEAD has no content."""
+    headers = "\n".join(f"{name}:{value}" for name, value in request.headers.items())
+    text = (
+        "<Error><Code>SignatureDoesNotMatch</Code><Message>The request signature we calculated "
+        "does not match the signature you provided.</Message>"
+        f"<CanonicalRequest>{escape(headers)}</CanonicalRequest></Error>"
+    )
+    content = b"" if request.method == "HEAD" else text.encode()
+    return Response(403, {"Content-Type": "application/xml"}, content)
 
 
 def _is_met(condition: Mapping[str, Mapping[str, Any]], prefix: str | None) -> bool:
@@ -128,8 +149,9 @@ class PolicyApi(S3Api):
         if policy is None:
             return super()._answered(request)
         if policy.get("Echo"):
-            quoted = "\n".join(f"{name}:{value}" for name, value in request.headers.items())
-            raise S3Error(403, "SignatureDoesNotMatch", f"<CanonicalRequest>{quoted}")
+            if request.method in policy["Echo"] and _matches([policy["Of"]], request.key):
+                return _quoting(request)
+            return super()._answered(request)
         bucket, key, query = request.bucket, request.key, request.query
         if request.method == "POST" and "delete" in query:
             return self._removed(request, policy)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_sparklog import DefaultSource
+from sparklog.datasource.columns import arrow_schema
 from sparklog.errors import ConfigError, show_in_one_line
 from sparklog.java import find_java
 from tests.datasource.conftest import Readable
@@ -93,6 +95,17 @@ def test_a_plain_program_under_spark_submit_finds_the_format(
         check=False,
     )
     assert answer.stdout.splitlines()[-1:] == ["['a', 'b']"], answer.stderr
+
+
+def test_a_query_with_a_schema_of_its_own_is_searched_for_secrets() -> None:
+    """Found by a search of Spark's outputs: `schema`, which found them, is not called then."""
+    secret = '{"s3://logs": {"AWS_SECRET_ACCESS_KEY": "hush-hush"}}'
+    source = DefaultSource({"cluster": "s3://logs/c", "subscribe": "t", "storageOptions": secret})
+    schema = from_arrow_schema(arrow_schema(include_headers=False))
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY of s3://logs is a secret"):
+        source.reader(schema)
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY of s3://logs is a secret"):
+        source.streamReader(schema).initialOffset()
 
 
 def test_an_error_of_a_program_keeps_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,11 +94,22 @@ def test_credentials_are_distinguished_from_other_options() -> None:
     secret = (
         *("AWS_SECRET_ACCESS_KEY", "aws_session_token", "token", "secret_access_key"),
         *("azure_storage_account_key", "access_key", "sas_token", "azure_storage_sas_key"),
-        *("client_secret", "google_service_account_key"),
+        *("client_secret", "google_service_account_key", "aws_sse_customer_key_base64"),
     )
     public = ("AWS_ACCESS_KEY_ID", "AWS_REGION", "endpoint", "google_service_account", "client_id")
     assert [key for key in (*secret, *public) if is_secret(key)] == [*secret]
     assert literal_secrets({"token": "x", "client_secret": "${S}", "region": "r"}) == ["token"]
+
+
+def test_a_url_with_a_password_is_a_credential() -> None:
+    """Found by a search of Spark's outputs: an endpoint's password was accepted as an option."""
+    urls = {
+        "AWS_ENDPOINT_URL": "https://user:password@store",
+        "proxy_url": "http://:password@proxy:80/",
+        "endpoint": "https://user:${PASSWORD}@store",
+        "azure_storage_endpoint": "https://store:80/a:b@c",
+    }
+    assert literal_secrets(urls) == ["AWS_ENDPOINT_URL", "proxy_url"]
 
 
 def test_a_file_whose_name_has_a_null_character_is_refused() -> None:

@@ -69,6 +69,13 @@ def test_an_endpoint_and_credentials_of_s3_are_those_of_the_bucket() -> None:
     ]
 
 
+def test_an_endpoint_with_a_password_is_refused() -> None:
+    """Spark redacts options by their names, and shows endpoints."""
+    with pytest.raises(ConfigError, match="endpoint of s3://logs has a password") as told:
+        derived("s3://logs/a", AWS_ENDPOINT_URL="http://user:hush-hush@store:9000")
+    assert "hush-hush" not in str(told.value)
+
+
 def test_without_options_sparks_own_settings_apply() -> None:
     """Without storage options nothing is set: Spark's own configuration applies."""
     assert derived("s3://logs/a") == derived("gs://logs/a") == {}
