@@ -177,7 +177,11 @@ class BatchFileWriter:
         return file
 
     def upload(self) -> None:
-        """Store the finished file; on an object store this is one request."""
+        """Store the finished file; on an object store this is one request.
+
+        A file that an object store may have in spite of a failure stays: a request for it may have
+        been sent beside the upload, and its leader may have appended it.
+        """
         try:
             self._target.close()
             self._is_stored = True
@@ -185,7 +189,8 @@ class BatchFileWriter:
             # On an object store the existing file belongs to another writer: keep it.
             raise
         except BaseException:
-            self.discard()
+            if self._log.is_local:
+                self.discard()
             raise
 
     def finish(self) -> BatchFile:
@@ -210,7 +215,7 @@ class BatchFileWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Abandon the unfinished file and remove it; a failure to write the file does so, too."""
+        """Abandon the unfinished file and remove it; a failure before `upload` does so, too."""
         for part in (self._parquet, self._target):
             with suppress(OSError, pa.ArrowException):
                 if part is not None:

@@ -633,6 +633,23 @@ def test_a_small_request_that_is_never_answered_is_given_up_within_a_session(
     assert ControlTable(root, CONTROLLER).rows().equals(lease(1))
 
 
+def test_a_file_of_which_the_upload_had_no_answer_stays(
+    losing: tuple[LosingProxy, Location],
+) -> None:
+    """The request that is sent beside the upload names it, and its leader may have appended it: the
+    producer removed the file of an acknowledged batch from its leader's log.
+    """
+    proxy, root = losing
+    writer = BatchFileWriter(root, new_batch_path())
+    writer.write(records_table([b"a record"], None, 1))
+    file = writer.finish()
+    proxy.lose_next("hang", "_inbox")
+    with suppress(OSError):
+        writer.upload()
+    wait_for(lambda: proxy.given_up == 1, "closed connection")
+    assert root.exists(file.path)
+
+
 def test_a_read_of_any_size_that_is_never_answered_is_given_up_within_a_session(
     losing: tuple[LosingProxy, Location],
 ) -> None:
