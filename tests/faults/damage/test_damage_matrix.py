@@ -24,10 +24,19 @@ SAMPLE = (
 )
 """Cases without a random position in a file, so that they have one outcome."""
 
-OPEN = (Case("young", "at work", "broker-1", "log", "a commit", "removed"),)
-"""Two requests to partitions that the broker led, 4 s apart, are not answered. The cause is not
-known.
-"""
+OPEN = (
+    Case("young", "at work", "cluster", "controller", "newest commit", "emptied"),
+    Case("young", "at work", "broker-1", "produce_requests", "first commit", "cut"),
+    Case(
+        "young",
+        "at work",
+        "broker-1",
+        "produce_requests",
+        "first commit",
+        "replaced by another table's",
+    ),
+)
+"""Ticks fail once more after the repair; new producers are refused until the repair."""
 
 
 @pytest.fixture(scope="module")
