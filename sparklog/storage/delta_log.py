@@ -147,6 +147,12 @@ class DeltaLog:
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
         check_commits(self.location, self.version, self._explains)
+        newest = (
+            read_commit(self.location, self.version, self._explains)
+            if self.location.is_local
+            else None
+        )
+        self._loaded_id = self.version, newest.commit_id if newest is not None else None
         if version is None:
             self._check_newest()
         metadata = self.snapshot.metadata()
@@ -224,6 +230,7 @@ class DeltaLog:
             if commit is None or self.is_lost:
                 break
             self.version = commit.version
+            self._loaded_id = commit.version, commit.commit_id
             self.transactions |= commit.transactions
             self._protocol = commit.protocol or self._protocol
             yield commit
@@ -282,6 +289,19 @@ class DeltaLog:
             return None
         return Stamp(self.version, found.st_mtime_ns, found.st_size)
 
+    def is_in_its_place(self) -> bool:
+        """Return whether the loaded version's commit is known to be the one that was read.
+
+        Its file may have been written again, as by a repair. Commits of delta-rs have no id, and
+        that at the opening of a table on an object store is not read. Raises `DamagedError` if the
+        commit is damaged.
+        """
+        version, commit_id = self._loaded_id
+        if version != self.version or commit_id is None:
+            return False
+        commit = read_commit(self.location, version)
+        return commit is not None and commit.commit_id == commit_id
+
     def has_news(self) -> bool:
         """Return True if the next commit exists. Always False on object stores (a request)."""
         return self.location.is_local and has_commit(self.location, self.version + 1)
@@ -338,6 +358,7 @@ class DeltaLog:
         self.is_uncertain = False
         if is_mine:
             self.version += 1
+            self._loaded_id = self.version, commit_id
             self._copy(added, removed)
             self.transactions |= transactions
             self._polled_at = clocks()

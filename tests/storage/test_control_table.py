@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake.transaction import AddAction
 
-from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
+from sparklog.errors import (
+    CommitConflictError,
+    DamagedError,
+    FencedError,
+    StorageError,
+    TableReplacedError,
+)
 from sparklog.model import (
     BROKER_TABLES,
     BROKERS,
@@ -32,8 +38,10 @@ from sparklog.model import (
 from sparklog.storage.commits import BROKER_EPOCH, CONTROLLER_EPOCH, LOG_VERSION
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.delta_snapshots import open_delta_table, table_identity
 from sparklog.storage.fence import Fence
+from sparklog.storage.file_copies import copy_path
 from sparklog.storage.location import Location
 from tests.storage import racing
 from tests.storage.racing import Processes
@@ -344,6 +352,44 @@ class TestVersions:
         assert table.refresh()
         assert (table.version, sequence(table)) == (2, 2)
         assert not table.refresh()
+
+    @pytest.mark.parametrize("opened_at", [1, 2], ids=["followed", "opened"])
+    def test_a_restored_commit_is_the_one_that_was_read(
+        self, root: Location, opened_at: int
+    ) -> None:
+        """Others have committed after the repair: a running broker took the table for another one,
+        and had to be restarted.
+        """
+        table = made(root)
+        table.compare_and_set(lease(1))
+        reader = ControlTable(root, CONTROLLER) if opened_at == 1 else None
+        table.compare_and_set(lease(2))
+        reader = reader or ControlTable(root, CONTROLLER)
+        reader.refresh()
+        commit = Path(reader.location.uri) / commit_path(2)
+        content = commit.read_bytes()
+        commit.write_bytes(b"")
+        with pytest.raises(DamagedError, match="is empty"):
+            reader.refresh()
+        commit.write_bytes(content)
+        ControlTable(root, CONTROLLER).compare_and_set(lease(3))
+        assert reader.refresh()
+        assert (reader.version, sequence(reader)) == (3, 3)
+
+    def test_another_commit_in_the_place_of_the_one_that_was_read_is_another_table(
+        self, root: Location
+    ) -> None:
+        table = made(root)
+        table.compare_and_set(lease(1))
+        reader = ControlTable(root, CONTROLLER)
+        commit = Path(reader.location.uri) / commit_path(1)
+        commit.unlink()
+        (Path(reader.location.uri) / copy_path(commit_path(1))).unlink()
+        other = ControlTable(root, CONTROLLER)
+        other.compare_and_set(lease(7))
+        other.compare_and_set(lease(8))
+        with pytest.raises(TableReplacedError):
+            reader.refresh()
 
 
 def write_rows(table: ControlTable, fence: Fence) -> None:

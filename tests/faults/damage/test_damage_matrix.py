@@ -25,7 +25,6 @@ SAMPLE = (
 """Cases without a random position in a file, so that they have one outcome."""
 
 OPEN = (
-    Case("young", "at work", "cluster", "controller", "newest commit", "emptied"),
     Case("young", "at work", "broker-1", "produce_requests", "first commit", "cut"),
     Case(
         "young",
@@ -36,7 +35,7 @@ OPEN = (
         "replaced by another table's",
     ),
 )
-"""Ticks fail once more after the repair; new producers are refused until the repair."""
+"""New producers are refused until the repair."""
 
 
 @pytest.fixture(scope="module")
