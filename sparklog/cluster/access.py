@@ -109,7 +109,11 @@ _PRODUCER = (
     _read(Roots.LOG_DIRS, _logs("produce_requests*"), "the end of the inbox"),
     _write(Roots.LOG_DIRS, ("log/_inbox/*",), "batch files"),
     _write(Roots.LOG_DIRS, _logs("produce_requests*"), "produce requests"),
-    _remove(Roots.LOG_DIRS, _logs("produce_requests*"), "the clean-up of old requests"),
+    _remove(
+        Roots.LOG_DIRS,
+        _logs("produce_requests*"),
+        "an own request to a table that its broker has recreated",
+    ),
 )
 
 _STREAM_WRITER = (
@@ -126,10 +130,14 @@ _BROKER = (
         _tables("brokers", "partition_state", "repairs"),
         "registration, in-sync sets, outcomes of repairs",
     ),
-    _remove(Roots.CLUSTER, _logs("brokers", "partition_state"), "the clean-up of old commits"),
+    _remove(
+        Roots.CLUSTER,
+        _logs("brokers", "partition_state", "repairs"),
+        "the clean-up of old commits",
+    ),
     _read(
         Roots.LOG_DIRS,
-        ("format/*", "log/*", *_REPLICA_STATE, *_logs("produce_requests*")),
+        ("log/*", *_REPLICA_STATE, *_logs("produce_requests*")),
         "replication from the leaders",
     ),
     _read(Roots.OWN, _EVERYTHING, "its own tables"),
@@ -148,19 +156,20 @@ _ADMIN_TABLES = (
     "configs",
     "brokers",
     "consumer_groups",
+    "consumer_group_heartbeats",
     "consumer_offsets",
 )
 _ADMIN = (
     _read(Roots.CLUSTER, _EVERYTHING, "the state of the cluster"),
     _read(
         Roots.LOG_DIRS,
-        ("format/*", *_logs("log"), *_REPLICA_STATE),
+        (*_logs("log"), *_REPLICA_STATE),
         "offsets, log directories",
     ),
     _write(
         Roots.CLUSTER,
         _tables(*_ADMIN_TABLES),
-        "topics, settings, elections, reassignments, brokers, offsets of groups",
+        "topics, settings, elections, reassignments, brokers, groups and their offsets",
     ),
     _remove(Roots.CLUSTER, _logs(*_ADMIN_TABLES), "the clean-up of old commits"),
 )
@@ -191,7 +200,9 @@ _BACKUP = (
 )
 
 _OPERATOR = tuple(
-    Grant(action, roots, _EVERYTHING, "`format`, `maintain`, `scrub`, `repair`, `upgrade`")
+    Grant(
+        action, roots, _EVERYTHING, "`format`, `maintain`, `scrub`, `repair`, `upgrade`, `restore`"
+    )
     for roots in (Roots.CLUSTER, Roots.LOG_DIRS)
     for action in Action
 )
@@ -232,15 +243,23 @@ def s3_policy(role: Role, uris: RootUris) -> dict[str, Any]:
     Raises `StorageError` if a root is not on S3.
     """
     statements: dict[str, dict[str, Any]] = {}
-    for action, roots, path in _covering(GRANTS[role]):
-        for uri in uris.of(roots):
-            bucket, prefix = _bucket_and_prefix(uri)
-            name = f"{action.name.title()}{roots.name.title().replace('_', '')}"
-            statement = statements.setdefault(
-                name,
-                {"Sid": name, "Effect": "Allow", "Action": action.value, "Resource": []},
-            )
-            statement["Resource"].append(f"arn:aws:s3:::{bucket}/{prefix}{path}")
+    granted = [
+        (action, f"{action.name.title()}{roots.name.title().replace('_', '')}", *_parts(uri, path))
+        for action, roots, path in _covering(GRANTS[role])
+        for uri in uris.of(roots)
+    ]
+    for action, name, bucket, pattern in granted:
+        # A broker's own log directories are also among all log directories.
+        if any(
+            (action, bucket) == (other_action, other_bucket) and _covers(other, pattern)
+            for other_action, _, other_bucket, other in granted
+        ):
+            continue
+        statement = statements.setdefault(
+            name,
+            {"Sid": name, "Effect": "Allow", "Action": action.value, "Resource": []},
+        )
+        statement["Resource"].append(f"arn:aws:s3:::{bucket}/{pattern}")
     return {
         "Version": "2012-10-17",
         "Statement": [*statements.values(), *_listings(role, uris)],
@@ -276,13 +295,21 @@ def _covering(grants: Iterable[Grant]) -> list[tuple[Action, Roots, str]]:
         (action, roots, path)
         for action, roots, path in paths
         if not any(
-            (action, roots) == (other_action, other_roots)
-            and path != other
-            and other.endswith("*")
-            and path.startswith(other.removesuffix("*"))
+            (action, roots) == (other_action, other_roots) and _covers(other, path)
             for other_action, other_roots, other in paths
         )
     ]
+
+
+def _covers(other: str, path: str) -> bool:
+    """Return whether another pattern stands for all that a pattern of paths stands for."""
+    return path != other and other.endswith("*") and path.startswith(other.removesuffix("*"))
+
+
+def _parts(uri: str, path: str) -> tuple[str, str]:
+    """Return the bucket and the key of a path below a root."""
+    bucket, prefix = _bucket_and_prefix(uri)
+    return bucket, f"{prefix}{path}"
 
 
 def _bucket_and_prefix(uri: str) -> tuple[str, str]:

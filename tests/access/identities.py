@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -16,22 +16,33 @@ import yaml
 from sparklog import Admin, Consumer, Producer, TopicPartition, model
 from sparklog.cluster.access import Role, RootUris, s3_policy
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.repairs import finding, record, repairs_of
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.datasource.write_commit import commit_write
 from sparklog.datasource.write_options import parse_write_options
 from sparklog.datasource.write_task import write_task
+from sparklog.model import LOG, REQUEST_TABLES, TRUNCATIONS
 from sparklog.producer.stream_writes import MicroBatch
 from sparklog.storage import delta_checkpoints, request_appends
+from sparklog.storage.control_table import create_table
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_files import LOG_FOLDER
 from sparklog.storage.location import Location
+from sparklog.storage.record_log import RecordLog
+from sparklog.storage.request_appends import RequestAppends
 from tests.access.policy_store import Policy, PolicyStore, running_policy_store
 from tests.jobs.processes import Process, wait_for
+from tests.storage.requests import request
 
 BUCKET = "logs"
 CLUSTER = f"s3://{BUCKET}/cluster"
 LOG_DIRS = [f"s3://{BUCKET}/broker-{one}" for one in range(3)]
 CLIENTS = [role for role in Role if role not in (Role.BROKER, Role.CONTROLLER)]
 COMMITS = 3
-"""The commits between two checkpoints of the tables that clients write."""
+"""The commits between two checkpoints of the tables that only clients write."""
+
+POLLED = (model.BROKERS, model.TOPICS, model.PARTITION_STATE, model.CONFIGS, model.REPAIRS)
+"""The tables that running brokers poll. They get a checkpoint after each commit."""
 
 TOPIC, PARTITIONS, RECORDS = "t", 3, 6
 
@@ -39,6 +50,13 @@ TOPIC, PARTITIONS, RECORDS = "t", 3, 6
 def policy(role: Role, own: Sequence[str] = ()) -> Policy:
     """Return the policy of a role in the cluster of the tests."""
     return s3_policy(role, RootUris(CLUSTER, LOG_DIRS, own))
+
+
+class DamagedFile(NamedTuple):
+    """A file that was removed or changed."""
+
+    location: Location
+    path: str
 
 
 class IdentityCluster:
@@ -153,6 +171,60 @@ class IdentityCluster:
             self.elect_others()
         commit_write(options, written, MicroBatch("query", self._micro_batch))
 
+    def lose_a_file(self, broker_id: int) -> DamagedFile:
+        """Remove the file of the newest batch of partition 0 from a broker's log."""
+        location = Location.of(LOG_DIRS[broker_id], self.store.options("nobody"))
+        log = RecordLog(location)
+        [key] = [one for one in log.partitions() if one.partition == 0 and log.batches(one)]
+        path = log.batches(key)[-1].path
+        log.location.remove(path)
+        return DamagedFile(log.location, path)
+
+    def damage_a_checkpoint(self, broker_id: int) -> DamagedFile:
+        """Change the checkpoint of a table of a broker that has few commits."""
+        root = Location.of(LOG_DIRS[broker_id], self.store.options("nobody"))
+        table = root.child(TRUNCATIONS.name)
+        write_checkpoint(table)
+        [name] = [one for one in table.names(LOG_FOLDER) if one.endswith(".checkpoint.parquet")]
+        path = f"{LOG_FOLDER}/{name}"
+        table.remove(path)
+        table.put_new(path, b"no checkpoint")
+        return DamagedFile(table, path)
+
+    def append_to_a_recreated_table(self, name: str) -> None:
+        """Append requests to a table that is recreated meanwhile; it has no broker."""
+        path = f"{LOG_DIRS[0]}/{REQUEST_TABLES[0].name}-without-broker/{LOG_FOLDER}"
+        owned = Location.of(path, self.store.options("nobody"))
+        create_table(owned, REQUEST_TABLES[0])
+        appends = RequestAppends(Location.of(path, self.store.options(name)))
+        for one in "ab":
+            appends.append([request(one)])
+        for file in [*owned.files()]:
+            owned.remove(file.path)
+        create_table(owned, REQUEST_TABLES[0])
+        appends.append([request("c")])
+
+    def suspect_a_replica(self, name: str, broker_id: int) -> None:
+        """Record a finding about a sound replica, which only its broker may examine."""
+        root = self.connect(name).root
+        state = self.connect(name).metadata().partition(TOPIC, 0)
+        found = finding(
+            "damaged_header",
+            "a test",
+            LOG_DIRS[broker_id],
+            LOG.name,
+            broker_id=broker_id,
+            key=state.key,
+            topic=TOPIC,
+            remedy="",
+            now_ms=0,
+        )
+        record(root.repairs, [found], {}, 0)
+
+    def has_no_findings(self, name: str) -> bool:
+        """Return whether no finding is open."""
+        return not any(one.is_open for one in repairs_of(self.connect(name).root))
+
     def elect_others(self) -> None:
         """Let another broker lead each partition."""
         admin = self.admin()
@@ -166,9 +238,13 @@ class IdentityCluster:
                 for one in states
             }
         )
-        keys = [TopicPartition(TOPIC, one) for one in range(PARTITIONS)]
         wait_for(lambda: not admin.list_partition_reassignments(), "reassigned partitions")
-        admin.elect_leaders("preferred", keys)
+        self.elect_preferred()
+
+    def elect_preferred(self) -> None:
+        """Let the preferred replica lead each partition."""
+        keys = [TopicPartition(TOPIC, one) for one in range(PARTITIONS)]
+        self.admin().elect_leaders("preferred", keys)
 
 
 def without(given: Policy, statement: int, resource: str) -> Policy:
@@ -195,18 +271,25 @@ def entries(given: Policy) -> list[tuple[int, str, str]]:
 
 @contextmanager
 def running_identities(folder: Path) -> Iterator[IdentityCluster]:
-    """Run the cluster; tables that clients write get a checkpoint after `COMMITS` commits."""
+    """Run the cluster; tables get checkpoints often, by which old commits are removed."""
     properties = {
         "delta.checkpointInterval": str(COMMITS),
         "delta.logRetentionDuration": "interval 1 second",
     }
+    # Processes poll these every 4 s, and need the commits since the last poll.
+    polled = {
+        "delta.checkpointInterval": "1",
+        "delta.logRetentionDuration": "interval 6 seconds",
+    }
+    of_polled = {one.name: polled for one in POLLED}
     with running_policy_store(folder / "store.log") as store, pytest.MonkeyPatch.context() as patch:
         often = tuple(
-            one._replace(properties={**one.properties, **properties})
+            one._replace(properties={**one.properties, **properties, **of_polled.get(one.name, {})})
             for one in model.CLUSTER_TABLES
         )
         patch.setattr(model, "CLUSTER_TABLES", often)
         patch.setattr(request_appends, "DEFAULT_CHECKPOINT_INTERVAL", COMMITS)
+        patch.setattr(request_appends, "_CHECK_SECONDS", 0)
         store.bucket(BUCKET)
         cluster = IdentityCluster(store, folder)
         ClusterRoot.create(Location.of(CLUSTER, store.options(Role.OPERATOR.value)))

@@ -1,4 +1,4 @@
-"""The policies of the roles on S3: each is enough for its role.
+"""The policies of the roles on S3: each is enough for its role, and each part of it is necessary.
 
 Each process has an access key of its own, and the server enforces the policies that `sparklog
 policy` prints.
@@ -7,30 +7,41 @@ policy` prints.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparklog import Consumer
+from sparklog.broker.broker import Broker
+from sparklog.clock import SystemClock
 from sparklog.cluster.access import Role
+from sparklog.config import Settings
 from sparklog.errors import AccessDeniedError
+from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage import delta_checkpoints
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.location import Location
 from tests.access.identities import (
+    BUCKET,
+    CLIENTS,
     CLUSTER,
     COMMITS,
     LOG_DIRS,
     TOPIC,
     IdentityCluster,
     entries,
+    policy,
     running_identities,
     without,
 )
-from tests.access.policy_store import Asked, allows
+from tests.access.policy_store import Asked, PolicyStore, allows, running_policy_store
 from tests.cli.command_line import Finished, run
 from tests.jobs.processes import wait_for
+from tests.maintenance.releases import EARLIER, earlier_cluster_root
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +93,12 @@ def produce(cluster: IdentityCluster, name: str) -> None:
     cluster.produce(name)
     for _ in range(COMMITS):
         cluster.produce(name, transactional_id=name)
+    cluster.append_to_a_recreated_table(name)
 
 
 def write_streams(cluster: IdentityCluster, name: str) -> None:
-    for one in range(COMMITS):
+    produce(cluster, name)
+    for one in range(2 * COMMITS):
         cluster.write_micro_batch(name, moves=one == 0)
 
 
@@ -115,32 +128,50 @@ def audit(cluster: IdentityCluster, name: str) -> None:
 
 def administrate(cluster: IdentityCluster, name: str) -> None:
     group = f"{name}-group"
-    succeed(cluster, name, "topics create other --partitions 1 --replication-factor 3")
+    new = "--partitions 1 --replication-factor 3"
+    succeed(cluster, name, f"topics create other {new}")
+    deleted = cluster.folder / "records.json"
+    deleted.write_text(json.dumps({"partitions": [{"topic": TOPIC, "partition": 0, "offset": 1}]}))
     settings = {
         "--entity-type topics --entity-name other": "retention.ms",
         "--entity-type brokers --entity-default": "log.retention.ms",
         "--entity-type clients --entity-default": "consumer_byte_rate",
     }
     for number in range(COMMITS):
+        succeed(cluster, name, f"topics create other-{number} {new}")
         changes = [
             f"configs alter {entity} --add-config {key}={(number + 1) * 10**9}"
             for entity, key in settings.items()
         ]
         reset = f"consumer-groups reset-offsets {group} --topic {TOPIC}:0 --to-offset {number}"
-        succeed(cluster, name, *changes, f"{reset} --execute")
+        succeed(cluster, name, *changes, f"{reset} --execute", f"topics delete other-{number}")
     succeed(
         cluster,
         name,
         "topics alter other --partitions 2",
         f"consumer-groups describe {group}",
         f"consumer-groups delete {group}",
+        *(f"consumer-groups delete {of}-{one}" for of in ("dynamic", "static") for one in range(3)),
+        f"get-offsets {TOPIC}",
+        "log-dirs --describe",
+        f"delete-records --offset-json-file {deleted}",
         "elect-leaders --election-type preferred --all-topic-partitions",
         "topics delete other",
     )
 
 
 def operate(cluster: IdentityCluster, name: str) -> None:
-    succeed(cluster, name, "maintain", "scrub", "features")
+    """Verify, repair and clean up a running cluster, with findings for the operator and brokers."""
+    succeed(cluster, name, "maintain", "features", "upgrade")
+    damaged = cluster.lose_a_file(broker_id=2), cluster.damage_a_checkpoint(broker_id=2)
+    assert command(cluster, name, "scrub").exit_code == 1
+    succeed(cluster, name, "repair")
+    assert all(one.location.exists(one.path) for one in damaged)
+    for _ in range(COMMITS):
+        cluster.suspect_a_replica(name, broker_id=2)
+        assert command(cluster, name, "repair").exit_code == 1
+        wait_for(lambda: cluster.has_no_findings(name), "outcome of the broker")
+    succeed(cluster, name, "scrub")
 
 
 def back_up(cluster: IdentityCluster, name: str) -> None:
@@ -162,12 +193,25 @@ OPERATIONS: dict[Role, Callable[[IdentityCluster, str], None]] = {
 
 @pytest.fixture(scope="module")
 def used(cluster: IdentityCluster) -> IdentityCluster:
-    """The cluster after all roles have done their operations, with a failover."""
+    """The cluster after all roles have done their operations, with a failover.
+
+    Each broker leads a partition, so that clients use all log directories.
+    """
     cluster.produce(Role.PRODUCER.value)
     cluster.kill(1)
     cluster.produce(Role.PRODUCER.value)
     cluster.start(1)
+    for broker_id in (2, 1):
+        cluster.await_in_sync()
+        cluster.elect_preferred()
+        cluster.stop(broker_id)
+        cluster.start(broker_id)
+        cluster.processes[broker_id].wait_for_event("broker started")
     cluster.await_in_sync()
+    # Consumers read quotas only after a change.
+    quota = "--entity-type clients --entity-default --add-config consumer_byte_rate=1000000000"
+    succeed(cluster, Role.ADMIN.value, f"configs alter {quota}")
+    cluster.elect_preferred()
     for role, operation in OPERATIONS.items():
         operation(cluster, role.value)
         delta_checkpoints.await_checkpoints()
@@ -196,18 +240,24 @@ def test_the_policies_are_enough(used: IdentityCluster) -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("name", [Role.AUDITOR.value, Role.BACKUP.value])
+@pytest.mark.parametrize("name", [*(role.value for role in CLIENTS), "broker-0", "broker-2"])
 def test_each_part_of_a_policy_is_necessary(used: IdentityCluster, name: str) -> None:
-    """Each resource and prefix allows a request that no other part of the policy allows."""
+    """The path of each grant allows a request that no other part of the policy allows.
+
+    A path below a kind of root is necessary if one of these roots needs it.
+    """
     given = used.policies[name]
     requests = used.store.allowed(name)
-    superfluous = []
+    is_used: dict[tuple[str, str], bool] = {}
     for number, action, pattern in entries(given):
         mine = [one for one in requests if one.action == action and is_of(one, action, pattern)]
         less = without(given, number, pattern)
-        if not any(not allows(less, one.action, one.resource, one.prefix) for one in mine):
-            superfluous.append((action, pattern))
-    assert superfluous == []
+        path = re.sub(r"\bbroker-\d\b", "broker-N", pattern)
+        is_used.setdefault((action, path), False)
+        is_used[action, path] |= any(
+            not allows(less, one.action, one.resource, one.prefix) for one in mine
+        )
+    assert [f"{action} {path}" for (action, path), needed in is_used.items() if not needed] == []
 
 
 def put(name: str, uri: str) -> Callable[[IdentityCluster], None]:
@@ -293,3 +343,55 @@ def test_a_refusal_midway_stores_nothing_partly(used: IdentityCluster) -> None:
     used.produce(name)
     assert command(used, Role.OPERATOR.value, "audit", "--verify-files").exit_code == 0
     assert used.consume(Role.CONSUMER.value) >= before
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[PolicyStore]:
+    """Another store with the bucket, whose operator has the operator's policy."""
+    with running_policy_store(tmp_path / "store.log") as store:
+        store.bucket(BUCKET)
+        store.set_policy(Role.OPERATOR.value, policy(Role.OPERATOR))
+        yield store
+
+
+class TestAnOperator:
+    """Each operation is done with the operator's policy alone, and no request is refused."""
+
+    def run(self, store: PolicyStore, *arguments: str) -> Finished:
+        """Run a command, and check that it succeeds and that no request is refused."""
+        options = json.dumps(store.options(Role.OPERATOR.value))
+        finished = run("--storage-options", options, *arguments)
+        assert finished.exit_code == 0, finished
+        assert store.refused() == []
+        return finished
+
+    def test_formats_a_cluster(self, empty: PolicyStore) -> None:
+        self.run(empty, "format", "--cluster", CLUSTER)
+
+    def test_restores_a_backup_to_where_it_was(
+        self, used: IdentityCluster, empty: PolicyStore
+    ) -> None:
+        """The backup is that of the role `backup`; its files are verified after the restoration."""
+        self.run(empty, "restore", "--from", str(used.folder / "backup"))
+        self.run(empty, "audit", "--verify-files", "--cluster", CLUSTER)
+
+    def test_upgrades_a_cluster(self, empty: PolicyStore) -> None:
+        """The cluster root and the root of a broker that has parked get the newest format."""
+        options = empty.options("somebody")
+        earlier_cluster_root(Location.of(CLUSTER, options), ["stream_writes"])
+        broker = Broker(
+            0,
+            Location.of(CLUSTER, options),
+            [Location.of(LOG_DIRS[0], options)],
+            rules=DriverRules(),
+            execution=DriverExecution(),
+            clock=SystemClock(),
+            settings=Settings(),
+            storage_options=options,
+            formats=EARLIER,
+        )
+        broker.park()
+        finished = self.run(empty, "upgrade", "--cluster", CLUSTER)
+        steps = finished.printed.splitlines()
+        assert f"{LOG_DIRS[0]}: set the format from 2 to 3" in steps
+        assert steps[-1] == "Upgraded the cluster to format 3."
