@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,10 +40,7 @@ CLUSTER = f"s3://{BUCKET}/cluster"
 LOG_DIRS = [f"s3://{BUCKET}/broker-{one}" for one in range(3)]
 CLIENTS = [role for role in Role if role not in (Role.BROKER, Role.CONTROLLER)]
 COMMITS = 3
-"""The commits between two checkpoints of the tables that only clients write."""
-
-POLLED = (model.BROKERS, model.TOPICS, model.PARTITION_STATE, model.CONFIGS, model.REPAIRS)
-"""The tables that running brokers poll. They get a checkpoint after each commit."""
+"""The commits between two checkpoints of the tables that clients write."""
 
 TOPIC, PARTITIONS, RECORDS = "t", 3, 6
 
@@ -103,6 +101,7 @@ class IdentityCluster:
             "broker.heartbeat.interval.ms": 500,
             "replica.lag.time.max.ms": 6_000,
             "log.vacuum.interval.ms": 1_000,
+            "file.delete.delay.ms": 10_000,
         }
         file = self.folder / f"broker-{broker_id}.yaml"
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -193,7 +192,7 @@ class IdentityCluster:
 
     def append_to_a_recreated_table(self, name: str) -> None:
         """Append requests to a table that is recreated meanwhile; it has no broker."""
-        path = f"{LOG_DIRS[0]}/{REQUEST_TABLES[0].name}-without-broker/{LOG_FOLDER}"
+        path = f"{LOG_DIRS[0]}/{REQUEST_TABLES[0].name}-{uuid.uuid4()}/{LOG_FOLDER}"
         owned = Location.of(path, self.store.options("nobody"))
         create_table(owned, REQUEST_TABLES[0])
         appends = RequestAppends(Location.of(path, self.store.options(name)))
@@ -271,20 +270,16 @@ def entries(given: Policy) -> list[tuple[int, str, str]]:
 
 @contextmanager
 def running_identities(folder: Path) -> Iterator[IdentityCluster]:
-    """Run the cluster; tables get checkpoints often, by which old commits are removed."""
+    """Run the cluster; tables that clients write get a checkpoint after `COMMITS` commits."""
     properties = {
         "delta.checkpointInterval": str(COMMITS),
         "delta.logRetentionDuration": "interval 1 second",
     }
-    # Processes poll these every 4 s, and need the commits since the last poll.
-    polled = {
-        "delta.checkpointInterval": "1",
-        "delta.logRetentionDuration": "interval 6 seconds",
-    }
-    of_polled = {one.name: polled for one in POLLED}
     with running_policy_store(folder / "store.log") as store, pytest.MonkeyPatch.context() as patch:
         often = tuple(
-            one._replace(properties={**one.properties, **properties, **of_polled.get(one.name, {})})
+            one
+            if one is model.REPAIRS  # its readers poll it only at a request
+            else one._replace(properties={**one.properties, **properties})
             for one in model.CLUSTER_TABLES
         )
         patch.setattr(model, "CLUSTER_TABLES", often)
