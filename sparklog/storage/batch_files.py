@@ -171,9 +171,16 @@ class BatchFileWriter:
         return self._parquet
 
     def close(self) -> BatchFile:
-        """Finish and store the file, and return its properties."""
+        """Finish and store the file, and return its properties; a failure leaves no file."""
         file = self.finish()
-        self.upload()
+        try:
+            self.upload()
+        except FileExistsError:
+            # On an object store the existing file belongs to another writer: keep it.
+            raise
+        except BaseException:
+            self.discard()
+            raise
         return file
 
     def upload(self) -> None:
@@ -182,16 +189,8 @@ class BatchFileWriter:
         A file that an object store may have in spite of a failure stays: a request for it may have
         been sent beside the upload, and its leader may have appended it.
         """
-        try:
-            self._target.close()
-            self._is_stored = True
-        except FileExistsError:
-            # On an object store the existing file belongs to another writer: keep it.
-            raise
-        except BaseException:
-            if self._log.is_local:
-                self.discard()
-            raise
+        self._target.close()
+        self._is_stored = True
 
     def finish(self) -> BatchFile:
         """Finish the content and return its properties; the file exists only after `upload`."""
@@ -215,7 +214,7 @@ class BatchFileWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Abandon the unfinished file and remove it; a failure before `upload` does so, too."""
+        """Abandon the unfinished file and remove it; a failure to write it does so, too."""
         for part in (self._parquet, self._target):
             with suppress(OSError, pa.ArrowException):
                 if part is not None:

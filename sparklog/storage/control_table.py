@@ -205,7 +205,7 @@ class ControlTable:
     def _follow(self, to_version: int | None) -> None:
         loaded, stamp = self._stamp, self._log.stamp()
         is_rewritten = loaded and stamp and loaded.version == stamp.version and loaded != stamp
-        if is_rewritten and not self._log.is_in_its_place():
+        if is_rewritten and not self._log.has_loaded_commit():
             self._reopen(is_other_log=True)
         self._stamp = stamp
         for commit in self._log.follow(to_version):

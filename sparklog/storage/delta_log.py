@@ -289,7 +289,7 @@ class DeltaLog:
             return None
         return Stamp(self.version, found.st_mtime_ns, found.st_size)
 
-    def is_in_its_place(self) -> bool:
+    def has_loaded_commit(self) -> bool:
         """Return whether the loaded version's commit is known to be the one that was read.
 
         Its file may have been written again, as by a repair. Commits of delta-rs have no id, and

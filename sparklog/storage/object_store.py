@@ -4,9 +4,10 @@ obstore repeats a request that fails (503, timeout) up to 10 times within 3 minu
 0.1 s to 15 s; the storage options `max_retries`, `retry_timeout`, `init_backoff`, `max_backoff` and
 `base` change that.
 
-A request that gets no byte of an answer for `PROMPT_TIMEOUT` is repeated: a store or
-a load balancer that accepts a request and never answers must not cost a broker its session of 9 s.
-The rest of a response that was interrupted is requested by its range. Large objects are put with
+A request that gets no byte of an answer for `PROMPT_TIMEOUT` is given up: a store or a load
+balancer that accepts a request and never answers must not cost a broker its session of 9 s. A read
+is repeated, and the rest of a response that was interrupted is requested by its range. A
+conditional PUT is not repeated: its outcome is unknown to the caller. Large objects are put with
 the store client's 30 s. The storage option `timeout` sets the time of all requests instead.
 
 Errors that a store returns, and failures to reach it, are raised as `OSError`; a missing object is
@@ -52,7 +53,7 @@ PAGE_NAMES = 1_000
 """The most names of objects that a store returns to one request."""
 
 PROMPT_TIMEOUT = "4s"
-"""The time without a byte after which a request is repeated: two of them fit into a session."""
+"""The time without a byte after which a request is given up: two of them fit into a session."""
 
 _SMALL_BYTES = 1 << 20
 """The largest object that is put as a small request."""

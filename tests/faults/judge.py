@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ def unavailable(
         if deed.action != "kill broker":
             continue
         until = others[place + 1].at_ms if place + 1 < len(others) else None
-        earlier_ms = others[place - 1].at_ms if place else deed.at_ms - 2 * session_ms
+        earlier_ms = others[place - 1].at_ms if place else -math.inf
         for partition in deed.partitions:
             times = sorted(
                 one.at_ms

@@ -152,13 +152,12 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             leadership.progress = {
                 one: leadership.progress.get(one, _NO_PROGRESS) for one in sorted(followers)
             }
-            for one in state.replicas:
-                was_in_isr = one.broker_id in leadership.state.isr
-                if was_in_isr and not one.in_isr and metadata.is_live(one):
-                    progress = leadership.progress[one.broker_id]._replace(
-                        previous_report_ms=None, last_caught_up_ms=None
-                    )
-                    leadership.progress[one.broker_id] = progress
+            live = {one.broker_id for one in state.replicas if metadata.is_live(one)}
+            for one in followers & live & (set(leadership.state.isr) - set(state.isr)):
+                progress = leadership.progress[one]
+                leadership.progress[one] = progress._replace(
+                    previous_report_ms=None, last_caught_up_ms=None
+                )
         leadership.state = state
         return is_other
 

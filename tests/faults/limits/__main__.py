@@ -56,9 +56,11 @@ def limits(
         if only and name not in only:
             continue
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            for row in measure(Path(own)):
+            for measured in measure(Path(own)):
                 load = round(os.getloadavg()[0], 1)
                 at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+                # Messages name files: results do not depend on where they were.
+                row = json.loads(json.dumps(measured).replace(own, "FOLDER"))
                 file.append({"at": at, "cores": os.cpu_count(), "load_average": load, **row})
                 typer.echo(json.dumps(row))
 

@@ -39,8 +39,6 @@ _FAILURES: dict[str, Failure] = {
 }
 """The failure of each call but `link`, which fails in the way that the script names."""
 
-_OF_JOURNALS = {"link": "commit", "read": "follow"}
-"""The kinds of operations on the commits of journals, by their calls."""
 
 _CHECKSUM = re.compile(r"-[0-9a-f]{16}(?=\.parquet)")
 """The checksum in the name of a control table's file."""
@@ -220,8 +218,8 @@ class Scheduler:
     def _event(self, call: str, path: str) -> str | None:
         """Return the outcome that the script has for an operation."""
         kinds = ["any", call]
-        if "/log/_delta_log/" in path and call in _OF_JOURNALS:
-            kinds.append(_OF_JOURNALS[call])
+        if call == "link" and "/log/_delta_log/" in path:
+            kinds.append("commit")
         found = None
         for kind in kinds:
             self._operations[kind] += 1
