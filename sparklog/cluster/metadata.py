@@ -49,6 +49,9 @@ class BrokerInfo(NamedTuple):
         The number of times that `sparklog repair` has given work in `repairs` to the broker.
     offline_log_dirs : tuple of str
         The ids of the log directories that have failed.
+    heartbeat : int
+        The number of changes that the broker has made to its row, its returns after a fencing
+        among them.
 
     Examples
     --------
@@ -66,6 +69,7 @@ class BrokerInfo(NamedTuple):
     log_table_ids: tuple[str, ...]
     repair_requests: int = 0
     offline_log_dirs: tuple[str, ...] = ()
+    heartbeat: int = 0
 
     @property
     def online_roots(self) -> dict[int, str]:
@@ -577,6 +581,7 @@ def _brokers(rows: list[dict[str, Any]]) -> dict[int, BrokerInfo]:
             tuple(json.loads(row["log_table_id"] or "[]")),
             row.get("repair_requests") or 0,
             tuple(json.loads(row.get("offline_log_dirs") or "[]")),
+            row["heartbeat"],
         )
         for row in rows
     }

@@ -284,7 +284,7 @@ class Leader:
         for key, state in new.items():
             entries = dict(self._replicas.epochs(key))
             start = entries[state.leader_epoch]
-            self._led.begin(state, start, now_ms, lags.get(key))
+            self._led.begin(state, metadata, start, now_ms, lags.get(key))
             _log.info(
                 "became leader",
                 broker=self._broker_id,

@@ -57,6 +57,7 @@ class Leadership:
     """One partition that this broker leads, in one leader epoch.
 
     `proposed_isr` is the union of the proposed ISRs whose outcome is unknown, otherwise empty.
+    `heartbeats` are the counters in the rows of the followers' brokers when `state` was read.
     """
 
     state: PartitionState
@@ -64,6 +65,7 @@ class Leadership:
     progress: dict[int, Progress] = field(default_factory=dict)
     seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     proposed_isr: frozenset[int] = frozenset()
+    heartbeats: dict[int, int] = field(default_factory=dict)
 
 
 class FollowerReports(NamedTuple):
@@ -101,7 +103,12 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         self._seen_change = 0
 
     def begin(
-        self, state: PartitionState, epoch_start_offset: int, now_ms: int, parked_lags: str | None
+        self,
+        state: PartitionState,
+        metadata: Metadata,
+        epoch_start_offset: int,
+        now_ms: int,
+        parked_lags: str | None,
     ) -> None:
         """Lead a partition in a new epoch: members of the in-sync set count as caught up (5.1).
 
@@ -116,7 +123,9 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             for one in state.replicas
             if one.broker_id != self._broker_id
         }
-        self[state.key] = Leadership(state, epoch_start_offset, progress)
+        self[state.key] = Leadership(
+            state, epoch_start_offset, progress, heartbeats=_heartbeats(state, metadata)
+        )
         self._lagging.add(state.key)
 
     def note_lags(self, now_ms: int) -> None:
@@ -140,7 +149,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         A proposed ISR whose outcome is unknown counts until the partition epoch has changed. After
         that its commit either exists or never will (rule 2.4). A live follower that has left by
         itself, as before a repair, is not waited for, and joins by a new report only (5.2): until
-        the leader reads one, its last report is of the time before.
+        the leader reads one, its last report is of the time before. A follower that was fenced and
+        has returned since has not left by itself: its last report stands.
         """
         leadership = self[state.key]
         is_other = leadership.state != state
@@ -152,8 +162,11 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             leadership.progress = {
                 one: leadership.progress.get(one, _NO_PROGRESS) for one in sorted(followers)
             }
-            live = {one.broker_id for one in state.replicas if metadata.is_live(one)}
-            for one in followers & live & (set(leadership.state.isr) - set(state.isr)):
+            heartbeats = _heartbeats(state, metadata)
+            unfenced = {one for one, _ in heartbeats.items() & leadership.heartbeats.items()}
+            leadership.heartbeats = heartbeats
+            gone = set(leadership.state.isr) - set(state.isr)
+            for one in followers & unfenced & gone:
                 progress = leadership.progress[one]
                 leadership.progress[one] = progress._replace(
                     previous_report_ms=None, last_caught_up_ms=None
@@ -472,6 +485,12 @@ def _lags(parked_lags: str | None, leader_epoch: int) -> dict[int, int]:
     if noted.get("leader_epoch") != leader_epoch:
         return {}
     return {int(broker_id): lag for broker_id, lag in noted["lag_ms"].items()}
+
+
+def _heartbeats(state: PartitionState, metadata: Metadata) -> dict[int, int]:
+    """Return the counters in the rows of the brokers of live replicas, by broker."""
+    live = (one.broker_id for one in state.replicas if metadata.is_live(one))
+    return {one: metadata.brokers[one].heartbeat for one in live}
 
 
 def _sizes(state: PartitionState) -> tuple[int, int]:
