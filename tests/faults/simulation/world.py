@@ -69,6 +69,10 @@ _CONFIG = {
 }
 
 
+_COSTLY_CHECKS = 8
+"""The number of changes to the tables between two audits: half of a seed's time with each one."""
+
+
 class Shape(NamedTuple):
     """The fixed part of a simulation.
 
@@ -432,7 +436,9 @@ class World:
         for _ in range(3):
             self._round()
         self.scheduler.files.write_back(str(self.root))
-        self._invariants = Invariants(self.root, range(BROKERS), allows_unclean=False)
+        self._invariants = Invariants(
+            self.root, range(BROKERS), allows_unclean=False, costly_every=_COSTLY_CHECKS
+        )
         self._invariants.check()
 
     def _round(self) -> None:
