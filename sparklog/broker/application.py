@@ -224,7 +224,7 @@ class Application:
         except BaseException as error:
             self._end(self._farewell)
             if isinstance(error, STORE_ERRORS) and not isinstance(error, SparklogError):
-                message = f"the roots cannot be created or opened: {error}"
+                message = f"the roots cannot be created or opened: {with_remedy(str(error))}"
                 raise unusable(message, error) from error
             raise
 

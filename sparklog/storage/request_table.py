@@ -205,6 +205,16 @@ class RequestTable:
         create_table(self.root, self._schema)
         _log.error("request table recreated", table=self.location.uri, reason=reason)
 
+    def verify(self) -> None:
+        """Open the table as a client does; if that is not possible, mend or recreate it.
+
+        This process has the table in memory, and does not read its earlier commits again.
+        """
+        opened = self._try_to_open()
+        if not isinstance(opened, RequestLog):
+            _log.error("request table damaged", table=self.location.uri, reason=opened)
+            self.reopen()
+
     def reopen(self) -> None:
         """Open the table as another process does; mend or recreate it if it is damaged."""
         with self._lock:

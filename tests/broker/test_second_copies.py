@@ -6,11 +6,13 @@ backup before there were copies.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.cluster.connection import Connection
 from sparklog.errors import DamagedError, StorageError
 from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
@@ -26,6 +28,7 @@ from sparklog.model import (
     TableSchema,
     TopicIdPartition,
 )
+from sparklog.storage import request_table
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.location import Location
@@ -273,6 +276,42 @@ def test_a_request_table_is_opened_again_by_its_running_broker(three: LocalClust
     assert scrub(three.connection, restart=True).findings == []
     three.reconnect()
     three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
+@pytest.mark.parametrize("damage", [empty, cut, flip_byte], ids=lambda one: one.__name__)
+def test_a_running_broker_opens_its_request_tables_as_new_producers_do(
+    three: LocalCluster, damage: Callable[[Path], None]
+) -> None:
+    """The first commit of `produce_requests` was damaged, and new producers were refused until
+    `sparklog repair`, though nothing else was wrong.
+    """
+    damage(commits(three, "broker-0/produce_requests")[0])
+    three.clock.advance(VERIFY_INTERVAL_MS)
+    three.tick_until_idle()
+    assert scrub(three.connection).findings == []
+    three.reconnect()
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
+def test_a_request_table_that_cannot_be_verified_is_left_alone(
+    three: LocalCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check found nothing out, so the table is as it was, and requests are answered."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "read failed on request")
+
+    first = commits(three, "broker-0/produce_requests")[0]
+    content = first.read_bytes()
+    three.clock.advance(VERIFY_INTERVAL_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(request_table, "live_requests", fail)
+        three.produce("t", 0, [b"b"])
+        three.tick_until_idle()
+    assert caplog.text.count("request table not verified") == len(three.brokers)
+    assert first.read_bytes() == content
     check_at_rest(three, "a", "b")
 
 

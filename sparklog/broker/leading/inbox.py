@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.leading.inbox_table import InboxTable
 from sparklog.cluster.roots import BrokerRoot
-from sparklog.logger import get_logger
+from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.journal import InboxPosition
@@ -63,10 +64,12 @@ class Inbox:
     def __init__(self, root: BrokerRoot) -> None:
         self._root = root
         self._polled_at_ms: int | None = None
+        self._failures = RepeatedFailures(_log)
         # On an object store a tick does not wait for maintenance of the tables.
         self._beside = None if root.location.is_local else background_thread("requests")
         self._tables: list[InboxTable] = []
         self._spreading: Future[list[RequestTable]] | None = None
+        self._verify_at_ms = 0
         self._take_over(root.request_tables)
 
     @property
@@ -150,6 +153,27 @@ class Inbox:
         """Remove taken requests if that is due; a failure is only logged."""
         for table in self._tables:
             table.trim(now_ms)
+
+    def verify(self, now_ms: int) -> None:
+        """Verify that new producers can open the request tables if that is due (rule 10.8).
+
+        Only on local file systems, as `Checkpoints.verify`; a failure is only logged.
+        """
+        if now_ms < self._verify_at_ms or self._beside is not None:
+            return
+        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        for table in self._root.request_tables.tables:
+            try:
+                table.verify()
+            except UNREADABLE as error:
+                self._failures.warning(
+                    "verify",
+                    "request table not verified",
+                    table=table.location.uri,
+                    error=one_line(error),
+                )
+            else:
+                self._failures.over("verify")
 
 
 class _Repetitions:

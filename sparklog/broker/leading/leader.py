@@ -99,6 +99,7 @@ class Leader:
             # No partition is led, and no answer can be committed.
             return TickReport()
         self._replicas.checkpoints.verify(now_ms)
+        self.appends.inbox.verify(now_ms)
         has_deleted = self._retention.tick(metadata, now_ms, effects)
         is_idle = not (
             touched

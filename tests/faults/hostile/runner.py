@@ -43,7 +43,7 @@ _MOST_MEMORY_BYTES = 4 << 30
 
 _POSITION = struct.Struct("<qq")
 _SHOWN_BYTES = 1_500
-_CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[3]
 
 
 class Finding(NamedTuple):
@@ -110,8 +110,8 @@ def _place_of(error: BaseException) -> str:
     own = [one for one in frames if f"{os.sep}sparklog{os.sep}" in one.filename]
     last = (own or frames)[-1]
     name = Path(last.filename)
-    if name.is_relative_to(_CHECKOUT):
-        name = name.relative_to(_CHECKOUT)
+    if name.is_relative_to(CHECKOUT):
+        name = name.relative_to(CHECKOUT)
     return f"{name}:{last.lineno} {type(error).__name__}"
 
 
@@ -232,7 +232,7 @@ def _watched(
         Path(folder, "out").open("w+b") as out,
         Path(folder, "err").open("w+b") as err,
         subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments], stdout=out, stderr=err, cwd=_CHECKOUT
+            [sys.executable, "-c", _PROGRAM, *arguments], stdout=out, stderr=err, cwd=CHECKOUT
         ) as process,
     ):
         read = 0

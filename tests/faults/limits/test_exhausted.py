@@ -6,6 +6,9 @@ import errno
 import os
 import re
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 from deltalake import DeltaTable
 
 from sparklog.cluster.admin import Admin
@@ -277,3 +281,41 @@ def test_a_disk_that_is_read_only_for_a_time(disk: Disk) -> None:
     fail_and_return(
         lambda one: one.remount(is_writable=False), lambda one: one.remount(is_writable=True), disk
     )
+
+
+def start_broker(folder: Path, log_dir: Path) -> subprocess.CompletedProcess[str]:
+    """Run `sparklog broker` until it ends."""
+    config = {
+        "cluster.root": str(folder / "cluster"),
+        "broker.id": 0,
+        "log.dirs": str(log_dir),
+        "broker.session.timeout.ms": 1_000,
+        "broker.heartbeat.interval.ms": 300,
+    }
+    (folder / "broker.yaml").write_text(yaml.safe_dump(config))
+    program = [sys.executable, "-c", "from sparklog.cli import main; main()"]
+    return subprocess.run(
+        [*program, "broker", "--without-spark", "--config", str(folder / "broker.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_broker_that_starts_on_a_read_only_disk_ends_and_says_why(
+    disk: Disk, tmp_path: Path
+) -> None:
+    """A new log directory is not created, an existing one is found offline by the first commit."""
+    disk.remount(is_writable=False)
+    new = start_broker(tmp_path, disk.folder / "new")
+    disk.remount(is_writable=True)
+    LocalCluster(tmp_path, brokers=[0]).close()
+    shutil.move(tmp_path / "broker-0", disk.folder / "old")
+    disk.remount(is_writable=False)
+    old = start_broker(tmp_path, disk.folder / "old")
+    assert (new.returncode, old.returncode) == (2, 4)
+    assert "no table can be created at" in new.stderr.splitlines()[-1]
+    assert "the roots cannot be created or opened" in old.stderr.splitlines()[-1]
+    for one in (new, old):
+        assert "remount the file system writable" in one.stderr.splitlines()[-1]
