@@ -56,7 +56,7 @@ def guided(
     ] = None,
 ) -> None:
     """Fuzz the parsers by coverage; exit with 1 if there is a finding."""
-    from tests.faults.hostile.targets import all_targets  # noqa: PLC0415 - not instrumented here
+    from tests.faults.hostile.targets import all_targets  # not instrumented here
 
     with tempfile.TemporaryDirectory() as folder:
         names = [one.name for one in all_targets(Path(folder))]
@@ -126,7 +126,7 @@ def run_guided(target: str, seconds: int, seed: int, corpus: Path | None = None)
 
 def fuzz(name: str, arguments: Sequence[str]) -> None:
     """Fuzz a target in this process, which ends with it; print its findings."""
-    import atheris  # noqa: PLC0415 - an extra of its own
+    import atheris  # an extra of its own
 
     logging.disable()
     with atheris.instrument_imports(include=["sparklog"]):

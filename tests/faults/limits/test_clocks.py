@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
 from sparklog.model import TopicPartition
 from sparklog.testing import LocalCluster
+from tests.cli.command_line import run
 
 _BEFORE_MS = 4_000
 TURNS_MS = {
@@ -59,6 +63,29 @@ def test_a_cluster_goes_on_at_the_turn_of_a_clock(tmp_path: Path, turn: str) -> 
     cluster.clock.advance(3_600_000)
     cluster.tick_until_idle()
     assert cluster.replica(1, "t", 0).log_start_offset == 4
+
+
+@pytest.mark.parametrize("turn", [one for one in TURNS_MS if not one.startswith("before")])
+def test_the_past_is_read_as_of_a_time_beside_the_turn(
+    tmp_path: Path, turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--as-of` compares the times of commits, which are those of the machine's clock."""
+    turn_ms = TURNS_MS[turn]
+    now_ms = turn_ms - 5_000
+    monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
+    monkeypatch.setattr(time, "time", lambda: now_ms / 1_000)
+    cluster = LocalCluster(tmp_path, start_ms=now_ms)
+    cluster.create_topic("before", assignment={0: [0, 1, 2]})
+    cluster.tick_until_idle()
+    now_ms = turn_ms + 5_000
+    cluster.create_topic("after", assignment={0: [0, 1, 2]})
+    cluster.tick_until_idle()
+    root = str(tmp_path / "cluster")
+    for at_ms, topics in ((turn_ms - 1, ["before"]), (turn_ms + 5_000, ["after", "before"])):
+        at = datetime.fromtimestamp(at_ms / 1_000, timezone.utc).isoformat(timespec="milliseconds")
+        command = ["query", "select topic from topics order by topic", "--json", "--as-of", at]
+        found = run(*command, "--cluster", root).printed
+        assert [one["topic"] for one in json.loads(found)] == topics
 
 
 def test_after_the_year_9999_records_are_refused_and_brokers_go_on(tmp_path: Path) -> None:
