@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -27,7 +28,14 @@ _TIMEOUT_MS = 30_000
 _RETRY_MS = 40_000
 """The time without an answer after which an idempotent producer sends a batch again, in ms."""
 
+_KEYS = 3
+
 _ALL: Acks = "all"
+
+
+def key_of(value: bytes) -> bytes:
+    """Return the key of a record: few keys, so that each has many records."""
+    return b"%d" % (int(value.rsplit(b".", 1)[1]) % _KEYS)
 
 
 class _Batch(NamedTuple):
@@ -91,7 +99,7 @@ class SimulatedProducer:
         numbers = tuple(
             self._history.record_sent(self.name, TOPIC, value, partition) for value in values
         )
-        keys = [str(number % 3).encode() for number in numbers]
+        keys = [key_of(value) for value in values]
         now_ms = self._clock.now_ms()
         self.timestamps_ms |= dict.fromkeys(values, now_ms)
         table = records_table(values, keys, now_ms)
@@ -186,17 +194,23 @@ class SimulatedConsumer:
         self._connection = connection
         self._history = history
 
-    def read(self, partition: int) -> int:
-        """Read a partition from its start to its high watermark; return the number of records."""
+    def read(self, partition: int, superseded: Mapping[int, bytes]) -> int:
+        """Read a partition from its start to its high watermark; return the number of records.
+
+        `superseded`, the records by their offsets that compaction may have removed: the history
+        has them as read.
+        """
         state = self._connection.metadata().partition(TOPIC, partition)
         [visible] = self._connection.visible([state])
         log = RecordLog(visible.location)
         log.refresh(visible.log_version)
         start, end = visible.log_start_offset, visible.high_watermark
         found = list(read_records(log.location, log.batches(state.key, start), start, end))
-        records = [(one.offset, one.value) for one in found]
+        there: dict[int, bytes | None] = {one.offset: one.value for one in found}
+        removed = {at: value for at, value in superseded.items() if start <= at < end}
+        records = sorted((removed | there).items())
         self._history.record_read(TOPIC, partition, records, start)
-        return len(records)
+        return len(there)
 
 
 def is_refused(error: BaseException) -> bool:

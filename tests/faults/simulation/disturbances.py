@@ -21,6 +21,7 @@ _SESSION_MS = 12_000
 """Longer than the session of a broker on a clock that drifts."""
 _MERGE_MS = 70_000
 """Longer than the age at which batches are merged."""
+_OUTCOMES_OF_CLEANING = ("kill", "suspend", "refused", "unknown", "landed", "died")
 _FOCUS_WEIGHT = 15
 """A weight that makes the disturbance in focus about a third of all."""
 _SECOND = "b"
@@ -65,6 +66,8 @@ class Disturbances:
             "late retry": (2, self._late_retry),
             "rest": (2, lambda: [Step("machine", "rest")]),
         }
+        if shape.is_compacted:
+            self._kinds["compaction"] = (8, self._compaction)
         self._focus = list(self._kinds)[focus % len(self._kinds)]
 
     def any(self) -> Sequence[Step]:
@@ -125,6 +128,34 @@ class Disturbances:
         done = self._chance.choice(("merge", "merge", "vacuum"))
         steps = [Step(_name(self._any_broker()), done, (), self._events())]
         return [self._advance(_MERGE_MS), *self._ticks("heartbeat"), *steps]
+
+    def _compaction(self) -> list[Step]:
+        """Some brokers clean their logs, and one is lost before it has come to an end with that.
+
+        So replicas are cleaned differently far, when they follow or lead one another afterwards.
+        """
+        steps: list[Step] = []
+        for _ in range(self._chance.randint(1, 3)):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+            steps += self._polls()
+        steps += [self._advance(_MERGE_MS), *self._ticks("heartbeat", "controller_tick")]
+        steps += self._ticks("leader_tick", "follower_tick", "leader_tick")
+        brokers = self._chance.sample(range(BROKERS), self._chance.randint(1, BROKERS))
+        for one in brokers:
+            events: tuple[Event, ...] = ()
+            if self._happens(0.4):
+                number = int(self._chance.expovariate(1 / 8)) + 1
+                events = (Event(number, self._chance.choice(_OUTCOMES_OF_CLEANING)),)
+            steps.append(Step(_name(one), "clean", (), events))
+        lost = self._any_broker()
+        if self._happens(0.5):
+            steps += [*self._sends(), *self._ticks("leader_tick")]
+            steps += [Step(_name(lost), "kill"), self._advance(_SESSION_MS)]
+            steps += [*self._elections(without=(lost,)), *self._sends()]
+            steps += self._ticks("leader_tick", "follower_tick", "leader_tick", without=(lost,))
+        steps += [Step(_name(one), "resume") for one in brokers]
+        steps += [Step(_name(one), "start") for one in sorted({lost, *brokers})]
+        return [*steps, *self._ticks("heartbeat", "follower_tick", "leader_tick"), *self._polls()]
 
     def _client(self) -> list[Step]:
         return [Step(self._chance.choice((*PRODUCERS, "consumer-0")), "kill")]

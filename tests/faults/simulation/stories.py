@@ -30,6 +30,8 @@ _SHORT_PAUSES_MS = (10, 200, 1_000, 3_000)
 _MOST_DRIFT_PPM = 20_000
 _RETENTION_MS = 90_000
 """The age at which records are deleted where they are: a few of the longer pauses."""
+_COMPACTED = 0.4
+"""The share of the other clusters without retention whose logs are compacted."""
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
 
@@ -66,7 +68,15 @@ def shape_of(seed: int) -> Shape:
         # What one machine has not synced, another one has.
         return Shape(partitions, BROKERS, drifts, min_isr=2, is_synced=False)
     min_isr, retention_ms = chance.choice((1, 1, 2)), chance.choice((-1, -1, _RETENTION_MS))
-    return Shape(partitions, replicas, drifts, min_isr, retention_ms=retention_ms)
+    is_compacted = retention_ms < 0 and chance.random() < _COMPACTED
+    return Shape(
+        partitions,
+        replicas,
+        drifts,
+        min_isr,
+        retention_ms=retention_ms,
+        is_compacted=is_compacted,
+    )
 
 
 def steps_of(seed: int, count: int) -> list[Step]:

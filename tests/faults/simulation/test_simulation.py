@@ -17,11 +17,11 @@ from tests.faults.simulation.mutations import MUTATIONS, SEEDS_NEEDED
 from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.shrinking import shrink
-from tests.faults.simulation.stories import steps_of
+from tests.faults.simulation.stories import shape_of, steps_of
 
 _DIGEST = (
     "from tests.faults.simulation.runner import play\n"
-    "from tests.faults.simulation.stories import steps_of\n"
+    "from tests.faults.simulation.stories import shape_of, steps_of\n"
     "print(play(3, steps_of(3, 150)).digest)\n"
 )
 
@@ -64,11 +64,47 @@ def test_another_seed_is_another_history() -> None:
     assert steps_of(1, 100) != steps_of(2, 100)
 
 
+def test_seeds_have_each_kind_of_topic() -> None:
+    """Compaction, retention by time, both fates of what was not synced, and all sizes."""
+    shapes = [shape_of(seed) for seed in range(40)]
+    for name in ("is_compacted", "is_synced", "partitions", "replication_factor", "min_isr"):
+        assert len({getattr(one, name) for one in shapes}) == 2, name
+    assert {one.retention_ms > 0 for one in shapes} == {True, False}
+
+
+def test_compaction_removes_records_in_a_clean_seed() -> None:
+    """Seed 28 has a compacted topic, and replicas that are cleaned at different times."""
+    outcome = play(28, steps_of(28, 500))
+    assert outcome.problems == []
+    assert outcome.counts["cleaned records"] > 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_is_clean(seed: int) -> None:
     outcome = play(seed, steps_of(seed, 200))
     assert outcome.problems == []
     assert outcome.counts["acknowledged"] > 0
+
+
+def test_a_high_watermark_that_was_seen_and_not_synced_is_reached_again() -> None:
+    """Seed 232: a leader ended between the link and the sync of a high watermark, and its machine
+    lost power. A consumer had seen the record, which stays, and sees it again.
+    """
+    died = Event(1, "died", "link")
+    steps = [
+        Step("producer-1", "send", (0, 1, 0)),
+        Step("broker-0a", "leader_tick"),
+        Step("broker-2a", "follower_tick"),
+        Step("broker-1a", "follower_tick"),
+        Step("broker-0a", "leader_tick", (), (died,)),
+        Step("consumer-0", "read", (0,)),
+        Step("actor-0a", "power", (1, 1)),
+        Step("actor-2a", "controller_tick"),
+    ]
+    outcome = play(232, steps)
+    assert outcome.problems == []
+    assert outcome.counts["power cuts"] == 1
+    assert outcome.counts["read"] >= 2
 
 
 def test_runs_go_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from deltalake.exceptions import DeltaError
 
 from sparklog.broker.broker import Broker
+from sparklog.broker.cleaner import CleanReport
 from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.tick import StoppedError
 from sparklog.cluster.admin import Admin
@@ -33,6 +34,7 @@ from tests.faults.simulation.clients import (
     SimulatedConsumer,
     SimulatedProducer,
     is_refused,
+    key_of,
 )
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
@@ -77,7 +79,8 @@ class Shape(NamedTuple):
     """The fixed part of a simulation.
 
     Clocks drift by `drifts_ppm` parts per million. `is_synced`, whether files are synced before
-    they count. `retention_ms`, the age at which records are deleted, -1 for never.
+    they count. `retention_ms`, the age at which records are deleted, -1 for never. `is_compacted`,
+    whether the cleaner keeps the last record of each key only.
     """
 
     partitions: int
@@ -86,6 +89,7 @@ class Shape(NamedTuple):
     min_isr: int = 1
     is_synced: bool = True
     retention_ms: int = -1
+    is_compacted: bool = False
 
 
 class Outcome(NamedTuple):
@@ -264,7 +268,7 @@ class World:
                 return None
             if what in {"stop", "park"}:
                 return lambda: self._stop(name, parks=what == "park")
-            return functools.partial(_call, broker, what)
+            return lambda: self._play_role(broker, what)
         if name.startswith("producer"):
             if what == "send":
                 partition, count, number = arguments
@@ -274,6 +278,11 @@ class World:
         if name.startswith("consumer"):
             return lambda: self._read(name, arguments[0])
         return lambda: self._administer(what, arguments[0], arguments[1:])
+
+    def _play_role(self, broker: Broker, what: str) -> None:
+        report = getattr(broker, what)()
+        if isinstance(report, CleanReport):
+            self.counts["cleaned records"] += report.records - report.retained
 
     # --- processes ------------------------------------------------------------------------------
 
@@ -351,7 +360,10 @@ class World:
             found = SimulatedConsumer(self._connection(), self.history)
             self._clients[name] = found
         assert isinstance(found, SimulatedConsumer)
-        self.counts["read"] += found.read(partition)
+        superseded: dict[int, bytes] = {}
+        if self._invariants is not None:
+            superseded = self._invariants.superseded(partition)
+        self.counts["read"] += found.read(partition, superseded)
 
     def _administer(self, what: str, partition: int, asked: tuple[int, ...]) -> None:
         """Elect a preferred leader, delete the oldest records, or move a partition."""
@@ -429,7 +441,9 @@ class World:
             one: [(one + other) % BROKERS for other in range(self.shape.replication_factor)]
             for one in range(self.shape.partitions)
         }
-        configs = {"retention.ms": self.shape.retention_ms}
+        configs: dict[str, str | int] = {"retention.ms": self.shape.retention_ms}
+        if self.shape.is_compacted:
+            configs |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
         Admin(connection, settings=self._settings).create_topic(
             TOPIC, assignment=assignment, configs=configs
         )
@@ -437,7 +451,11 @@ class World:
             self._round()
         self.scheduler.files.write_back(str(self.root))
         self._invariants = Invariants(
-            self.root, range(BROKERS), allows_unclean=False, costly_every=_COSTLY_CHECKS
+            self.root,
+            range(BROKERS),
+            allows_unclean=False,
+            costly_every=_COSTLY_CHECKS,
+            key_of=key_of if self.shape.is_compacted else None,
         )
         self._invariants.check()
 
@@ -550,10 +568,6 @@ def process_names() -> list[str]:
 def _machine(process: str) -> int:
     """The number of the machine of a process; all clients share the last one."""
     return int(process[7:-1]) if process.startswith("broker-") else BROKERS
-
-
-def _call(broker: Broker, what: str) -> None:
-    getattr(broker, what)()
 
 
 def _in_memory() -> str | None:
