@@ -14,7 +14,12 @@ import pyarrow as pa
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Fault, Repair, finding
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
-from sparklog.storage.delta_log_files import LOG_FOLDER
+from sparklog.storage.delta_log_files import (
+    CHECKPOINT_HINT,
+    LOG_FOLDER,
+    complete_checkpoint,
+    last_checkpoint,
+)
 from sparklog.storage.delta_snapshots import table_identity
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.file_copies import (
@@ -46,9 +51,15 @@ def restore_cluster_root(
 ) -> list[Repair]:
     """Restore the damaged files of a cluster root that have copies; return them.
 
+    A hint that names a checkpoint that is not there is removed: Delta lists the log without it.
+
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
-    return list(_restored(root, (FORMAT, *CLUSTER_TABLES), None, now_ms, is_dry_run=is_dry_run))
+    tables = FORMAT, *CLUSTER_TABLES
+    return [
+        *_restored(root, tables, None, now_ms, is_dry_run=is_dry_run),
+        *_without_wrong_hints(root, tables, now_ms, is_dry_run=is_dry_run),
+    ]
 
 
 def restore_broker_roots(
@@ -102,6 +113,39 @@ def _restored(
             )._replace(
                 state="found" if is_dry_run else "repaired", outcome="" if is_dry_run else outcome
             )
+
+
+def _without_wrong_hints(
+    root: Location, tables: Sequence[TableSchema], now_ms: int, *, is_dry_run: bool
+) -> Iterator[Repair]:
+    """Remove the hints with which tables cannot be opened; repairs write to one of these tables."""
+    if not root.is_local:
+        return
+    present = set(root.names())
+    for schema in tables:
+        table = root.child(schema.name)
+        if schema.name not in present:
+            continue
+        names = table.names(LOG_FOLDER)
+        hinted = last_checkpoint(table) if CHECKPOINT_HINT in names else -1
+        if hinted < 0 or complete_checkpoint(names, hinted)[0] == hinted:
+            continue
+        path = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
+        if not is_dry_run:
+            table.remove_durably(path)
+        yield finding(
+            "damaged_checkpoint",
+            f"it names checkpoint {hinted}, which is missing",
+            root.uri,
+            schema.name,
+            broker_id=None,
+            path=path,
+            remedy="run sparklog repair: it removes the hint",
+            now_ms=now_ms,
+        )._replace(
+            state="found" if is_dry_run else "repaired",
+            outcome="" if is_dry_run else "the hint was removed: the log is listed without it",
+        )
 
 
 def fault_of(fault: CopyFault) -> Fault:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias, TypeVar
@@ -264,12 +264,17 @@ class ControlTable:
                 self.schema.columns.empty_table(), fence, cause=Cause("RECREATE TABLE")
             )
 
-    def mend_log(self, fence: Fence) -> None:
-        """Recreate the table, empty, if its log is damaged; the caller then writes its rows."""
+    def mend_log(self, fence: Fence, *, is_damaged: bool = False) -> None:
+        """Recreate the table, empty, if its log is damaged; the caller then writes its rows.
+
+        Parameters: `is_damaged`, whether it is known to be, though it may be possible to open it.
+        """
         with self._lock:
-            try:
-                opened = self._open_log()
-            except DamagedError:
+            opened = None
+            if not is_damaged:
+                with suppress(DamagedError):
+                    opened = self._open_log()
+            if opened is None:
                 set_aside(self.location)
                 create_table(self.root, self.schema)
                 opened = self._open_log()

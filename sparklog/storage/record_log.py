@@ -34,8 +34,9 @@ from sparklog.storage.batch_actions import (
     removed_file,
 )
 from sparklog.storage.commits import Commit, check_commits
+from sparklog.storage.damaged_commits import COMMIT_REMEDY
 from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.delta_log_files import has_commit
+from sparklog.storage.delta_log_files import LOG_FOLDER, has_commit, newest_checkpoint
 from sparklog.storage.fence import Fence, check_fence, check_held, take_fence
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
@@ -506,6 +507,7 @@ class RecordLog:
         return self._log
 
     def _load(self) -> None:
+        self._check_metadata()
         wrong = []
         for read in live_batches(self._log.snapshot):
             batch, modified_at_ms, _, is_sound = read
@@ -521,6 +523,19 @@ class RecordLog:
             self._set_aside(batch, modified_at_ms, checksum)
         for key in self._slices.keys() | self._wrong_headers.keys():
             self._check_sound(key)
+
+    def _check_metadata(self) -> None:
+        """Raise `DamagedError` if the table's metadata are those of another table.
+
+        A checkpoint of another table is one that can be read, and delta-rs trusts it.
+        """
+        if not {*LOG.partition_by} <= {*self._log.snapshot.metadata().partition_columns}:
+            newest = newest_checkpoint(self.location.names(LOG_FOLDER))
+            raise DamagedError(
+                f"{self.location.uri}/{LOG_FOLDER}/{newest:020}.checkpoint.parquet",
+                "it is the checkpoint of another table",
+                COMMIT_REMEDY,
+            )
 
     def _set_aside(self, batch: Batch, appended_at_ms: int, checksum: str) -> Batch:
         """Register a live batch with a damaged header; return it as a batch of its replica."""

@@ -17,12 +17,14 @@ from sparklog.cluster.connection import Connection
 from sparklog.errors import DamagedError, StorageError
 from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
 from sparklog.groups.group import GroupFence
+from sparklog.maintenance.audit import audit
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.maintenance.table_restoration import restore_cluster_root
 from sparklog.model import (
     CONSUMER_OFFSETS,
     CONTROLLER,
+    LEADER_EPOCH_CHECKPOINT,
     PARTITION_STATE,
     TOPICS,
     TableSchema,
@@ -31,6 +33,7 @@ from sparklog.model import (
 from sparklog.storage import request_table
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.location import Location
 from sparklog.storage.vacuum import Delays, vacuum_table
 from sparklog.testing import LocalCluster
@@ -319,3 +322,79 @@ def test_tables_that_their_owner_writes_again_have_no_copies(three: LocalCluster
     """They are written every few seconds, and rebuilt from the journal."""
     for name in ("high_watermark_checkpoint", "delayed_operations", "produce_requests"):
         assert not (three.root / "broker-0" / name / "_second_copies").exists()
+
+
+def checkpoint(cluster: LocalCluster, table: str) -> Path:
+    """Write Delta's checkpoint of a table, and return its file."""
+    write_checkpoint(Location.of(str(cluster.root / table)))
+    return max((cluster.root / table / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+def test_a_checkpoint_of_another_table_is_damage_of_one_log(three: LocalCluster) -> None:
+    """It can be read, so a KeyError ended the ticks of the brokers that follow the log, the audit
+    and the scrub.
+    """
+    damaged = checkpoint(three, "broker-1/log")
+    damaged.write_bytes(checkpoint(three, "cluster/partition_state").read_bytes())
+    three.crash(1)
+    with pytest.raises(DamagedError, match="it is the checkpoint of another table"):
+        three.restart(1)
+    three.reconnect()
+    three.crash(0)
+    three.restart(0)
+    three.tick_until_idle()
+    assert [one.rule for one in audit(three.connection)] == ["1.5"]
+    assert [one.path for one in scrub(three.connection).findings] == [f"_delta_log/{damaged.name}"]
+    assert {one.state for one in repair(three.connection)} == {"repaired"}
+    three.restart(1)
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
+def test_a_hint_that_names_no_checkpoint_does_not_keep_repairs_from_their_table(
+    three: LocalCluster,
+) -> None:
+    """The table `repairs` could not be opened, so its own repair was refused."""
+    hint = three.root / "cluster" / "repairs" / "_delta_log" / "_last_checkpoint"
+    hint.write_text('{"version": 24, "size": 1}')
+    with pytest.raises(DamagedError, match="it names checkpoint 24, which is missing"):
+        repair(Connection(three.connection.cluster))
+    for dry_run, state in ((True, "found"), (False, "repaired")):
+        [found] = restore_cluster_root(three.location(), is_dry_run=dry_run)
+        assert (found.table_name, found.state) == ("repairs", state)
+    assert not hint.exists()
+    assert repair(Connection(three.connection.cluster)) == []
+
+
+def test_a_checkpoint_table_is_written_again_though_delta_reads_over_its_damage(
+    three: LocalCluster,
+) -> None:
+    """The table could be opened, so the broker did nothing on request, and a scrub found it again.
+    """
+    root = Location.of(str(three.root / "broker-1"))
+    table = root.child("leader_epoch_checkpoint")
+    file = checkpoint(three, "broker-1/leader_epoch_checkpoint")
+    for one in file.parent.glob("*.json"):
+        one.unlink()
+    sound = file.read_bytes()
+    for position in range(len(sound)):
+        file.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
+        if check_log(table).damaged and is_opened(root):
+            break
+    found = [one.path for one in scrub(three.connection).findings]
+    assert f"_delta_log/{file.name}" in found
+    assert {one.state for one in repair(three.connection)} == {"requested"}
+    three.tick_until_idle()
+    assert scrub(three.connection, restart=True).findings == []
+    three.crash(1)
+    three.restart(1)
+    check_at_rest(three, "a")
+
+
+def is_opened(root: Location) -> bool:
+    """Whether the checkpoint of leader epochs can be read, as its broker verifies it."""
+    try:
+        ControlTable(root, LEADER_EPOCH_CHECKPOINT).verify()
+    except StorageError:
+        return False
+    return True
