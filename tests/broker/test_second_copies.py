@@ -369,7 +369,7 @@ def test_a_hint_that_names_no_checkpoint_does_not_keep_repairs_from_their_table(
 def test_a_checkpoint_table_is_written_again_though_delta_reads_over_its_damage(
     three: LocalCluster,
 ) -> None:
-    """The table could be opened, so the broker did nothing on request, and a scrub found it again."""
+    """The table could be opened, so the broker that was asked to write it again did nothing."""
     root = Location.of(str(three.root / "broker-1"))
     table = root.child("leader_epoch_checkpoint")
     file = checkpoint(three, "broker-1/leader_epoch_checkpoint")
