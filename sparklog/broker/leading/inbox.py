@@ -69,7 +69,7 @@ class Inbox:
         self._beside = None if root.location.is_local else background_thread("requests")
         self._tables: list[InboxTable] = []
         self._spreading: Future[list[RequestTable]] | None = None
-        self._verify_at_ms = 0
+        self._verify_at_ms: int | None = None
         self._take_over(root.request_tables)
 
     @property
@@ -79,6 +79,8 @@ class Inbox:
 
     def poll(self, now_ms: int) -> None:
         """Read the request tables; note since when each request may have been there (rule 10.1)."""
+        # Before the read: a table that is recreated has other versions.
+        self._verify(now_ms)
         request_tables = self._root.request_tables
         self._spread(request_tables)
         self._take_over(request_tables)
@@ -86,6 +88,30 @@ class Inbox:
             if request_tables.is_asked(number):
                 inbox_table.poll(now_ms)
         self._polled_at_ms = now_ms
+
+    def _verify(self, now_ms: int) -> None:
+        """Verify that new producers can open the request tables if that is due (rule 10.8).
+
+        Only on local file systems, as `CheckpointWriter.verify`; a failure is only logged.
+        """
+        if self._verify_at_ms is None:
+            # They were opened just now.
+            self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        if now_ms < self._verify_at_ms or self._beside is not None:
+            return
+        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        for table in self._root.request_tables.tables:
+            try:
+                table.verify()
+            except UNREADABLE as error:
+                self._failures.warning(
+                    "verify",
+                    "request table not verified",
+                    table=table.location.uri,
+                    error=one_line(error),
+                )
+            else:
+                self._failures.over("verify")
 
     def _take_over(self, request_tables: RequestTables) -> None:
         """Add the tables that were opened since the last read."""
@@ -153,27 +179,6 @@ class Inbox:
         """Remove taken requests if that is due; a failure is only logged."""
         for table in self._tables:
             table.trim(now_ms)
-
-    def verify(self, now_ms: int) -> None:
-        """Verify that new producers can open the request tables if that is due (rule 10.8).
-
-        Only on local file systems, as `Checkpoints.verify`; a failure is only logged.
-        """
-        if now_ms < self._verify_at_ms or self._beside is not None:
-            return
-        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
-        for table in self._root.request_tables.tables:
-            try:
-                table.verify()
-            except UNREADABLE as error:
-                self._failures.warning(
-                    "verify",
-                    "request table not verified",
-                    table=table.location.uri,
-                    error=one_line(error),
-                )
-            else:
-                self._failures.over("verify")
 
 
 class _Repetitions:

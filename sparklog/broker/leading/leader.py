@@ -98,7 +98,7 @@ class Leader:
         if self._replicas.journal_damage is not None:
             # No partition is led, and no answer can be committed.
             return TickReport()
-        self._verify_tables(now_ms)
+        self._replicas.checkpoints.verify(now_ms)
         has_deleted = self._retention.tick(metadata, now_ms, effects)
         is_idle = not (
             touched
@@ -204,11 +204,6 @@ class Leader:
                 topic_id=key.topic_id,
                 partition=key.partition,
             )
-
-    def _verify_tables(self, now_ms: int) -> None:
-        """Verify what only other processes read while this one runs, if that is due."""
-        self._replicas.checkpoints.verify(now_ms)
-        self.appends.inbox.verify(now_ms)
 
     def _keep_tables(self, now_ms: int) -> None:
         """Remove taken requests and write checkpoints, if that is due."""
