@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
+from sparklog.broker.leading import inbox
 from sparklog.cluster.connection import Connection
 from sparklog.errors import DamagedError, StorageError
 from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
@@ -289,18 +290,34 @@ def test_a_running_broker_opens_its_request_tables_as_new_producers_do(
     """The first commit of `produce_requests` was damaged, and new producers were refused until
     `sparklog repair`, though nothing else was wrong.
     """
-    waiting = [three.produce("t", 0, [b"%d" % number]) for number in range(5)]
     damage(commits(three, "broker-0/produce_requests")[0])
     three.clock.advance(VERIFY_INTERVAL_MS)
     three.tick_until_idle()
     assert scrub(three.connection).findings == []
     three.reconnect()
-    # The positions of the table that was there before are not those of this one.
-    sent = three.produce("t", 0, [b"b"])
-    three.tick_until_idle()
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+
+
+def test_requests_in_a_recreated_request_table_do_not_count_as_taken(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The positions of the requests that were there before are of another table: it is verified,
+    and recreated, before the requests of a tick are read.
+    """
+    monkeypatch.setattr(inbox, "VERIFY_INTERVAL_MS", 0)
+    cluster = start(0, 1, 2, min_isr=2)
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    waiting = [cluster.produce("t", 0, [b"%d" % number]) for number in range(5)]
+    empty(commits(cluster, "broker-0/produce_requests")[0])
+    cluster.tick_until_idle()
+    cluster.reconnect()
+    sent = cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
     assert sent.response is not None
     kept = [f"{number}" for number, one in enumerate(waiting) if one.response is not None]
-    check_at_rest(three, "a", *kept, "b")
+    check_at_rest(cluster, "a", *kept, "b")
 
 
 def test_a_request_table_that_cannot_be_verified_is_left_alone(
