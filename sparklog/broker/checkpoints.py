@@ -22,8 +22,6 @@ from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import TRUNCATIONS, Row
 from sparklog.storage.commits import LOG_VERSION, Cause
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.control_table_damage import damaged_file
-from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.fence import Fence
 from sparklog.storage.journal import inbox_transaction
 from sparklog.storage.location import one_line
@@ -139,18 +137,15 @@ class CheckpointWriter:
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         for table in self._root.checkpoints:
-            is_damaged = False
             try:
                 table.verify()
                 if is_requested:
                     # As others open it: this process has the table's log in memory.
                     ControlTable(self._root.location, table.schema).verify()
-                    for file in check_log(table.location).damaged:
-                        is_damaged = True
-                        raise damaged_file(table.location, file.path, file.fault)
+                    table.verify_log_files()
             except DamagedError as error:
                 _log.error("checkpoint written again", error=str(error))
-                table.mend_log(self._root.fence, is_damaged=is_damaged)
+                table.mend_log(self._root.fence)
                 self._described_version = -1
                 self._written.clear()
         if self._described_version < 0:

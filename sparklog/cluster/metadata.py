@@ -488,7 +488,7 @@ class MetadataReader:
 
     @property
     def versions(self) -> Versions | None:
-        """The states of the metadata's tables; heartbeats alone do not change them.
+        """The states of the metadata's tables; heartbeats, commits of journals, do not change them.
 
         Invariant: different metadata have different versions.
         """

@@ -14,11 +14,10 @@ import pyarrow as pa
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Fault, Repair, finding
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
+from sparklog.storage.delta_log_check import hint_fault
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
-    complete_checkpoint,
-    last_checkpoint,
 )
 from sparklog.storage.delta_snapshots import table_identity
 from sparklog.storage.errors import UNREADABLE
@@ -51,7 +50,7 @@ def restore_cluster_root(
 ) -> list[Repair]:
     """Restore the damaged files of a cluster root that have copies; return them.
 
-    A hint that names a checkpoint that is not there is removed: Delta lists the log without it.
+    A hint that names no checkpoint that is there is removed: Delta lists the log without it.
 
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
@@ -126,16 +125,15 @@ def _without_wrong_hints(
         table = root.child(schema.name)
         if schema.name not in present:
             continue
-        names = table.names(LOG_FOLDER)
-        hinted = last_checkpoint(table) if CHECKPOINT_HINT in names else -1
-        if hinted < 0 or complete_checkpoint(names, hinted)[0] == hinted:
-            continue
         path = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
+        fault = hint_fault(table) if table.exists(path) else None
+        if fault is None:
+            continue
         if not is_dry_run:
             table.remove_durably(path)
         yield finding(
             "damaged_checkpoint",
-            f"it names checkpoint {hinted}, which is missing",
+            fault,
             root.uri,
             schema.name,
             broker_id=None,

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias, TypeVar
@@ -53,6 +53,7 @@ from sparklog.storage.control_table_damage import (
     set_aside,
 )
 from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import STORE_ERRORS
@@ -264,17 +265,13 @@ class ControlTable:
                 self.schema.columns.empty_table(), fence, cause=Cause("RECREATE TABLE")
             )
 
-    def mend_log(self, fence: Fence, *, is_damaged: bool = False) -> None:
-        """Recreate the table, empty, if its log is damaged; the caller then writes its rows.
-
-        Parameters: `is_damaged`, whether it is known to be, though it may be possible to open it.
-        """
+    def mend_log(self, fence: Fence) -> None:
+        """Recreate the table, empty, if its log is damaged; the caller then writes its rows."""
         with self._lock:
-            opened = None
-            if not is_damaged:
-                with suppress(DamagedError):
-                    opened = self._open_log()
-            if opened is None:
+            try:
+                opened = self._open_log()
+                self.verify_log_files()
+            except DamagedError:
                 set_aside(self.location)
                 create_table(self.root, self.schema)
                 opened = self._open_log()
@@ -296,6 +293,14 @@ class ControlTable:
             for one in find_faults(self.location, self._files):
                 if one.path in self._files:
                     raise damaged_file(self.location, one.path, one.fault)
+
+    def verify_log_files(self) -> None:
+        """Read the files that opening the table needs; raises `DamagedError` if one is damaged.
+
+        delta-rs may open the table nevertheless, if it does not read the damaged part.
+        """
+        for file in check_log(self.location).damaged:
+            raise damaged_file(self.location, file.path, file.fault)
 
     def verify_log(self) -> None:
         """Read the commits of the log again; raises `DamagedError` if one is damaged."""

@@ -6,7 +6,7 @@ files are not read: they are kept for time travel for a short time, and no proce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -86,7 +86,7 @@ def check_log(table: Location) -> LogCheck:
             for part, fault in faults
         ]
         last = version - 1
-    fault = _hint_fault(table, names) if CHECKPOINT_HINT in names else None
+    fault = hint_fault(table) if CHECKPOINT_HINT in names else None
     if fault is not None:
         path = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
         damaged.append(DamagedLogFile("damaged_checkpoint", path, fault))
@@ -126,12 +126,15 @@ def _differing(table: Location) -> Iterator[DamagedLogFile]:
             yield DamagedLogFile("damaged_commit", one.path, one.fault)
 
 
-def _hint_fault(table: Location, names: Collection[str]) -> str | None:
-    """Return the reason why the hint of a log names no checkpoint that is there, or `None`."""
+def hint_fault(table: Location) -> str | None:
+    """Return the reason why the hint of a log names no checkpoint that is there, or `None`.
+
+    The hint is read before the list, since a writer stores the checkpoint before the hint.
+    """
     hinted = last_checkpoint(table)
     if hinted < 0:
         return "it is malformed"
-    version, _ = complete_checkpoint(names, hinted)
+    version, _ = complete_checkpoint(table.names(LOG_FOLDER), hinted)
     return None if version == hinted else f"it names checkpoint {hinted}, which is missing"
 
 

@@ -210,9 +210,8 @@ class RequestTable:
 
         This process has the table in memory, and does not read its earlier commits again.
         """
-        opened = self._try_to_open()
-        if not isinstance(opened, RequestLog):
-            _log.error("request table damaged", table=self.location.uri, reason=opened)
+        if not isinstance(self._try_to_open(), RequestLog):
+            # Clean-up may have removed a commit meanwhile: it is opened again before it is mended.
             self.reopen()
 
     def reopen(self) -> None:

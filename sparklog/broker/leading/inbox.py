@@ -69,7 +69,7 @@ class Inbox:
         self._beside = None if root.location.is_local else background_thread("requests")
         self._tables: list[InboxTable] = []
         self._spreading: Future[list[RequestTable]] | None = None
-        self._verify_at_ms: int | None = None
+        self._verify_at_ms = 0
         self._take_over(root.request_tables)
 
     @property
@@ -94,12 +94,12 @@ class Inbox:
 
         Only on local file systems, as `CheckpointWriter.verify`; a failure is only logged.
         """
-        if self._verify_at_ms is None:
-            # They were opened just now.
-            self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         if now_ms < self._verify_at_ms or self._beside is not None:
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        if self._polled_at_ms is None:
+            # The tables were opened just now.
+            return
         for table in self._root.request_tables.tables:
             try:
                 table.verify()

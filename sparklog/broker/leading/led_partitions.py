@@ -16,7 +16,7 @@ from sparklog.broker.broker_counts import BrokerCounts
 from sparklog.broker.purgatory import Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.cluster.isr import change_isr, min_isr
-from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.cluster.metadata import BrokerInfo, Metadata, PartitionState
 from sparklog.cluster.replica_rows import ReplicaRows
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
@@ -57,7 +57,7 @@ class Leadership:
     """One partition that this broker leads, in one leader epoch.
 
     `proposed_isr` is the union of the proposed ISRs whose outcome is unknown, otherwise empty.
-    `heartbeats` are the counters in the rows of the followers' brokers when `state` was read.
+    `brokers` are those of the metadata that `state` was read with.
     """
 
     state: PartitionState
@@ -65,7 +65,7 @@ class Leadership:
     progress: dict[int, Progress] = field(default_factory=dict)
     seen: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     proposed_isr: frozenset[int] = frozenset()
-    heartbeats: dict[int, int] = field(default_factory=dict)
+    brokers: Mapping[int, BrokerInfo] = field(default_factory=dict)
 
 
 class FollowerReports(NamedTuple):
@@ -123,9 +123,7 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             for one in state.replicas
             if one.broker_id != self._broker_id
         }
-        self[state.key] = Leadership(
-            state, epoch_start_offset, progress, heartbeats=_heartbeats(state, metadata)
-        )
+        self[state.key] = Leadership(state, epoch_start_offset, progress, brokers=metadata.brokers)
         self._lagging.add(state.key)
 
     def note_lags(self, now_ms: int) -> None:
@@ -162,11 +160,11 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
             leadership.progress = {
                 one: leadership.progress.get(one, _NO_PROGRESS) for one in sorted(followers)
             }
-            heartbeats = _heartbeats(state, metadata)
-            unfenced = {one for one, _ in heartbeats.items() & leadership.heartbeats.items()}
-            leadership.heartbeats = heartbeats
-            gone = set(leadership.state.isr) - set(state.isr)
-            for one in followers & unfenced & gone:
+            before, leadership.brokers = leadership.brokers, metadata.brokers
+            live = {one.broker_id for one in state.replicas if metadata.is_live(one)}
+            for one in followers & live & (set(leadership.state.isr) - set(state.isr)):
+                if one not in before or before[one].heartbeat != metadata.brokers[one].heartbeat:
+                    continue
                 progress = leadership.progress[one]
                 leadership.progress[one] = progress._replace(
                     previous_report_ms=None, last_caught_up_ms=None
@@ -485,12 +483,6 @@ def _lags(parked_lags: str | None, leader_epoch: int) -> dict[int, int]:
     if noted.get("leader_epoch") != leader_epoch:
         return {}
     return {int(broker_id): lag for broker_id, lag in noted["lag_ms"].items()}
-
-
-def _heartbeats(state: PartitionState, metadata: Metadata) -> dict[int, int]:
-    """Return the counters in the rows of the brokers of live replicas, by broker."""
-    live = (one.broker_id for one in state.replicas if metadata.is_live(one))
-    return {one: metadata.brokers[one].heartbeat for one in live}
 
 
 def _sizes(state: PartitionState) -> tuple[int, int]:
