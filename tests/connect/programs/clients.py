@@ -11,11 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tenacity import retry, retry_if_exception_message, stop_after_attempt
+
 import sparklog
 from sparklog.session import has_ended, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 
 def values(frame: DataFrame) -> list[str]:
@@ -87,6 +90,20 @@ def streamed(spark: SparkSession, cluster: str, folder: Path) -> list[str]:
     return values(read(spark, cluster, "sink"))
 
 
+@retry(
+    retry=retry_if_exception_message(match="(?s).*Python worker failed to connect back"),
+    stop=stop_after_attempt(10),
+    reraise=True,
+)
+def started(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query with a function.
+
+    Spark gives the function's process 10 s to import pandas and gRPC and to connect, and no
+    setting changes that. A busy machine may need longer once; then its files are in memory.
+    """
+    return writer.start()
+
+
 def micro_batches(spark: SparkSession, cluster: str, folder: Path) -> list[str]:
     """Send micro-batches by a producer in foreachBatch, which runs on the server."""
 
@@ -96,15 +113,9 @@ def micro_batches(spark: SparkSession, cluster: str, folder: Path) -> list[str]:
 
     source = spark.readStream.format("sparklog").option("cluster", cluster)
     source = source.option("subscribe", "source").option("startingOffsets", "earliest")
-    query = (
-        source.load()
-        .select("value")
-        .writeStream.foreachBatch(send)
-        .option("checkpointLocation", str(folder / "micro-checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    writer = source.load().select("value").writeStream.foreachBatch(send)
+    writer = writer.option("checkpointLocation", str(folder / "micro-checkpoint"))
+    started(writer.trigger(availableNow=True)).awaitTermination()
     return values(read(spark, cluster, "micro"))
 
 
