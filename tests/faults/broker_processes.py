@@ -29,7 +29,8 @@ class BrokerProcesses:
 
     Parameters: `folder`, of configurations and logs; `roots`, the URIs or paths of the cluster's
     root and then of each broker; `session_ms`; `storage_options` of the roots; `executors`, whether
-    each broker's Spark has an executor that does all of its record work; `topics` to create.
+    each broker's Spark has an executor that does all of its record work; `topics` to create;
+    `is_compacted`, whether the first one is compacted, each second.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class BrokerProcesses:
     with_spark: bool = False
     executors: bool = False
     topics: Sequence[str] = (TOPIC,)
+    is_compacted: bool = False
     brokers: dict[int, Process] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
@@ -50,6 +52,7 @@ class BrokerProcesses:
             "broker.session.timeout.ms": self.session_ms,
             "broker.heartbeat.interval.ms": max(self.session_ms // 6, 300),
             "unclean.leader.election.enable": False,
+            "log.cleaner.backoff.ms": 1_000,
         }
         if self.executors:
             common["execution"] = "spark"
@@ -75,8 +78,13 @@ class BrokerProcesses:
             one: [(one + after) % len(self.ids) for after in range(3)] for one in range(PARTITIONS)
         }
         configs = {"min.insync.replicas": "2"}
+        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
         for topic in self.topics:
-            Admin(self.connection).create_topic(topic, assignment=assignment, configs=configs)
+            Admin(self.connection).create_topic(
+                topic,
+                assignment=assignment,
+                configs=configs | (compacted if self.is_compacted and topic == TOPIC else {}),
+            )
 
     def start_broker(self, broker_id: int) -> None:
         """Start the process of a broker; an earlier one of the same broker may still run."""
@@ -121,13 +129,16 @@ class BrokerProcesses:
         return {one: metadata.partition(TOPIC, one).leader for one in range(PARTITIONS)}
 
     def is_in_sync(self) -> bool:
-        """Whether every partition has a leader and all of its replicas in the ISR."""
+        """Whether every partition has a leader and its three replicas in the ISR."""
         try:
             metadata = self.connection.metadata()
             states = [metadata.partition(TOPIC, one) for one in range(PARTITIONS)]
         except (ProtocolError, StorageError):
             return False
-        return all(one.leader is not None and len(one.isr) == 3 for one in states)
+        return all(
+            one.leader is not None and len(one.isr) == 3 and not one.is_reassigning
+            for one in states
+        )
 
     def await_in_sync(self) -> None:
         """Wait until every partition has a leader and all of its replicas in the ISR."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tests.faults.client_logs import Assigned, Committed, GroupLog, Polled, ProducerLog
 
@@ -86,9 +86,18 @@ def _most_committed(group: GroupLog, poll: Polled) -> int:
     return max(found, default=0)
 
 
-def check_unseen(producers: Sequence[ProducerLog], group: GroupLog) -> Iterator[Anomaly]:
-    """Yield the acknowledged records that the group has not polled, after it has drained."""
+def check_unseen(
+    producers: Sequence[ProducerLog],
+    group: GroupLog,
+    compacted: Mapping[int, Collection[int]] | None = None,
+) -> Iterator[Anomaly]:
+    """Yield the acknowledged records that the group has not polled, after it has drained.
+
+    `compacted`, the offsets of each partition that compaction may have removed before.
+    """
     seen: dict[int, set[int]] = defaultdict(set)
+    for partition, offsets in (compacted or {}).items():
+        seen[partition].update(offsets)
     for poll in group.polled:
         seen[poll.partition].update(offset for offset, _ in poll.records)
     for producer in producers:

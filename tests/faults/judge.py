@@ -17,17 +17,15 @@ from sparklog.testing.history_check import check
 from tests.faults.broker_processes import PARTITIONS, TOPIC
 from tests.faults.client_logs import GroupLog, ProducerLog, read_group, read_producer
 from tests.faults.client_processes import topic_of
+from tests.faults.compaction import FinalLog, Removed, removed, value_of
 from tests.faults.group_check import Anomaly, check_commits, check_polls, check_sends, check_unseen
 from tests.faults.nemesis import OF_CLIENTS, Deed
 from tests.faults.stream_process import ROWS
 
-FinalLog = dict[int, list[tuple[int, bytes]]]
-"""All records of each partition as (offset, value)."""
-
 
 def final_log(cluster: str, topic: str = TOPIC) -> FinalLog:
     """Read every partition of a topic from its start to its end by a new consumer."""
-    found: FinalLog = {one: [] for one in range(PARTITIONS)}
+    found: dict[int, list[tuple[int, bytes]]] = {one: [] for one in range(PARTITIONS)}
     with Consumer(cluster, auto_offset_reset="earliest") as consumer:
         partitions = [(topic, one) for one in range(PARTITIONS)]
         consumer.assign(partitions)
@@ -38,14 +36,24 @@ def final_log(cluster: str, topic: str = TOPIC) -> FinalLog:
     return found
 
 
-def anomalies(producers: Sequence[ProducerLog], group: GroupLog, log: FinalLog) -> list[Anomaly]:
-    """Return the anomalies that logs of clients and the final log show."""
+def anomalies(
+    producers: Sequence[ProducerLog],
+    group: GroupLog,
+    log: FinalLog,
+    compacted: Removed | None = None,
+) -> list[Anomaly]:
+    """Return the anomalies that logs of clients and the final log show.
+
+    `compacted`, the records that compaction may have removed: they count as read, and nobody has to
+    have polled them.
+    """
+    compacted = compacted or {}
     history = History()
     numbers: dict[tuple[str, int], int] = {}
     for producer in producers:
         for sent in producer.sent:
             for number in range(sent.first, sent.first + sent.size):
-                value = b"%s:%d" % (producer.name.encode(), number)
+                value = value_of(producer.name, number)
                 given = history.record_sent(producer.name, TOPIC, value, sent.partition)
                 numbers[producer.name, number] = given
         for answer in producer.answered:
@@ -58,13 +66,15 @@ def anomalies(producers: Sequence[ProducerLog], group: GroupLog, log: FinalLog) 
     for poll in group.polled:
         history.record_read(TOPIC, poll.partition, poll.records, poll.records[0][0])
     for partition, records in log.items():
-        history.record_read(TOPIC, partition, records)
+        history.record_read(
+            TOPIC, partition, sorted({**compacted.get(partition, {}), **dict(records)}.items())
+        )
     there = {partition: [offset for offset, _ in records] for partition, records in log.items()}
     return [
         *((one.kind, one.sentence) for one in check(history)),
         *(anomaly for producer in producers for anomaly in check_sends(producer)),
         *check_polls(group, there),
-        *check_unseen(producers, group),
+        *check_unseen(producers, group, compacted),
         *check_commits(group),
     ]
 
@@ -84,20 +94,33 @@ def check_stream(checkpoint: Path, log: FinalLog) -> Iterator[Anomaly]:
             yield "stream duplicate", f"row {row} of {name} is there {count} times"
 
 
+class Verdict(NamedTuple):
+    """The anomalies of a round, the logs of its producers, the number of compacted records."""
+
+    anomalies: list[Anomaly]
+    producers: list[ProducerLog]
+    compacted: int
+
+
 def judge(
     cluster: str,
     producer_logs: Sequence[Path],
     consumer_logs: Sequence[Path],
     checkpoints: Sequence[Path] = (),
-) -> tuple[list[Anomaly], list[ProducerLog]]:
-    """Return the anomalies of a round, and the logs of its producers."""
+    *,
+    is_compacted: bool = False,
+) -> Verdict:
+    """Return the verdict on a round."""
     producers = [read_producer(file) for file in producer_logs]
     group = read_group(consumer_logs)
-    found = anomalies(producers, group, final_log(cluster))
+    log = final_log(cluster)
+    compacted = removed(producers, group, log) if is_compacted else {}
+    found = anomalies(producers, group, log, compacted)
     for one in checkpoints:
         found += check_stream(one, final_log(cluster, topic_of(one)))
     findings = audit(Connection(cluster), verify_files=True)
-    return [*found, *(("audit", str(one)) for one in findings)], producers
+    found += [("audit", str(one)) for one in findings]
+    return Verdict(found, producers, sum(map(len, compacted.values())))
 
 
 class Gap(NamedTuple):

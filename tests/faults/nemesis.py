@@ -7,15 +7,20 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from sparklog.clock import wait_until
+from sparklog.cluster.admin import Admin
 from sparklog.errors import ProtocolError, StorageError
-from tests.faults.broker_processes import BrokerProcesses
+from sparklog.model import TopicPartition
+from tests.faults.broker_processes import PARTITIONS, TOPIC, BrokerProcesses
 from tests.faults.client_logs import now_ms
 from tests.faults.client_processes import ClientProcesses
+from tests.faults.damaged_replicas import flip_a_bit, request_repair
 from tests.faults.faulty_store import FaultyStore
-from tests.jobs.processes import Process
+from tests.jobs.processes import Process, wait_for
 
 ACTIONS = {
     "kill leader": 6,
@@ -28,6 +33,9 @@ ACTIONS = {
     "start twice": 1,
     "replace suspended leader": 2,
     "stop cleanly": 1,
+    "reassign": 1,
+    "elect preferred leaders": 1,
+    "damage file": 2,
     "kill producer": 4,
     "kill consumer": 4,
     "suspend producer": 1,
@@ -48,6 +56,7 @@ OF_CLIENTS = (
 )
 """The actions on clients, which are carried out beside those on brokers and storage."""
 
+_IN_FOLDERS = "damage file"
 _ON_BUCKETS = "bucket away"
 _ON_SPARK = "kill JVM"
 _ON_EXECUTORS = "kill executor"
@@ -56,6 +65,7 @@ _ON_STREAMS = "kill stream"
 _TAKEOVER_SECONDS = 60
 _IN_SYNC_SECONDS = 60
 _END_SECONDS = 120
+_REPAIR_SECONDS = 300
 
 
 class Deed(NamedTuple):
@@ -93,11 +103,15 @@ class Nemesis:
             "start twice": self._start_twice,
             "replace suspended leader": self._replace_suspended,
             "stop cleanly": self._stop,
+            "reassign": self._reassign,
+            "elect preferred leaders": self._elect,
             "kill producer": self._kill_producer,
             "kill consumer": self._kill_consumer,
             "suspend producer": self._suspend_producer,
             "suspend consumer": self._suspend_consumer,
         }
+        if store is None:
+            self._acts[_IN_FOLDERS] = self._damage
         if buckets:
             self._acts[_ON_BUCKETS] = self._bucket_away
         if brokers.with_spark:
@@ -239,6 +253,38 @@ class Nemesis:
         if not wait_until(lambda: _has_ended(process), _END_SECONDS * 1000, pause_ms=50):
             process.kill()
         self._brokers.start_broker(broker_id)
+
+    def _reassign(self) -> None:
+        """Give a partition three random brokers, in a random order."""
+        partition = self._random.randrange(PARTITIONS)
+        target = self._random.sample(self._brokers.ids, 3)
+        self._note("reassign")
+        with suppress(ProtocolError, StorageError):
+            admin = Admin(self._brokers.connection)
+            admin.alter_partition_reassignments({TopicPartition(TOPIC, partition): target})
+
+    def _elect(self) -> None:
+        """Have the first assigned replica of each partition lead it."""
+        self._note("elect preferred leaders")
+        with suppress(ProtocolError, StorageError):
+            partitions = [TopicPartition(TOPIC, one) for one in range(PARTITIONS)]
+            Admin(self._brokers.connection).elect_leaders("preferred", partitions)
+
+    def _damage(self) -> None:
+        """Flip a bit in a file of a broker that runs, and have it repaired before the next action.
+
+        All replicas are in sync, so the others have the records.
+        """
+        broker_id = self._any()
+        if not self._brokers.is_in_sync():
+            return
+        if flip_a_bit(Path(self._brokers.roots[broker_id + 1]), self._random):
+            self._note("damage file")
+            wait_for(
+                lambda: request_repair(self._brokers.connection),
+                "repaired file",
+                patience=_REPAIR_SECONDS,
+            )
 
     def _kill_producer(self) -> None:
         self._note("kill producer")

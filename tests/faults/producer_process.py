@@ -16,6 +16,7 @@ from sparklog.errors import ProtocolError
 from sparklog.producer.accumulator import RecordMetadata
 from sparklog.producer.plain import Producer
 from tests.faults.client_logs import ClientLog
+from tests.faults.compaction import key_of, value_of
 
 CHUNK = 100
 """Records of one partition that are sent in a row, as one batch or a few."""
@@ -61,8 +62,8 @@ def main(cluster: str, topic: str, partitions: str, rate: str, file: str) -> Non
             partition = sent // CHUNK % int(partitions)
             log.write("sent", partition, sent, CHUNK)
             futures = [
-                producer.send(topic, b"%s:%d" % (path.stem.encode(), one), partition=partition)
-                for one in range(sent, sent + CHUNK)
+                producer.send(topic, value, key_of(value), partition=partition)
+                for value in (value_of(path.stem, one) for one in range(sent, sent + CHUNK))
             ]
             waiting.append((partition, sent, futures))
             sent += CHUNK

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparklog.cluster.connection import Connection
 from sparklog.consumer.consumer import Consumer
+from sparklog.storage.record_log import RecordLog
 from tests.faults.broker_processes import PARTITIONS, TOPIC, BrokerProcesses
 from tests.faults.client_processes import GROUP, ClientProcesses
 from tests.faults.faulty_store import FaultyStore, running_faulty_store
@@ -32,7 +33,8 @@ class Configuration(NamedTuple):
     """The storage, brokers and clients of a round.
 
     `latency_ms` and `hang_seconds` are those of the S3 server; `executors`, whether each broker's
-    Spark has an executor; `streams`, the number of Spark applications that stream into topics.
+    Spark has an executor; `streams`, the number of Spark applications that stream into topics;
+    `is_compacted`, whether the topic of the producers is compacted while it is written.
     """
 
     storage: Literal["folder", "s3", "s3 buckets"] = "folder"
@@ -46,6 +48,7 @@ class Configuration(NamedTuple):
     records_per_second: float = 1_000.0
     latency_ms: float = 30.0
     hang_seconds: float = 10.0
+    is_compacted: bool = False
 
 
 _QUICK_MS = 3_000
@@ -61,6 +64,8 @@ CONFIGURATIONS = (
     Configuration(with_spark=True, records_per_second=300.0),
     Configuration("s3", brokers=5, records_per_second=300.0),
     Configuration(with_spark=True, executors=True, records_per_second=100.0),
+    Configuration(brokers=5, session_ms=_QUICK_MS, is_compacted=True),
+    Configuration("s3", records_per_second=300.0, is_compacted=True),
 )
 """The configurations of `make torture`, one round each in turn."""
 
@@ -109,6 +114,7 @@ def run_round(
             configuration.with_spark,
             configuration.executors,
             [TOPIC, *(f"stream-{one}" for one in range(configuration.streams))],
+            configuration.is_compacted,
         )
         stack.callback(brokers.close)
         brokers.start()
@@ -137,8 +143,14 @@ def run_round(
         clients.stop_streams()
         wait_for(lambda: is_drained(brokers.connection), "drained group", patience=_DRAIN_SECONDS)
         clients.stop_consumers()
-        found, producers = judge(
-            brokers.cluster, clients.producer_logs, clients.consumer_logs, clients.checkpoints
+        if configuration.is_compacted:
+            wait_for(lambda: is_cleaned(brokers.connection), "compaction", patience=_DRAIN_SECONDS)
+        found, producers, compacted = judge(
+            brokers.cluster,
+            clients.producer_logs,
+            clients.consumer_logs,
+            clients.checkpoints,
+            is_compacted=configuration.is_compacted,
         )
         gaps = sorted(unavailable(producers, nemesis.deeds, configuration.session_ms))
         deeds = Counter(one.action for one in nemesis.deeds)
@@ -157,6 +169,7 @@ def run_round(
             "failed": sum(
                 one.size for log in producers for one in log.answered if one.error != "NONE"
             ),
+            "compacted": compacted,
             "deeds": dict(sorted(deeds.items())),
             "faults": faults,
             "unavailable_ms": [one.ms for one in gaps if one.is_single],
@@ -192,6 +205,16 @@ def _uris(store: FaultyStore, configuration: Configuration) -> tuple[list[str], 
 
 def _is_acknowledged(log: Path) -> bool:
     return '["answered"' in log.read_text(encoding="utf-8")
+
+
+def is_cleaned(connection: Connection) -> bool:
+    """Whether compaction has removed a record of each partition."""
+    metadata = connection.metadata()
+    states = [metadata.partition(TOPIC, one) for one in range(PARTITIONS)]
+    logs = {one.key: RecordLog(connection.leader_location(one)) for one in states}
+    return all(
+        any(not batch.has_all_offsets for batch in log.batches(key)) for key, log in logs.items()
+    )
 
 
 def is_drained(connection: Connection) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.client_logs import Answered, GroupLog, Polled, ProducerLog, Sent
+from tests.faults.compaction import KEYS, FinalLog, Removed, removed
 from tests.faults.faulty_store import KINDS, Faults, running_faulty_store
-from tests.faults.judge import FinalLog, Gap, anomalies, check_stream, unavailable
+from tests.faults.judge import Gap, anomalies, check_stream, unavailable
 from tests.faults.nemesis import Deed
 from tests.faults.results import Results, quantile, summary
 from tests.faults.stream_process import ROWS
@@ -38,6 +39,24 @@ def test_a_lost_a_duplicate_a_moved_and_an_invented_record_are_anomalies() -> No
 def test_a_poll_that_differs_from_the_log_is_an_anomaly() -> None:
     assert "moved" in kinds({0: RECORDS}, [(0, b"p:0"), (1, b"p:2"), (2, b"p:1")])
     assert kinds({0: RECORDS}, RECORDS[1:]) == {"poll skip", "unseen"}
+
+
+def test_a_record_may_be_missing_where_compaction_has_removed_it() -> None:
+    """It is compacted if the log has a later record of its key, and lost otherwise."""
+    earlier, later = (0, b"p:0"), (KEYS, b"p:%d" % KEYS)
+    producer = ProducerLog("p", [Sent(1, 0, 0, KEYS + 1)], [Answered(3, 0, 0, KEYS + 1, "NONE", 0)])
+    records = [(one, b"p:%d" % one) for one in range(KEYS + 1)]
+    group = GroupLog(polled=[Polled(4, "c", 0, tuple(records[1:]))])
+
+    def found(log: list[tuple[int, bytes]]) -> tuple[Removed, set[str]]:
+        compacted = removed([producer], group, {0: log})
+        return compacted, {kind for kind, _ in anomalies([producer], group, {0: log}, compacted)}
+
+    assert found(records[1:]) == ({0: dict([earlier])}, set())
+    assert found(records[:-1]) == ({0: {}}, {"lost", "unseen", "poll skip"})
+    assert found(records[1:-1])[1] == {"lost", "unseen"}
+    moved = [*records[1:-1], (KEYS, b"p:0"), (KEYS + 1, later[1])]
+    assert {"duplicated", "moved"} <= found(moved)[1]
 
 
 def test_the_gap_of_a_killed_leader_is_between_acknowledgements_around_the_kill() -> None:

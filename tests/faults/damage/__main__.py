@@ -34,8 +34,8 @@ def main(
         list[str] | None, typer.Option(help="Only cases whose names contain this; may be repeated.")
     ] = None,
     count: Annotated[
-        int, typer.Option(help="Damages of each file, at rest and at work; 6 are all.")
-    ] = 6,
+        int, typer.Option(help="Damages of each file, at rest and at work; 7 are all.")
+    ] = 7,
     seed: Annotated[int, typer.Option(help="The seed of positions and files.")] = 1,
     processes: Annotated[int, typer.Option(help="Cases that are played in parallel.")] = 1,
     results: Annotated[Path, typer.Option(help="The file of the outcomes.")] = RESULTS,

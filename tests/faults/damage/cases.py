@@ -37,6 +37,9 @@ UNREAD_KINDS = ("replaced file", "checkpoint hint", "copy of a file")
 """The kinds that nobody needs at the newest version of a table: readers list a log without a hint.
 """
 
+ANOTHER_BROKERS = "replaced by another broker's"
+"""The damage by the file of the table with the same name, and so the same columns."""
+
 STATES = ("at rest", "at work")
 """At rest, all brokers are stopped, the file is damaged, and they are started. At work they run."""
 
@@ -174,6 +177,7 @@ DAMAGES: dict[str, Callable[[Path, Sequence[Path], Random], None]] = {
     "flipped": _flip,
     "replaced by an older one": _replace,
     "replaced by another table's": _replace,
+    ANOTHER_BROKERS: _replace,
 }
 """The kinds of damage: functions of the file, of others of its kind, and of a random generator."""
 
@@ -188,6 +192,9 @@ def replacements(files: Sequence[FileOfTable], file: FileOfTable, damage: str) -
     same = [one for one in others if (one.root, one.table) == (file.root, file.table)]
     if damage == "replaced by an older one":
         return [one for one in same if one.path < file.path] or same
+    if damage == ANOTHER_BROKERS:
+        named = [one for one in others if one not in same and one.table == file.table]
+        return [one for one in named if one.path == file.path] or named
     return [one for one in others if one not in same]
 
 
@@ -258,7 +265,11 @@ def all_cases(trees: dict[str, Path]) -> list[Case]:
                 if age == "grown" and kind not in ("checkpoint", "checkpoint hint"):
                     # As in the young cluster, where all commits are there.
                     continue
-                damages = ("removed", "flipped") if kind == "replaced file" else DAMAGES
+                damages = tuple(DAMAGES)
+                if kind == "replaced file":
+                    damages = ("removed", "flipped")
+                elif root == "cluster":
+                    damages = tuple(one for one in DAMAGES if one != ANOTHER_BROKERS)
                 for state in STATES:
                     for damage in damages:
                         cases[Case(age, state, root, table, kind, damage)] = None

@@ -55,7 +55,7 @@ class Load(NamedTuple):
             lambda: is_drained(self.brokers.connection), "drained group", patience=_DRAIN_SECONDS
         )
         self.clients.stop_consumers()
-        found, producers = judge(
+        found, producers, _ = judge(
             self.brokers.cluster, self.clients.producer_logs, self.clients.consumer_logs
         )
         answers = [one for producer in producers for one in producer.answered]
