@@ -56,16 +56,16 @@ _QUICK_MS = 3_000
 
 CONFIGURATIONS = (
     Configuration(),
+    Configuration(brokers=5, session_ms=_QUICK_MS, is_compacted=True),
     Configuration(session_ms=_QUICK_MS),
     Configuration("s3", records_per_second=300.0),
     Configuration(brokers=5, session_ms=_QUICK_MS, streams=1),
+    Configuration("s3", records_per_second=300.0, is_compacted=True),
     Configuration("s3 buckets", records_per_second=300.0),
     Configuration(brokers=5),
     Configuration(with_spark=True, records_per_second=300.0),
     Configuration("s3", brokers=5, records_per_second=300.0),
     Configuration(with_spark=True, executors=True, records_per_second=100.0),
-    Configuration(brokers=5, session_ms=_QUICK_MS, is_compacted=True),
-    Configuration("s3", records_per_second=300.0, is_compacted=True),
 )
 """The configurations of `make torture`, one round each in turn."""
 
