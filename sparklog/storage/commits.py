@@ -27,9 +27,11 @@ from sparklog.storage.damaged_commits import (
     MALFORMED,
     METADATA_CHECKSUM,
     PLACE,
+    TABLE_ID,
     USER_METADATA,
     MisplacedCommitError,
     check_metadata,
+    check_table,
     check_written,
     damaged_commit,
     matches_checksum,
@@ -135,9 +137,10 @@ class Commit:
     """The actions of one commit, and the id of the attempt that wrote it, if it has one.
 
     `user_metadata` is the text that the writer stores with it; Delta shows it in the table's
-    history. `made_at_ms` is the time on its writer's clock, in ms since 1970. `cause` is covered by
-    no checksum, so no decision may depend on it. Invariant: a commit is not changed after it was
-    read, since its readers in this process share it.
+    history. `table_id` is the id of its table, which commits of earlier releases do not name.
+    `made_at_ms` is the time on its writer's clock, in ms since 1970. `cause` is covered by no
+    checksum, so no decision may depend on it. Invariant: a commit is not changed after it was read,
+    since its readers in this process share it.
     """
 
     version: int
@@ -147,6 +150,7 @@ class Commit:
     protocol: Protocol | None = None
     commit_id: str | None = None
     user_metadata: str | None = None
+    table_id: str | None = field(default=None, compare=False)
     made_at_ms: int | None = field(default=None, compare=False)
     cause: Cause = field(default=WRITE, compare=False)
     _derived: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -160,16 +164,20 @@ class Commit:
 
 
 def read_commit(
-    table: Location, version: int, explains: Callable[[Commit], bool] | None = None
+    table: Location,
+    version: int,
+    explains: Callable[[Commit], bool] | None = None,
+    table_id: str | None = None,
 ) -> Commit | None:
     """Return commit `version` of the table at `table`, or `None` if it does not exist.
 
-    Raises `DamagedError` if it is empty, cut or changed. If every line can be parsed and `explains`
-    returns True for the parsed commit, it is returned in spite of a wrong checksum: the caller
-    detects the change in its actions. An empty commit is never returned.
+    Raises `DamagedError` if it is empty, cut, changed, or that of a table with another id than
+    `table_id`. If every line can be parsed and `explains` returns True for the parsed commit, it is
+    returned in spite of a wrong checksum: the caller detects the change in its actions. An empty
+    commit is never returned.
     """
     text = commit_content(table, version)
-    return None if text is None else parse_commit(table, version, text, explains)
+    return None if text is None else parse_commit(table, version, text, explains, table_id)
 
 
 def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
@@ -231,7 +239,11 @@ def first_commit(table: Location) -> bytes | None:
 
 
 def parse_commit(
-    table: Location, version: int, text: bytes, explains: Callable[[Commit], bool] | None = None
+    table: Location,
+    version: int,
+    text: bytes,
+    explains: Callable[[Commit], bool] | None = None,
+    table_id: str | None = None,
 ) -> Commit:
     """Return a commit from its bytes; raises as `read_commit` does.
 
@@ -239,16 +251,17 @@ def parse_commit(
     """
     place = place_of(table, version)
     shared = _sound_commits.get(place, text)
-    if shared is not None:
-        return shared
     commit = Commit(version)
     try:
+        if shared is not None:
+            check_table(shared.table_id, table_id)
+            return shared
         first, _, lines = text.partition(b"\n")
         actions = [json_value(line) for line in (first, *lines.splitlines())] if text else []
         for action in actions:
             _read_action(commit, action)
         try:
-            check_written(text, actions[0] if actions else {}, place)
+            check_written(text, actions[0] if actions else {}, place, table_id)
         except MisplacedCommitError:
             # Its headers are sound, and not those of this version.
             raise
@@ -266,12 +279,13 @@ def check_commits(
     table: Location,
     version: int | None = None,
     explains: Callable[[Commit], bool] | None = None,
+    table_id: str | None = None,
 ) -> None:
     """Raise `DamagedError` for a damaged commit among those that opening at `version` reads.
 
     Without a version, the newest is used. Checks only local folders: object stores store an object
-    completely or not at all. `explains`: see `read_commit`. Raises `OSError` if this process has
-    reached a limit, such as that of open files.
+    completely or not at all. `explains`, `table_id`: see `read_commit`. Raises
+    `OSError` if this process has reached a limit, such as that of open files.
     """
     if not table.is_local:
         return
@@ -283,9 +297,9 @@ def check_commits(
         path = commit_path(number)
         try:
             text = table.read_bytes(path)
-            if not matches_checksum(text, place_of(table, number)):
+            if not matches_checksum(text, place_of(table, number), table_id):
                 # Raises, unless `explains` accepts the change.
-                read_commit(table, number, explains)
+                read_commit(table, number, explains, table_id)
             elif not names_its_place(text) and differs_from_copy(table, path, text):
                 raise ValueError("it differs from its second copy")
         except (*MALFORMED, OSError) as error:
@@ -317,6 +331,7 @@ def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:
     elif info := action.get("commitInfo"):
         # Other writers may store anything here, which is no damage.
         commit.commit_id = _if_of_type(info.get(COMMIT_ID), str)
+        commit.table_id = _if_of_type(info.get(TABLE_ID), str)
         commit.user_metadata = _if_of_type(info.get(USER_METADATA), str)
         commit.made_at_ms = _if_of_type(info.get("timestamp"), int)
         commit.cause = _cause_in(info)
@@ -368,12 +383,13 @@ def commit_text(
     user_metadata: str | None,
     now_ms: int,
     place: str | None = None,
+    table_id: str | None = None,
 ) -> bytes:
     """Return the text of a commit, which shows its `cause` in the table's history.
 
     `transactions` are the new versions of app transactions by name, `commit_id` is the id of this
-    attempt, `user_metadata` the writer's own text, `now_ms` the commit's time in ms since 1970, and
-    `place` the commit's table and version (`place_of`).
+    attempt, `user_metadata` the writer's own text, `now_ms` the commit's time in ms since 1970,
+    `place` the commit's table and version (`place_of`), and `table_id` the id of its table.
     """
     actions: list[dict[str, Any]] = [
         *(
@@ -392,6 +408,7 @@ def commit_text(
         COMMIT_ID: commit_id,
         CHECKSUM: xxhash.xxh3_64_hexdigest(lines),
         **({} if place is None else {PLACE: place}),
+        **({} if table_id is None else {TABLE_ID: table_id}),
         **_own_text(user_metadata),
     }
     first = json_bytes({"commitInfo": info})

@@ -307,7 +307,7 @@ class ControlTable:
         if not has_commit(self.location, self._log.version):
             self._open_log()
         try:
-            check_commits(self.location)
+            check_commits(self.location, table_id=self._log.table_id)
         except DamagedError as error:
             self._raise_damage(error)
 

@@ -20,6 +20,10 @@ CHECKSUM = "sparklogChecksum"
 PLACE = "sparklogPlace"
 """The field of `commitInfo` with the commit's table and version, such as `topics/7`."""
 
+TABLE_ID = "sparklogTable"
+"""The field of `commitInfo` with the id of the commit's table: each broker has tables of the same
+names, and their versions are the same."""
+
 INFO_CHECKSUM = "sparklogInfoChecksum"
 """The last field of `commitInfo`, with the checksum of the line before the field."""
 
@@ -51,12 +55,18 @@ def place_of(table: Location, version: int) -> str:
     return f"{table.uri.rsplit('/', 1)[-1]}/{version}"
 
 
-def check_commit_text(text: bytes, place: str | None = None) -> None:
-    """Raise `ValueError` if a commit differs from what was written at a place, if one is given."""
-    check_written(text, json_value(text.partition(b"\n")[0]) if text else {}, place)
+def check_commit_text(text: bytes, place: str | None = None, table_id: str | None = None) -> None:
+    """Raise `ValueError` if a commit differs from what was written.
+
+    Parameters: `place` and `table_id`, those of the commit, if they are known.
+    """
+    first = json_value(text.partition(b"\n")[0]) if text else {}
+    check_written(text, first, place, table_id)
 
 
-def check_written(text: bytes, first: Mapping[str, Any], place: str | None = None) -> None:
+def check_written(
+    text: bytes, first: Mapping[str, Any], place: str | None = None, table_id: str | None = None
+) -> None:
     """Raise `ValueError` if a commit with this first action differs from what was written."""
     if not text:
         raise ValueError("it is empty")
@@ -68,12 +78,24 @@ def check_written(text: bytes, first: Mapping[str, Any], place: str | None = Non
     written_at = info.get(PLACE)
     if place is not None and written_at is not None and written_at != place:
         raise MisplacedCommitError(f"it is another commit: that of {written_at}")
+    check_table(info.get(TABLE_ID), table_id)
     checksum = info.get(CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("it is cut or changed: its lines do not match their checksum")
     if checksum is None:
         # A commit of another writer has no checksum. Its last line must be complete JSON.
         json_value(text[text.rstrip().rfind(b"\n") + 1 :])
+
+
+def check_table(found: object, table_id: str | None) -> None:
+    """Raise `MisplacedCommitError` if a commit was written to another table than that of the id.
+
+    Parameters: `found`, the value of `TABLE_ID`, `None` in commits of earlier releases.
+    """
+    if found is not None and table_id is not None and found != table_id:
+        raise MisplacedCommitError(
+            f"it is of the table with id {found}, and the log of the one with id {table_id}"
+        )
 
 
 def with_info_checksum(first: bytes) -> bytes:
@@ -103,10 +125,10 @@ def check_metadata(info: Mapping[str, Any]) -> None:
         raise ValueError("it is changed: its userMetadata does not match its checksum")
 
 
-def matches_checksum(text: bytes, place: str | None = None) -> bool:
-    """Return whether a commit is as it was written at a place, if one is given."""
+def matches_checksum(text: bytes, place: str | None = None, table_id: str | None = None) -> bool:
+    """Return whether a commit is as it was written; the parameters are `check_commit_text`'s."""
     try:
-        check_commit_text(text, place)
+        check_commit_text(text, place, table_id)
     except MALFORMED:
         return False
     return True

@@ -143,27 +143,31 @@ class DeltaLog:
         self.snapshot = self._opened.snapshot
         """The table as delta-rs opened it, before the first commit that `follow` applied."""
         self.version = self.snapshot.version()
+        metadata = self.snapshot.metadata()
+        self.table_id = str(metadata.id)
+        """The id that Delta gave the table when it was created."""
         self.transactions = self._held_transactions()
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
-        check_commits(self.location, self.version, self._explains)
+        check_commits(self.location, self.version, self._explains, self.table_id)
         newest = (
-            read_commit(self.location, self.version, self._explains)
+            read_commit(self.location, self.version, self._explains, self.table_id)
             if self.location.is_local
             else None
         )
         self._loaded_id = self.version, newest.commit_id if newest is not None else None
         if version is None:
             self._check_newest()
-        metadata = self.snapshot.metadata()
-        self.table_id = str(metadata.id)
-        """The id that Delta gave the table when it was created."""
         protocol = self.snapshot.protocol()
         self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
         self._check_protocol()
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
         """The number of commits between two of Delta's checkpoints of the table."""
+
+    def _known_id(self) -> str | None:
+        """Return the id of the table, or `None` if it was opened without reading it."""
+        return self.table_id
 
     def _check_newest(self) -> None:
         """Raise `DamagedError` if the table had a later commit, which is gone.
@@ -180,7 +184,7 @@ class DeltaLog:
             found = {name: self._opened.transaction(name) for name in _KNOWN_TRANSACTIONS}
         except STORE_ERRORS as error:
             # delta-rs opens a table without reading its app transactions.
-            check_commits(self.location, self.version, self._explains)
+            check_commits(self.location, self.version, self._explains, self.table_id)
             raise StorageError(
                 f"the app transactions of the table at {self.location.uri} cannot be read: "
                 f"{one_line(error)}"
@@ -261,7 +265,7 @@ class DeltaLog:
         content = ahead.result() if ahead else commit_content(self.location, version)
         if content is None:
             return None
-        return parse_commit(self.location, version, content, self._explains)
+        return parse_commit(self.location, version, content, self._explains, self._known_id())
 
     def skip(self, likely: int = 0) -> None:
         """Advance to the newest version without reading commits; sets `is_lost` as `follow` does.
@@ -386,7 +390,7 @@ class DeltaLog:
 
     def next_commit(self) -> Commit | None:
         """Return the commit after the loaded version, without advancing to it."""
-        return read_commit(self.location, self.version + 1, self._explains)
+        return read_commit(self.location, self.version + 1, self._explains, self._known_id())
 
     def step_over(self) -> None:
         """Advance to the next version, which the caller knows to be its own empty commit.
@@ -465,7 +469,7 @@ class DeltaLog:
         now_ms = time.time_ns() // 1_000_000
         place = place_of(self.location, self.version + 1)
         given = (cause, added, removed, transactions, commit_id, user_metadata)
-        text = commit_text(*given, now_ms, place)
+        text = commit_text(*given, now_ms, place, self._known_id())
         self._text = text
         try:
             self.location.put_new(commit_path(self.version + 1), text)

@@ -6,13 +6,15 @@ files are not read: they are kept for time travel for a short time, and no proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from sparklog.storage.control_table_damage import commit_fault, content_fault
-from sparklog.storage.damaged_commits import place_of
+from sparklog.storage.damaged_commits import MALFORMED, TABLE_ID, place_of
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
@@ -21,7 +23,8 @@ from sparklog.storage.delta_log_files import (
     has_version,
     last_checkpoint,
 )
-from sparklog.storage.file_copies import MISSING, find_faults
+from sparklog.storage.file_copies import MISSING, find_faults, has_copies
+from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.parquet import ParquetContent
@@ -70,11 +73,12 @@ def check_log(table: Location) -> LogCheck:
     damaged: list[DamagedLogFile] = []
     files = size_bytes = 0
     last = None
+    checkpoint: list[bytes] = []
     while True:
         version, parts = complete_checkpoint(names, last)
         faults = []
-        for part in parts:
-            content = table.read_bytes(f"{LOG_FOLDER}/{part}")
+        checkpoint = [table.read_bytes(f"{LOG_FOLDER}/{part}") for part in parts]
+        for part, content in zip(parts, checkpoint, strict=True):
             files, size_bytes = files + 1, size_bytes + len(content)
             fault = _checkpoint_fault(content)
             if fault is not None:
@@ -96,6 +100,13 @@ def check_log(table: Location) -> LogCheck:
         lambda number: _commit(table, number), wanted, 0, is_local=table.is_local
     )
     files += len(wanted)
+    there = {
+        number: commit
+        for number, commit in zip(wanted, contents, strict=True)
+        if commit is not None
+    }
+    # Where there are copies, these show each difference.
+    of_others = {} if has_copies(table) else dict(_of_other_tables(checkpoint, there))
     of_commits: list[DamagedLogFile] = []
     for number, commit in zip(wanted, contents, strict=True):
         path = commit_path(number)
@@ -103,7 +114,7 @@ def check_log(table: Location) -> LogCheck:
             of_commits.append(DamagedLogFile("missing_commit", path, "it is missing"))
             continue
         size_bytes += len(commit)
-        found = commit_fault(commit, place_of(table, number))
+        found = commit_fault(commit, place_of(table, number)) or of_others.get(number)
         if found is not None:
             of_commits.append(DamagedLogFile("damaged_commit", path, found))
     if not of_commits and (version >= 0 or 0 in commits):
@@ -136,6 +147,38 @@ def hint_fault(table: Location) -> str | None:
         return "it is malformed"
     version, _ = complete_checkpoint(table.names(LOG_FOLDER), hinted)
     return None if version == hinted else f"it names checkpoint {hinted}, which is missing"
+
+
+def _ids(commit: bytes) -> Iterator[str]:
+    """Yield the ids of tables that a commit names: in its first line, and where it creates one."""
+    for line in commit.splitlines():
+        if TABLE_ID.encode() in line or b'"metaData"' in line:
+            with suppress(*MALFORMED):
+                action = json_value(line)
+                found = action.get("commitInfo", {}).get(TABLE_ID) or action["metaData"]["id"]
+                yield str(found)
+
+
+def _ids_in_checkpoint(content: bytes) -> Iterator[str]:
+    read = ParquetContent(content).read()
+    if "metaData" in read.column_names:
+        for metadata in read["metaData"].drop_null().to_pylist():
+            yield str(metadata["id"])
+
+
+def _of_other_tables(
+    checkpoint: Sequence[bytes], commits: Mapping[int, bytes]
+) -> Iterator[tuple[int, str]]:
+    """Yield the versions of the commits that belong to another table than most of the log, and the
+    descriptions.
+    """
+    named = {version: [*_ids(commit)] for version, commit in commits.items()}
+    of_checkpoint = [one for content in checkpoint for one in _ids_in_checkpoint(content)]
+    counts = Counter([*of_checkpoint, *(one for ids in named.values() for one in ids)])
+    for table_id, _ in counts.most_common(1):
+        for version, ids in named.items():
+            if set(ids) - {table_id}:
+                yield version, f"it is of another table than most of the log: not of {table_id}"
 
 
 def _commit(table: Location, version: int) -> bytes | None:

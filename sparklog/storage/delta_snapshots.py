@@ -23,6 +23,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from sparklog.errors import AccessDeniedError, DamagedError, StorageError, UnreachableError
+from sparklog.storage.checkpoint_copies import check_checkpoint, newest_checkpoint_of
 from sparklog.storage.commits import check_commits
 from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
 from sparklog.storage.errors import STORE_ERRORS
@@ -55,7 +56,7 @@ _Opened = TypeVar("_Opened", OpenedTable, DeltaTable)
 
 def open_delta_table(table: Location, version: int | None = None) -> DeltaTable:
     """Return the Delta table at `table` for writing by delta-rs; raises as `open_table` does."""
-    return _opened(open_in_place, table, version)
+    return _opened(_open_checked, table, version)
 
 
 def open_table(table: Location, version: int | None = None) -> OpenedTable:
@@ -78,7 +79,7 @@ def _opened(
 ) -> _Opened:
     try:
         return open_at(table, version)
-    except AccessDeniedError:
+    except (AccessDeniedError, DamagedError):
         raise
     except STORE_ERRORS as error:
         if version is not None:
@@ -115,18 +116,33 @@ def _unopened(table: Location, error: Exception) -> StorageError:
 def open_snapshot(table: Location, version: int | None = None) -> OpenedTable:
     """Open a table at its newest version, or at `version`.
 
-    Raises the errors of delta-rs, `DeltaError` or `OSError`, and `UnreachableError` if the object
-    store cannot be read.
+    Raises the errors of delta-rs, `DeltaError` or `OSError`, `DamagedError` if the table's
+    checkpoint is another one than was written, and `UnreachableError` if the object store cannot be
+    read.
     """
     copied = None if table.is_local else _open_copy(table, version)
     if copied is not None:
         return copied
     opened = open_in_place(table, version)
     # Clean-up may remove a file meanwhile, and the content may be anything: delta-rs decides then.
+    contents = None
     with suppress(Exception):
         if table.is_local:
-            return OpenedTable(opened, _transactions(fetch_log(table, opened.version())))
+            contents = fetch_log(table, opened.version())
+    if contents is not None:
+        check_checkpoint(table, contents)
+        with suppress(Exception):
+            return OpenedTable(opened, _transactions(contents))
     return OpenedTable(opened)
+
+
+def _open_checked(table: Location, version: int | None = None) -> DeltaTable:
+    """Open a table as `open_in_place` does; raises `DamagedError` as `open_snapshot` does."""
+    opened = open_in_place(table, version)
+    if table.is_local:
+        with suppress(FileNotFoundError):
+            check_checkpoint(table, newest_checkpoint_of(table, opened.version()))
+    return opened
 
 
 def open_in_place(table: Location, version: int | None = None) -> DeltaTable:

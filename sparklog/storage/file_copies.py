@@ -146,15 +146,23 @@ def differs_from_copy(table: Location, path: str, content: bytes) -> bool:
 
     A copy of another table is sound for this function, too: `copies_of` recognises it.
     """
+    copy = copy_of(table, path)
+    return copy is not None and copy.content != content
+
+
+def copy_of(table: Location, path: str) -> SecondCopy | None:
+    """Return the copy of a file, or `None` if there is no sound one that this process may read.
+
+    It may be of another table's file: `copies_of` recognises that.
+    """
     if not has_copies(table):
-        return False
+        return None
     try:
         name = copy_path(path).removeprefix(f"{FOLDER}/")
         copy = _parsed(name, table.read_bytes(copy_path(path)))
     except OSError:
-        # Without a copy, or the permission to read it, only the file itself counts.
-        return False
-    return copy is not None and copy.path == path and copy.content != content
+        return None
+    return copy if copy is not None and copy.path == path else None
 
 
 def is_commit_lost(table: Location, version: int) -> bool:

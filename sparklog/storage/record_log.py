@@ -226,7 +226,7 @@ class RecordLog:
 
         Checks only local folders; see `check_commits`.
         """
-        check_commits(self.location, self.version, has_damaged_header)
+        check_commits(self.location, self.version, has_damaged_header, self.table_id)
 
     def write_recovered_checkpoint(self, now_ms: int) -> None:
         """Write Delta's checkpoint from memory, so that a damaged commit is not read again.

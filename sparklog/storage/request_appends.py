@@ -200,6 +200,9 @@ class _EndOfLog(DeltaLog):
         self._protocol = Protocol(1, 2)
         self.checkpoint_interval = DEFAULT_CHECKPOINT_INTERVAL
 
+    def _known_id(self) -> str | None:
+        return super()._known_id() if self.location.is_local else None
+
     def commit(self, *args: Any, **options: Any) -> bool:
         """Commit as `DeltaLog` does; after a refusal, continue from version `refused_at`."""
         self.refused_at = None

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
@@ -35,6 +36,7 @@ from sparklog.storage import request_table
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.file_copies import write_copy
 from sparklog.storage.location import Location
 from sparklog.storage.vacuum import Delays, vacuum_table
 from sparklog.testing import LocalCluster
@@ -195,15 +197,20 @@ def test_a_stopped_brokers_journal_is_restored(
     assert scrub(three.connection).findings == []
 
 
-@pytest.mark.parametrize("other", ["broker-1/log", "broker-1/producer_state"])
+@pytest.mark.parametrize("other", ["broker-1/log", "broker-1/producer_state", "broker-0/log"])
 def test_a_misplaced_commit_of_a_journal_is_damage(three: LocalCluster, other: str) -> None:
     """A log accepts a commit whose headers are damaged, in order to report them. It accepted a
     sound commit in another one's place as well, and the broker's start ended with an IndexError.
+
+    A commit of the same version in another broker's log differs by the id of its table alone.
     """
     three.crash(1)
     damaged = commits(three, "broker-1/log")[-3]
-    damaged.write_bytes(commits(three, other)[-1].read_bytes())
-    with pytest.raises(DamagedError, match="another commit"):
+    same = three.root / other / "_delta_log" / damaged.name
+    is_same_version = other == "broker-0/log"
+    damaged.write_bytes((same if is_same_version else commits(three, other)[-1]).read_bytes())
+    fault = "it is of the table with id" if is_same_version else "another commit"
+    with pytest.raises(DamagedError, match=fault):
         three.restart(1)
     assert "log" in {one.table_name for one in scrub(three.connection).findings}
     repair(three.connection)
@@ -359,7 +366,13 @@ def test_a_checkpoint_of_another_table_is_damage_of_one_log(three: LocalCluster)
     damaged = checkpoint(three, "broker-1/log")
     damaged.write_bytes(checkpoint(three, "cluster/partition_state").read_bytes())
     three.crash(1)
-    with pytest.raises(DamagedError, match="it is the checkpoint of another table"):
+    copy = three.root / "broker-1" / "log" / "_second_copies" / damaged.name
+    sound = copy.read_bytes()
+    copy.unlink()
+    with pytest.raises(DamagedError, match=r"broker-1/log.* of the table with id"):
+        three.restart(1)
+    copy.write_bytes(sound)
+    with pytest.raises(DamagedError, match="it differs from its second copy"):
         three.restart(1)
     three.reconnect()
     three.crash(0)
@@ -412,6 +425,22 @@ def test_a_checkpoint_table_is_written_again_though_delta_reads_over_its_damage(
     check_at_rest(three, "a")
 
 
+def test_another_brokers_commit_of_a_checkpoint_table_is_damage(three: LocalCluster) -> None:
+    """It has the same table name and version, and this table has no copies. The running broker kept
+    its rows, and readers of the table had those of both brokers.
+    """
+    damaged = commits(three, "broker-1/leader_epoch_checkpoint")[-1]
+    other = three.root / "broker-0" / "leader_epoch_checkpoint" / "_delta_log" / damaged.name
+    damaged.write_bytes(other.read_bytes())
+    assert [one.path for one in scrub(three.connection).findings] == [f"_delta_log/{damaged.name}"]
+    with pytest.raises(DamagedError, match="it is of the table with id"):
+        ControlTable(Location.of(str(three.root / "broker-1")), LEADER_EPOCH_CHECKPOINT)
+    three.clock.advance(VERIFY_INTERVAL_MS)
+    three.tick_until_idle()
+    assert scrub(three.connection, restart=True).findings == []
+    check_at_rest(three, "a")
+
+
 def is_opened(root: Location) -> bool:
     """Whether the checkpoint of leader epochs can be read, as its broker verifies it."""
     try:
@@ -419,3 +448,83 @@ def is_opened(root: Location) -> bool:
     except StorageError:
         return False
     return True
+
+
+def replaced_checkpoint(cluster: LocalCluster, table: str, content: bytes) -> Path:
+    """Write a checkpoint, remove the commits before it, and give it another content."""
+    damaged = checkpoint(cluster, table)
+    for commit in commits(cluster, table):
+        if commit.name[:20] < damaged.name[:20]:
+            commit.unlink()
+    damaged.write_bytes(content)
+    return damaged
+
+
+def test_the_checkpoint_of_another_brokers_log_is_damage(three: LocalCluster) -> None:
+    """It has the same columns, so the broker started as one with a replaced log directory. After
+    the repair its log had batches of both, and copies of either.
+    """
+    three.crash(1)
+    damaged = replaced_checkpoint(
+        three, "broker-1/log", checkpoint(three, "broker-0/log").read_bytes()
+    )
+    with pytest.raises(DamagedError, match="it differs from its second copy") as refused:
+        three.restart(1)
+    assert refused.value.path == str(damaged)
+    three.tick_until_idle()
+    assert f"_delta_log/{damaged.name}" in {one.path for one in scrub(three.connection).findings}
+    assert "repaired" in {one.state for one in repair(three.connection)}
+    three.restart(1)
+    three.produce("t", 0, [b"b"])
+    check_at_rest(three, "a", "b")
+    assert scrub(three.connection, restart=True).findings == []
+
+
+def test_an_older_state_in_the_newest_checkpoint_is_damage(three: LocalCluster) -> None:
+    """The topics that were created in between were gone, and no reader noticed it."""
+    older = checkpoint(three, "cluster/topics").read_bytes()
+    three.create_topic("later")
+    damaged = replaced_checkpoint(three, "cluster/topics", older)
+    with pytest.raises(DamagedError, match="it differs from its second copy"):
+        Connection(str(three.root / "cluster"))
+    assert restored(three) == [f"_delta_log/{damaged.name}"]
+    assert Connection(str(three.root / "cluster")).metadata().topic("later").topic == "later"
+
+
+def test_no_checkpoint_is_written_from_a_damaged_one(three: LocalCluster) -> None:
+    """Delta makes it from the last one and the commits after that: the damage was then the table's
+    state, and its copies were removed.
+    """
+    older = checkpoint(three, "cluster/topics").read_bytes()
+    three.create_topic("later")
+    damaged = replaced_checkpoint(three, "cluster/topics", older)
+    three.create_topic("latest")
+    with pytest.raises(DamagedError, match="it differs from its second copy"):
+        write_checkpoint(three.location().child("topics"))
+    assert restored(three) == [f"_delta_log/{damaged.name}"]
+    assert checkpoint(three, "cluster/topics").name > damaged.name
+    assert Connection(str(three.root / "cluster")).metadata().topic("later").topic == "later"
+
+
+def test_a_checkpoint_that_was_written_twice_is_sound(three: LocalCluster) -> None:
+    """The process that wrote it again may have ended before it wrote the copy."""
+    file = checkpoint(three, "cluster/topics")
+    actions = pq.read_table(file)
+    pq.write_table(actions.take([*range(len(actions))][::-1]), file)
+    assert Connection(str(three.root / "cluster")).metadata().topic("t").topic == "t"
+
+
+def test_a_copy_of_another_tables_checkpoint_makes_no_damage(three: LocalCluster) -> None:
+    """Most copies of the table have its id, and this one has another."""
+    file = checkpoint(three, "cluster/topics")
+    three.create_topic("later")
+    copy = three.root / "cluster" / "topics" / "_second_copies" / file.name
+    write_copy(
+        three.location().child("topics"),
+        "another table",
+        f"_delta_log/{file.name}",
+        checkpoint(three, "cluster/brokers").read_bytes(),
+    )
+    assert b"another table" in copy.read_bytes()
+    assert Connection(str(three.root / "cluster")).metadata().topic("later").topic == "later"
+    assert restored(three) == [f"_second_copies/{file.name}"]
