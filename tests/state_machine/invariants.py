@@ -173,9 +173,9 @@ class _Root:
 class Invariants:
     """Checks a cluster in the folder `root` after each step against its earlier states.
 
-    `costly_every`: the audit, opening a journal again and listing commits take longer than all other
-    checks. They are made at each change whose number is divisible by it, and at rest. `key_of`: the key of a
-    record's value in a compacted topic, `None` if nothing is compacted.
+    `costly_every`: the audit, opening a journal again and listing commits take longer than all
+    other checks. They are made at each change whose number is divisible by it, and at rest.
+    `key_of`: the key of a record's value in a compacted topic, `None` if nothing is compacted.
     """
 
     def __init__(
