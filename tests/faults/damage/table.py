@@ -38,6 +38,7 @@ def outcome_tables(results: Sequence[Result]) -> str:
 
 
 def _rows(results: Sequence[Result]) -> Iterable[str]:
+    every = {one.case.damage for one in results}
     for kind in FILE_KINDS:
         of_kind = [one for one in results if one.case.kind == kind]
         tables = {one.case.table for one in of_kind}
@@ -50,7 +51,7 @@ def _rows(results: Sequence[Result]) -> Iterable[str]:
             of = f"all {len(tables)}" if is_all else ", ".join(f"`{one}`" for one in sorted(named))
             damages = {one.case.damage for one in members}
             how = ", ".join(one for one in DAMAGES if one in damages)
-            if len(damages) == len(DAMAGES):
+            if damages == every:
                 how = "all"
             yield f"| {kind} | {of} | {how} | {' | '.join(outcome)} |\n"
 

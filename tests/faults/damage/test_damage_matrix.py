@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.damage.__main__ import RESULTS
-from tests.faults.damage.cases import ROOTS, Case, all_cases, files_of
+from tests.faults.damage.cases import ANOTHER_BROKERS, ROOTS, Case, all_cases, files_of
 from tests.faults.damage.judgement import judge
 from tests.faults.damage.matrix import new_place, read_results, remove_place
 from tests.faults.damage.sound_cluster import AGES, Place, tables_of
@@ -21,6 +21,10 @@ SAMPLE = (
     Case("young", "at rest", "broker-1", "log", "a commit", "emptied"),
     Case("young", "at work", "broker-1", "log", "newest batch file", "cut"),
     Case("young", "at rest", "broker-1", "format", "live file", "removed"),
+    Case("grown", "at rest", "broker-0", "log", "checkpoint", ANOTHER_BROKERS),
+    Case(
+        "young", "at work", "broker-1", "leader_epoch_checkpoint", "newest commit", ANOTHER_BROKERS
+    ),
 )
 """Cases without a random position in a file, so that they have one outcome."""
 
