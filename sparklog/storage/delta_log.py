@@ -149,9 +149,9 @@ class DeltaLog:
         self.transactions = self._held_transactions()
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
-        check_commits(self.location, self.version, self._explains, self.table_id)
+        check_commits(self.location, self.version, self._explains, self._named_id())
         newest = (
-            read_commit(self.location, self.version, self._explains, self.table_id)
+            read_commit(self.location, self.version, self._explains, self._named_id())
             if self.location.is_local
             else None
         )
@@ -165,9 +165,14 @@ class DeltaLog:
         self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
         """The number of commits between two of Delta's checkpoints of the table."""
 
-    def _known_id(self) -> str | None:
-        """Return the id of the table, or `None` if it was opened without reading it."""
+    def _named_id(self) -> str | None:
+        """Return the id of the table that its commits name, or `None` if they name none."""
         return self.table_id
+
+    def _is_of_another_table(self, commit: Commit) -> bool:
+        return None not in (commit.table_id, self._named_id()) and (
+            commit.table_id != self._named_id()
+        )
 
     def _check_newest(self) -> None:
         """Raise `DamagedError` if the table had a later commit, which is gone.
@@ -184,7 +189,7 @@ class DeltaLog:
             found = {name: self._opened.transaction(name) for name in _KNOWN_TRANSACTIONS}
         except STORE_ERRORS as error:
             # delta-rs opens a table without reading its app transactions.
-            check_commits(self.location, self.version, self._explains, self.table_id)
+            check_commits(self.location, self.version, self._explains, self._named_id())
             raise StorageError(
                 f"the app transactions of the table at {self.location.uri} cannot be read: "
                 f"{one_line(error)}"
@@ -231,6 +236,10 @@ class DeltaLog:
                 # fallen behind clean-up. It is not part of the table (protocol rule 10.7).
                 self.is_lost = self._is_predecessor_lost()
                 self._polled_at = began
+            if commit is not None and self._is_of_another_table(commit):
+                # Another table has taken the place of the loaded one, or the commit that of another
+                # commit, which opening the table finds.
+                self.is_lost = True
             if commit is None or self.is_lost:
                 break
             self.version = commit.version
@@ -265,7 +274,7 @@ class DeltaLog:
         content = ahead.result() if ahead else commit_content(self.location, version)
         if content is None:
             return None
-        return parse_commit(self.location, version, content, self._explains, self._known_id())
+        return parse_commit(self.location, version, content, self._explains)
 
     def skip(self, likely: int = 0) -> None:
         """Advance to the newest version without reading commits; sets `is_lost` as `follow` does.
@@ -390,7 +399,7 @@ class DeltaLog:
 
     def next_commit(self) -> Commit | None:
         """Return the commit after the loaded version, without advancing to it."""
-        return read_commit(self.location, self.version + 1, self._explains, self._known_id())
+        return read_commit(self.location, self.version + 1, self._explains)
 
     def step_over(self) -> None:
         """Advance to the next version, which the caller knows to be its own empty commit.
@@ -469,7 +478,7 @@ class DeltaLog:
         now_ms = time.time_ns() // 1_000_000
         place = place_of(self.location, self.version + 1)
         given = (cause, added, removed, transactions, commit_id, user_metadata)
-        text = commit_text(*given, now_ms, place, self._known_id())
+        text = commit_text(*given, now_ms, place, self._named_id())
         self._text = text
         try:
             self.location.put_new(commit_path(self.version + 1), text)

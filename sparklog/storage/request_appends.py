@@ -200,8 +200,8 @@ class _EndOfLog(DeltaLog):
         self._protocol = Protocol(1, 2)
         self.checkpoint_interval = DEFAULT_CHECKPOINT_INTERVAL
 
-    def _known_id(self) -> str | None:
-        return super()._known_id() if self.location.is_local else None
+    def _named_id(self) -> None:
+        """Return `None`: clients may have opened the table that was here before."""
 
     def commit(self, *args: Any, **options: Any) -> bool:
         """Commit as `DeltaLog` does; after a refusal, continue from version `refused_at`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -385,6 +386,19 @@ class TestVersions:
         commit = Path(reader.location.uri) / commit_path(1)
         commit.unlink()
         (Path(reader.location.uri) / copy_path(commit_path(1))).unlink()
+        other = ControlTable(root, CONTROLLER)
+        other.compare_and_set(lease(7))
+        other.compare_and_set(lease(8))
+        with pytest.raises(TableReplacedError):
+            reader.refresh()
+
+    def test_a_table_that_was_created_again_is_another_table(self, root: Location) -> None:
+        """Its commits have the id of the new table, which is no damage of theirs."""
+        table = made(root)
+        table.compare_and_set(lease(1))
+        reader = ControlTable(root, CONTROLLER)
+        shutil.rmtree(reader.location.uri)
+        create_table(root, CONTROLLER)
         other = ControlTable(root, CONTROLLER)
         other.compare_and_set(lease(7))
         other.compare_and_set(lease(8))

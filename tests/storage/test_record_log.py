@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -252,6 +253,22 @@ class TestRemoval:
 
 
 class TestRefresh:
+    def test_a_reader_of_a_log_that_was_created_again_has_the_new_one(
+        self, root: Location, log: RecordLog
+    ) -> None:
+        """The new log has more commits than the reader had read. Its next commit was taken for one
+        of the log before.
+        """
+        log.commit([batch(0)])
+        reader = RecordLog(root)
+        shutil.rmtree(log.location.uri)
+        create_table(root, LOG)
+        again = RecordLog(root, FENCE)
+        for one in chain(0, 3, 3, 3):
+            again.commit([one])
+        reader.refresh()
+        assert index(reader) == index(again)
+
     def test_a_reader_follows_commit_by_commit(self, root: Location, log: RecordLog) -> None:
         """A reader follows a log commit by commit."""
         reader = RecordLog(root)
