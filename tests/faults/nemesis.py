@@ -43,6 +43,8 @@ ACTIONS = {
     "bucket away": 2,
     "kill JVM": 2,
     "kill executor": 4,
+    "suspend JVM": 2,
+    "suspend executor": 3,
     "kill stream": 4,
 }
 """The actions and their weights."""
@@ -58,8 +60,8 @@ OF_CLIENTS = (
 
 _IN_FOLDERS = "damage file"
 _ON_BUCKETS = "bucket away"
-_ON_SPARK = "kill JVM"
-_ON_EXECUTORS = "kill executor"
+_JVM = "org.apache.spark.deploy.SparkSubmit"
+_EXECUTOR = "CoarseGrainedExecutorBackend"
 _ON_STREAMS = "kill stream"
 
 _TAKEOVER_SECONDS = 60
@@ -115,9 +117,13 @@ class Nemesis:
         if buckets:
             self._acts[_ON_BUCKETS] = self._bucket_away
         if brokers.with_spark:
-            self._acts[_ON_SPARK] = self._kill_jvm
+            self._acts["kill JVM"] = self._kill_jvm
+            self._acts["suspend JVM"] = lambda: self._suspend_children("suspend JVM", _JVM)
         if brokers.executors:
-            self._acts[_ON_EXECUTORS] = self._kill_executor
+            self._acts["kill executor"] = self._kill_executor
+            self._acts["suspend executor"] = lambda: self._suspend_children(
+                "suspend executor", _EXECUTOR
+            )
         if clients.streams:
             self._acts[_ON_STREAMS] = self._kill_stream
 
@@ -323,15 +329,27 @@ class Nemesis:
         """Kill the JVM of a broker's Spark; its process may go on without it, or end."""
         broker_id = self._any()
         self._note("kill JVM", broker_id)
-        self._brokers.brokers[broker_id].kill_children("org.apache.spark.deploy.SparkSubmit")
         process = self._brokers.brokers[broker_id]
+        process.send_to_children(_JVM, signal.SIGKILL)
         wait_until(lambda: _has_ended(process), _END_SECONDS * 1000, pause_ms=100)
         ensure_running(self._brokers)
 
     def _kill_executor(self) -> None:
         broker_id = self._any()
         self._note("kill executor")
-        self._brokers.brokers[broker_id].kill_children("CoarseGrainedExecutorBackend")
+        self._brokers.brokers[broker_id].send_to_children(_EXECUTOR, signal.SIGKILL)
+
+    def _suspend_children(self, action: str, command: str) -> None:
+        """Suspend a broker's JVM or executor for up to three sessions: its Python process goes on
+        to wait for it, and its session expires.
+        """
+        broker_id = self._any()
+        process = self._brokers.brokers[broker_id]
+        self._note(action, broker_id)
+        process.send_to_children(command, signal.SIGSTOP)
+        time.sleep(self._random.uniform(0, 3) * self._brokers.session_ms / 1000)
+        process.send_to_children(command, signal.SIGCONT)
+        ensure_running(self._brokers)
 
     def _bucket_away(self) -> None:
         assert self._store is not None

@@ -124,19 +124,19 @@ class Process:
         """End the process by SIGKILL."""
         self.end(signal.SIGKILL)
 
-    def kill_children(self, command: str) -> int:
-        """Kill the processes of this one's session whose command line has a text; return their
-        number.
+    def send_to_children(self, command: str, number: signal.Signals) -> int:
+        """Send a signal to the processes of this one's session whose command line has a text;
+        return their number.
         """
-        killed = 0
+        reached = 0
         for one in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                number = int(one.name)
+                process = int(one.name)
                 line = (one / "cmdline").read_bytes().decode(errors="replace")
-                if command in line and os.getsid(number) == self.popen.pid:
-                    os.kill(number, signal.SIGKILL)
-                    killed += 1
-        return killed
+                if command in line and os.getsid(process) == self.popen.pid:
+                    os.kill(process, number)
+                    reached += 1
+        return reached
 
     def close(self) -> None:
         """End the process and its children if they still run; print its standard error."""
