@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.isr import NO_REGISTRATION
 from sparklog.cluster.metadata import PartitionState
@@ -99,14 +101,16 @@ class _Past:
 class _Root:
     """The tables of one broker root."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, known: dict[tuple[str, str], dict[int, bytes]]) -> None:
         self._location = location
+        self._known = known
         self._checkpoints = [ControlTable(location, schema) for schema in CHECKPOINTS]
         self.log = Journal(location, checkpoints=self._checkpoints)
         self.records: dict[TopicIdPartition, list[Written]] = {}
         self._seen = -1
         self._recovered = -1, ""
         self._values: dict[str, dict[int, bytes]] = {}
+        self.may_be_damaged = False
 
     @property
     def rows(self) -> Mapping[TopicIdPartition, Row]:
@@ -163,10 +167,19 @@ class _Root:
         ]
 
     def _of(self, batch: Batch) -> dict[int, bytes]:
-        """The values of a batch by their offsets."""
+        """The values of a batch by their offsets; those that were read before it was damaged."""
         if batch.path not in self._values:
-            found = read_records(self.log.location, [batch], batch.base_offset, batch.next_offset)
-            self._values[batch.path] = {one.offset: one.value or b"" for one in found}
+            place = self._location.uri, batch.path
+            try:
+                found = [
+                    *read_records(self.log.location, [batch], batch.base_offset, batch.next_offset)
+                ]
+            except (SparklogError, OSError, pa.ArrowException):
+                if not self.may_be_damaged or place not in self._known:
+                    raise
+            else:
+                self._known[place] = {one.offset: one.value or b"" for one in found}
+            self._values[batch.path] = self._known[place]
         return self._values[batch.path]
 
 
@@ -200,6 +213,8 @@ class Invariants:
         self._past: dict[int, _Past] = {}
         self._cleaned_up: set[Path] = set()
         self._failed_reads: set[int] = set()
+        self._known: dict[tuple[str, str], dict[int, bytes]] = {}
+        """The values of each batch file that was read, by root and path."""
         self._rules = SQLiteRules()
 
     def fail_reads(self, broker_id: int) -> None:
@@ -293,6 +308,22 @@ class Invariants:
         past = self._past[partition]
         past.deletable |= set(kept(past.committed[:offset]))
 
+    def settled_files(self, broker_id: int, partition: int) -> list[str]:
+        """The batch files of a broker's replica whose records all other replicas have, in sync.
+
+        Empty unless all replicas are in sync and checked.
+        """
+        past = self._past[partition]
+        in_sync = {of for of, row in past.replicas.items() if row["in_isr"]}
+        if not in_sync == past.replicas.keys() <= self._roots.keys():
+            return []
+        key = self._key(past)
+        marks = [row["high_watermark"] for of in in_sync if (row := self._roots[of].rows.get(key))]
+        if len(marks) < len(in_sync) or broker_id not in in_sync:
+            return []
+        batches = self._roots[broker_id].log.batches(key)
+        return [one.path for one in batches if one.next_offset <= min(marks)]
+
     def high_watermarks(self, partition: int) -> dict[int, int]:
         """The high watermarks of the replicas, by broker."""
         return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}
@@ -317,8 +348,9 @@ class Invariants:
         for broker_id in sorted(self._brokers):
             if broker_id not in self._roots:
                 location = Location.of(str(self._root / f"broker-{broker_id}"))
-                self._roots[broker_id] = _Root(location)
+                self._roots[broker_id] = _Root(location, self._known)
             root = self._roots[broker_id]
+            root.may_be_damaged = broker_id in self._failed_reads
             if root.refresh(checks_recovery=is_costly):
                 is_changed = True
                 for partition, past in self._past.items():

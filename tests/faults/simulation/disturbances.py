@@ -68,6 +68,8 @@ class Disturbances:
         }
         if shape.is_compacted:
             self._kinds["compaction"] = (8, self._compaction)
+        if shape.has_bit_flips:
+            self._kinds["bit flip"] = (15, self._bit_flip)
         self._focus = list(self._kinds)[focus % len(self._kinds)]
 
     def any(self) -> Sequence[Step]:
@@ -156,6 +158,31 @@ class Disturbances:
         steps += [Step(_name(one), "resume") for one in brokers]
         steps += [Step(_name(one), "start") for one in sorted({lost, *brokers})]
         return [*steps, *self._ticks("heartbeat", "follower_tick", "leader_tick"), *self._polls()]
+
+    def _bit_flip(self) -> list[Step]:
+        """A bit of a file flips, and others work with its broker; it may be repaired soon."""
+        broker, partition = self._any_broker(), self._partition()
+        steps = [*self._revived(), *self._elections()]
+        for _ in range(2):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        drawn = partition, self._chance.randrange(1_000_000)
+        steps.append(Step(_name(broker), "flip", drawn))
+        if self._happens(0.3):
+            lost = self._any_broker()
+            steps += [Step(_name(lost), "kill"), self._advance(_SESSION_MS)]
+            steps += [*self._elections(without=(lost,)), Step(_name(lost), "start")]
+        for _ in range(self._chance.randint(1, 3)):
+            steps += [*self._sends(), Step("consumer-0", "read", (partition,), self._events())]
+            steps += self._ticks("leader_tick", "follower_tick", "leader_tick")
+            steps += [*self._polls(), self._advance(self._chance.choice((1_000, 10_000)))]
+        if self._happens(0.3):
+            role = self._chance.choice(("merge", "clean", "vacuum"))
+            steps += [self._advance(_MERGE_MS), *self._ticks("heartbeat", "controller_tick", role)]
+        if self._happens(0.7):
+            for _ in range(2):
+                steps.append(Step("admin", "repair", (0,), self._events()))
+                steps += [Step("admin", "resume"), *self._ticks("follower_tick", "leader_tick")]
+        return [*steps, *self._elections(), *self._sends(), *self._polls()]
 
     def _client(self) -> list[Step]:
         return [Step(self._chance.choice((*PRODUCERS, "consumer-0")), "kill")]

@@ -32,6 +32,10 @@ _RETENTION_MS = 90_000
 """The age at which records are deleted where they are: a few of the longer pauses."""
 _COMPACTED = 0.4
 """The share of the other clusters without retention whose logs are compacted."""
+FIRST_WITH_BIT_FLIPS = 1_000
+"""The first seed with bit flips. The stories of those before are the ones by which the mutations
+were measured."""
+_WITH_BIT_FLIPS = 0.5
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
 
@@ -69,6 +73,7 @@ def shape_of(seed: int) -> Shape:
         return Shape(partitions, BROKERS, drifts, min_isr=2, is_synced=False)
     min_isr, retention_ms = chance.choice((1, 1, 2)), chance.choice((-1, -1, _RETENTION_MS))
     is_compacted = retention_ms < 0 and chance.random() < _COMPACTED
+    may_flip = seed >= FIRST_WITH_BIT_FLIPS and replicas == BROKERS
     return Shape(
         partitions,
         replicas,
@@ -76,6 +81,7 @@ def shape_of(seed: int) -> Shape:
         min_isr,
         retention_ms=retention_ms,
         is_compacted=is_compacted,
+        has_bit_flips=may_flip and chance.random() < _WITH_BIT_FLIPS,
     )
 
 

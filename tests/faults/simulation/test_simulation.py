@@ -70,6 +70,7 @@ def test_seeds_have_each_kind_of_topic() -> None:
     for name in ("is_compacted", "is_synced", "partitions", "replication_factor", "min_isr"):
         assert len({getattr(one, name) for one in shapes}) == 2, name
     assert {one.retention_ms > 0 for one in shapes} == {True, False}
+    assert any(shape_of(seed).has_bit_flips for seed in range(1_000, 1_020))
 
 
 def test_compaction_removes_records_in_a_clean_seed() -> None:
@@ -77,6 +78,14 @@ def test_compaction_removes_records_in_a_clean_seed() -> None:
     outcome = play(28, steps_of(28, 500))
     assert outcome.problems == []
     assert outcome.counts["cleaned records"] > 0
+
+
+def test_a_flipped_bit_is_found_and_repaired_in_a_clean_seed() -> None:
+    """Seed 1010: the bits of a batch file flip while its broker works, and a repair is requested."""
+    outcome = play(1010, steps_of(1010, 500))
+    assert outcome.problems == []
+    assert outcome.counts["flipped"] > 0
+    assert outcome.counts["found sound"] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

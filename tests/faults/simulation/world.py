@@ -21,10 +21,13 @@ from sparklog.broker.engines import execution_of, rules_of
 from sparklog.broker.tick import StoppedError
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.repairs import repairs_of
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
 from sparklog.errors import CommitConflictError, FencedError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
+from sparklog.maintenance.repair import repair
+from sparklog.maintenance.scrub import scrub
 from sparklog.model import TopicPartition
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
@@ -80,7 +83,8 @@ class Shape(NamedTuple):
 
     Clocks drift by `drifts_ppm` parts per million. `is_synced`, whether files are synced before
     they count. `retention_ms`, the age at which records are deleted, -1 for never. `is_compacted`,
-    whether the cleaner keeps the last record of each key only.
+    whether the cleaner keeps the last record of each key only. `has_bit_flips`, whether bits of
+    batch files flip, one file at a time until it is repaired.
     """
 
     partitions: int
@@ -90,6 +94,7 @@ class Shape(NamedTuple):
     is_synced: bool = True
     retention_ms: int = -1
     is_compacted: bool = False
+    has_bit_flips: bool = False
 
 
 class Outcome(NamedTuple):
@@ -140,6 +145,8 @@ class World:
         self._incarnations = Counter[str]()
         self._past_producers: list[SimulatedProducer] = []
         self._invariants: Invariants | None = None
+        self._has_flipped = False
+        """Whether a file was damaged that has not been repaired yet."""
         self._latest_ms = 0
         """The latest time that a clock of any process has shown."""
         self._effects: dict[str, Callable[[Step], None]] = {
@@ -150,6 +157,7 @@ class World:
             "power": lambda step: self._lose_power(_machine(step.process), *step.arguments),
             "jump": lambda step: self._jump(step.process, *step.arguments),
             "kill": lambda step: self._kill(step.process),
+            "flip": lambda step: self._flip(_machine(step.process), *step.arguments),
         }
         """The steps that are not actions of a process."""
 
@@ -365,8 +373,36 @@ class World:
             superseded = self._invariants.superseded(partition)
         self.counts["read"] += found.read(partition, superseded)
 
+    def _flip(self, number: int, partition: int, drawn: int) -> None:
+        """Flip a bit of a batch file of a broker, whose records the other replicas have."""
+        if self._invariants is None or self._has_flipped:
+            return
+        paths = self._invariants.settled_files(number, partition)
+        if not paths:
+            return
+        file = self.root / f"broker-{number}" / "log" / paths[drawn % len(paths)]
+        content = bytearray(file.read_bytes())
+        content[drawn % len(content)] ^= 1 << drawn % 8
+        file.write_bytes(content)
+        self._has_flipped = True
+        self._invariants.fail_reads(number)
+        self.counts["flipped"] += 1
+
+    def _repair(self) -> None:
+        """Verify all files and repair what is found, as `sparklog scrub` and `repair` do."""
+        clock = self._processes["admin"].clock
+        report = scrub(self._connection(), restart=True, clock=clock)
+        repair(self._connection(), clock=clock)
+        is_open = any(one.is_open for one in repairs_of(self._connection().root))
+        if not (is_open or report.findings or report.unreadable):
+            self._has_flipped = False
+            self.counts["found sound"] += 1
+
     def _administer(self, what: str, partition: int, asked: tuple[int, ...]) -> None:
-        """Elect a preferred leader, delete the oldest records, or move a partition."""
+        """Repair, elect a preferred leader, delete the oldest records, or move a partition."""
+        if what == "repair":
+            self._repair()
+            return
         clock = self._processes["admin"].clock
         admin = Admin(self._connection(), settings=self._settings, clock=clock)
         key = TopicPartition(TOPIC, partition)
@@ -482,9 +518,7 @@ class World:
             self._round()
             if number == _UNCLEAN_ROUND and not self.shape.is_synced:
                 self._elect_uncleanly()
-            for name in PRODUCERS:
-                if name in self._clients:
-                    self.do(Step(name, "poll"))
+            self._go_on()
             if self.problems or (self._is_at_rest() and self._read_all()):
                 break
         else:
@@ -493,6 +527,14 @@ class World:
             # A request that was not synced may be lost with its commit.
             for producer in self._past_producers:
                 self.problems += [f"{producer.name}: {one}" for one in producer.unanswered()]
+
+    def _go_on(self) -> None:
+        """Poll the answers of requests, and repair a damaged file."""
+        for name in PRODUCERS:
+            if name in self._clients:
+                self.do(Step(name, "poll"))
+        if self._has_flipped:
+            self.do(Step("admin", "repair", (0,)))
 
     def _judge(self) -> None:
         """Check the clients' history, their answers and the audit of a cluster at rest."""
@@ -530,6 +572,8 @@ class World:
         return len(self.history.reads) == reads + self.shape.partitions
 
     def _is_at_rest(self) -> bool:
+        if self._has_flipped:
+            return False
         for name in PRODUCERS:
             client = self._clients.get(name)
             if isinstance(client, SimulatedProducer) and not client.is_done:
