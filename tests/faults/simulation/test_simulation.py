@@ -81,7 +81,7 @@ def test_compaction_removes_records_in_a_clean_seed() -> None:
 
 
 def test_a_flipped_bit_is_found_and_repaired_in_a_clean_seed() -> None:
-    """Seed 1010: the bits of a batch file flip while its broker works, and a repair is requested."""
+    """Seed 1010: a bit of a batch file flips while its broker works; a repair is requested."""
     outcome = play(1010, steps_of(1010, 500))
     assert outcome.problems == []
     assert outcome.counts["flipped"] > 0
