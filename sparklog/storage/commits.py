@@ -177,7 +177,14 @@ def read_commit(
     commit is never returned.
     """
     text = commit_content(table, version)
-    return None if text is None else parse_commit(table, version, text, explains, table_id)
+    if text is None:
+        return None
+    commit = parse_commit(table, version, text, explains)
+    try:
+        check_table(commit.table_id, table_id)
+    except MisplacedCommitError as error:
+        raise damaged_commit(table, commit_path(version), error) from error
+    return commit
 
 
 def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
@@ -239,11 +246,7 @@ def first_commit(table: Location) -> bytes | None:
 
 
 def parse_commit(
-    table: Location,
-    version: int,
-    text: bytes,
-    explains: Callable[[Commit], bool] | None = None,
-    table_id: str | None = None,
+    table: Location, version: int, text: bytes, explains: Callable[[Commit], bool] | None = None
 ) -> Commit:
     """Return a commit from its bytes; raises as `read_commit` does.
 
@@ -251,17 +254,16 @@ def parse_commit(
     """
     place = place_of(table, version)
     shared = _sound_commits.get(place, text)
+    if shared is not None:
+        return shared
     commit = Commit(version)
     try:
-        if shared is not None:
-            check_table(shared.table_id, table_id)
-            return shared
         first, _, lines = text.partition(b"\n")
         actions = [json_value(line) for line in (first, *lines.splitlines())] if text else []
         for action in actions:
             _read_action(commit, action)
         try:
-            check_written(text, actions[0] if actions else {}, place, table_id)
+            check_written(text, actions[0] if actions else {}, place)
         except MisplacedCommitError:
             # Its headers are sound, and not those of this version.
             raise

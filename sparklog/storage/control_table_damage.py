@@ -159,10 +159,12 @@ def _hint_fault(table: Location, checkpoints: list[int]) -> str | None:
     return None if version in checkpoints else f"it names checkpoint {version}, which is missing"
 
 
-def commit_fault(content: bytes, place: str | None = None) -> str | None:
+def commit_fault(
+    content: bytes, place: str | None = None, table_id: str | None = None
+) -> str | None:
     """Return the reason why `content` is not the commit that was written, or `None`.
 
-    Parameters: `place`, that of the commit, see `place_of`.
+    Parameters: `place`, that of the commit, see `place_of`; `table_id`, the id of its table.
     """
     try:
         actions = [json_value(line) for line in content.splitlines() if line.strip()]
@@ -171,7 +173,7 @@ def commit_fault(content: bytes, place: str | None = None) -> str | None:
     if not all(isinstance(action, dict) for action in actions):
         return "it has lines that are not actions"
     try:
-        check_commit_text(content, place)
+        check_commit_text(content, place, table_id)
     except MALFORMED as error:
         return one_line(error)
     return None

@@ -61,12 +61,11 @@ def check_commit_text(text: bytes, place: str | None = None, table_id: str | Non
     Parameters: `place` and `table_id`, those of the commit, if they are known.
     """
     first = json_value(text.partition(b"\n")[0]) if text else {}
-    check_written(text, first, place, table_id)
+    check_written(text, first, place)
+    check_table((first.get("commitInfo") or {}).get(TABLE_ID), table_id)
 
 
-def check_written(
-    text: bytes, first: Mapping[str, Any], place: str | None = None, table_id: str | None = None
-) -> None:
+def check_written(text: bytes, first: Mapping[str, Any], place: str | None = None) -> None:
     """Raise `ValueError` if a commit with this first action differs from what was written."""
     if not text:
         raise ValueError("it is empty")
@@ -78,7 +77,6 @@ def check_written(
     written_at = info.get(PLACE)
     if place is not None and written_at is not None and written_at != place:
         raise MisplacedCommitError(f"it is another commit: that of {written_at}")
-    check_table(info.get(TABLE_ID), table_id)
     checksum = info.get(CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("it is cut or changed: its lines do not match their checksum")

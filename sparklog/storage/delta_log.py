@@ -170,9 +170,8 @@ class DeltaLog:
         return self.table_id
 
     def _is_of_another_table(self, commit: Commit) -> bool:
-        return None not in (commit.table_id, self._named_id()) and (
-            commit.table_id != self._named_id()
-        )
+        named = self._named_id()
+        return named is not None and commit.table_id not in (None, named)
 
     def _check_newest(self) -> None:
         """Raise `DamagedError` if the table had a later commit, which is gone.

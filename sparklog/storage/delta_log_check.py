@@ -23,7 +23,7 @@ from sparklog.storage.delta_log_files import (
     has_version,
     last_checkpoint,
 )
-from sparklog.storage.file_copies import MISSING, find_faults, has_copies
+from sparklog.storage.file_copies import MISSING, find_faults
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
@@ -105,8 +105,7 @@ def check_log(table: Location) -> LogCheck:
         for number, commit in zip(wanted, contents, strict=True)
         if commit is not None
     }
-    # Where there are copies, these show each difference.
-    of_others = {} if has_copies(table) else dict(_of_other_tables(checkpoint, there))
+    of_others = dict(_of_other_tables(checkpoint, there))
     of_commits: list[DamagedLogFile] = []
     for number, commit in zip(wanted, contents, strict=True):
         path = commit_path(number)

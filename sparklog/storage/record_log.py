@@ -244,7 +244,9 @@ class RecordLog:
                 for path, batch in self._live.items()
             }
             transactions = self._log.transactions
-            write_recovered_checkpoint(self.location, self.version, live, transactions, now_ms)
+            write_recovered_checkpoint(
+                self.location, self.table_id, self.version, live, transactions, now_ms
+            )
 
     def partitions(self) -> list[TopicIdPartition]:
         """Return the replicas with at least one batch in this log."""

@@ -28,6 +28,7 @@ from sparklog.storage.location import Location
 
 def write_recovered_checkpoint(
     table: Location,
+    table_id: str,
     version: int,
     live: Mapping[str, AddedFile],
     transactions: Mapping[str, int],
@@ -35,10 +36,10 @@ def write_recovered_checkpoint(
 ) -> None:
     """Write the checkpoint of `version` although a commit after the last checkpoint is damaged.
 
-    Parameters: `live`, the files of the table at `version` by path; `transactions`, its app
-    transactions. The damaged commits are replaced, in a temporary copy of the log, by one with the
-    difference between the other commits and this state. Raises `StorageError` if no commit is
-    damaged, or the first one is, which has the table's schema.
+    Parameters: `table_id`, the id of the table; `live`, its files at `version` by path;
+    `transactions`, its app transactions. The damaged commits are replaced, in a temporary copy of
+    the log, by one with the difference between the other commits and this state. Raises
+    `StorageError` if no commit is damaged, or the first one is, which has the table's schema.
     """
     names = table.names(LOG_FOLDER)
     base, parts = complete_checkpoint(names, version)
@@ -52,7 +53,8 @@ def write_recovered_checkpoint(
         for number in range(max(base, 0), version + 1):
             content = commit_content(table, number)
             if number > base and (
-                content is None or commit_fault(content, place_of(table, number)) is not None
+                content is None
+                or commit_fault(content, place_of(table, number), table_id) is not None
             ):
                 damaged.append(number)
                 content = commit_text(Cause("REPAIR"), [], [], {}, "", None, now_ms)

@@ -378,6 +378,11 @@ def remove_copies(cluster: LocalCluster) -> None:
         shutil.rmtree(folder)
 
 
+def by_another_brokers(commit: Path) -> None:
+    """Replace a commit of broker 1's log by that of the same version of broker 0's log."""
+    commit.write_bytes(Path(str(commit).replace("/broker-1/", "/broker-0/")).read_bytes())
+
+
 class TestTables:
     def test_a_damaged_checkpoint_is_replaced(self, start: Start) -> None:
         """Delta's checkpoint is written again if the table can be opened without it."""
@@ -395,7 +400,9 @@ class TestTables:
         cluster.restart(1)
         check_at_rest(cluster, *VALUES)
 
-    @pytest.mark.parametrize("damage", [cut, flip_byte, Path.unlink], ids=lambda one: one.__name__)
+    @pytest.mark.parametrize(
+        "damage", [cut, flip_byte, Path.unlink, by_another_brokers], ids=lambda one: one.__name__
+    )
     def test_a_commit_of_a_running_brokers_log_is_replaced_by_a_checkpoint(
         self, start: Start, damage: Callable[[Path], object]
     ) -> None:

@@ -30,7 +30,7 @@ class BrokerProcesses:
     Parameters: `folder`, of configurations and logs; `roots`, the URIs or paths of the cluster's
     root and then of each broker; `session_ms`; `storage_options` of the roots; `executors`, whether
     each broker's Spark has an executor that does all of its record work; `topics` to create;
-    `is_compacted`, whether the first one is compacted, each second.
+    `is_compacted`, whether `TOPIC` is compacted, by cleaners that run each second.
     """
 
     folder: Path
@@ -52,8 +52,9 @@ class BrokerProcesses:
             "broker.session.timeout.ms": self.session_ms,
             "broker.heartbeat.interval.ms": max(self.session_ms // 6, 300),
             "unclean.leader.election.enable": False,
-            "log.cleaner.backoff.ms": 1_000,
         }
+        if self.is_compacted:
+            common["log.cleaner.backoff.ms"] = 1_000
         if self.executors:
             common["execution"] = "spark"
         if self.storage_options:

@@ -12,6 +12,7 @@ from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
+from tests.faults.bit_flips import flip_bit
 
 _SETTLED_S = 20
 """The age of a file whose records are replicated, in seconds: the damage costs one replica."""
@@ -30,10 +31,7 @@ def flip_a_bit(root: Path, random: Random) -> bool:
     ]
     if not files:
         return False
-    file = random.choice(files)
-    content = bytearray(file.read_bytes())
-    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    file.write_bytes(content)
+    flip_bit(random.choice(files), random)
     return True
 
 

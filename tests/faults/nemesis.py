@@ -58,11 +58,8 @@ OF_CLIENTS = (
 )
 """The actions on clients, which are carried out beside those on brokers and storage."""
 
-_IN_FOLDERS = "damage file"
-_ON_BUCKETS = "bucket away"
 _JVM = "org.apache.spark.deploy.SparkSubmit"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
-_ON_STREAMS = "kill stream"
 
 _TAKEOVER_SECONDS = 60
 _IN_SYNC_SECONDS = 60
@@ -113,9 +110,9 @@ class Nemesis:
             "suspend consumer": self._suspend_consumer,
         }
         if store is None:
-            self._acts[_IN_FOLDERS] = self._damage
+            self._acts["damage file"] = self._damage
         if buckets:
-            self._acts[_ON_BUCKETS] = self._bucket_away
+            self._acts["bucket away"] = self._bucket_away
         if brokers.with_spark:
             self._acts["kill JVM"] = self._kill_jvm
             self._acts["suspend JVM"] = lambda: self._suspend_children("suspend JVM", _JVM)
@@ -125,7 +122,7 @@ class Nemesis:
                 "suspend executor", _EXECUTOR
             )
         if clients.streams:
-            self._acts[_ON_STREAMS] = self._kill_stream
+            self._acts["kill stream"] = self._kill_stream
 
     def run(self, seconds: float, pause_seconds: float) -> None:
         """Carry out actions for `seconds`, on brokers and storage, and at the same time on clients.
@@ -281,10 +278,13 @@ class Nemesis:
 
         All replicas are in sync, so the others have the records.
         """
-        broker_id = self._any()
-        if not self._brokers.is_in_sync():
-            return
-        if flip_a_bit(Path(self._brokers.roots[broker_id + 1]), self._random):
+        root = Path(self._brokers.roots[self._any() + 1])
+        flipped = wait_until(
+            lambda: self._brokers.is_in_sync() and flip_a_bit(root, self._random),
+            _IN_SYNC_SECONDS * 1000,
+            pause_ms=500,
+        )
+        if flipped:
             self._note("damage file")
             wait_for(
                 lambda: request_repair(self._brokers.connection),
@@ -311,8 +311,12 @@ class Nemesis:
         """Suspend a client for up to three sessions: a member of a group loses its place."""
         self._note(f"suspend {kind}")
         process.send(signal.SIGSTOP)
-        time.sleep(self._client_random.uniform(0, 3) * self._brokers.session_ms / 1000)
+        self._wait_for_sessions(self._client_random)
         process.send(signal.SIGCONT)
+
+    def _wait_for_sessions(self, chance: random.Random) -> None:
+        """Leave a process suspended for up to three sessions."""
+        time.sleep(chance.uniform(0, 3) * self._brokers.session_ms / 1000)
 
     def _attackable(self) -> range:
         """The places of the producers that are attacked: the first of several shows what the
@@ -347,7 +351,7 @@ class Nemesis:
         process = self._brokers.brokers[broker_id]
         self._note(action, broker_id)
         process.send_to_children(command, signal.SIGSTOP)
-        time.sleep(self._random.uniform(0, 3) * self._brokers.session_ms / 1000)
+        self._wait_for_sessions(self._random)
         process.send_to_children(command, signal.SIGCONT)
         ensure_running(self._brokers)
 

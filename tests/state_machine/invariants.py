@@ -308,6 +308,11 @@ class Invariants:
         past = self._past[partition]
         past.deletable |= set(kept(past.committed[:offset]))
 
+    def may_be_deleted(self, partition: int, offset: int) -> bool:
+        """Whether a committed record may be deleted already, as `expect_deletion` has said."""
+        past = self._past[partition]
+        return past.committed[offset] in past.deletable
+
     def settled_files(self, broker_id: int, partition: int) -> list[str]:
         """The batch files of a broker's replica whose records all other replicas have, in sync.
 

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sparklog.model import FORMAT, LOG, REQUEST_TABLES
+from tests.faults.bit_flips import flip_bit
 from tests.faults.damage.sound_cluster import AGES
 
 FILE_KINDS = (
@@ -158,9 +159,7 @@ def _cut(file: Path, _: Sequence[Path], __: Random) -> None:
 
 
 def _flip(file: Path, _: Sequence[Path], random: Random) -> None:
-    content = bytearray(file.read_bytes())
-    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    file.write_bytes(content)
+    flip_bit(file, random)
 
 
 def _replace(file: Path, others: Sequence[Path], random: Random) -> None:
