@@ -20,6 +20,7 @@ from unittest import mock
 
 from sparklog.broker import unclean_start
 from sparklog.storage import parallel
+from tests.faults.simulation.openings import Openings
 from tests.faults.simulation.script import Event
 from tests.faulty_files import Failure, FaultyFiles
 
@@ -52,6 +53,13 @@ class DeadlockError(AssertionError):
     """A process waits for a lock that a suspended process holds."""
 
 
+def _taken() -> threading.Lock:
+    """Return a lock that is held: it takes a fraction of the time of a semaphore."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class ProcessClock:
     """A process's clocks: the base clock with its own rate, and an offset of the wall clock."""
 
@@ -82,7 +90,7 @@ class Process:
         self.is_killed = False
         self.error: BaseException | None = None
         self._action: Callable[[], None] | None = None
-        self.baton = threading.Semaphore(0)
+        self.baton = _taken()
         self._scheduler = scheduler
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -116,7 +124,7 @@ class Scheduler:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.now_ms = START_MS
-        self.baton = threading.Semaphore(0)
+        self.baton = _taken()
         self.files = _SimulatedFiles(self, root / "stash")
         self.current: Process | None = None
         self.counts: Counter[str] = Counter()
@@ -132,6 +140,7 @@ class Scheduler:
         inline = _InlineExecutor()
         with ExitStack() as stack:
             stack.enter_context(self.files.installed())
+            stack.enter_context(Openings().installed())
             for target, name, value in (
                 (parallel, "process_threads", lambda _name, _count: inline),
                 (uuid, "uuid4", lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4)),
