@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparklog.errors import StorageError
 from sparklog.maintenance.audit_reading import AuditedReplica, Reading
-from sparklog.maintenance.record_comparison import LastOffsets, Slice, first_difference
+from sparklog.maintenance.record_comparison import (
+    LastOffsets,
+    Slice,
+    UncomparedError,
+    first_difference,
+)
 from sparklog.model import BATCH_INDEX, TopicIdPartition
 from sparklog.protocol.invariants import Invariant, checks
 from sparklog.protocol.rules import Rules
@@ -194,6 +198,7 @@ class _Checks:
     def agreement(self) -> Iterator[Finding]:
         compared = list(self._compared())
         bounds = {(row["broker_id"], row["topic_id"], row["partition"]): row for row in compared}
+        uncompared: set[Finding] = set()
         for row in self._rules.run(
             "audit_replica_agreement", batches=self._batches, replicas=compared
         ):
@@ -205,13 +210,18 @@ class _Checks:
             leaders = _slice(self._replicas[row["leader"], key], first, below)
             try:
                 difference = first_difference(own, leaders, first, below)
-            except StorageError as error:
-                yield self._finding(
+            except UncomparedError as error:
+                # All others are compared with the leader: one file of it may be met several times.
+                holder = row["leader"] if error.log == leaders.log else row["broker_id"]
+                finding = self._finding(
                     Invariant.IN_SYNC_REPLICAS_AGREE.number,
-                    row,
-                    f"its records from {first} on",
+                    {**row, "broker_id": holder},
+                    "its records cannot be compared with those of other replicas",
                     str(error),
                 )
+                if finding not in uncompared:
+                    uncompared.add(finding)
+                    yield finding
                 continue
             if difference is not None:
                 yield self._finding(

@@ -13,11 +13,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from sparklog.errors import StorageError
 from sparklog.model import Batch
 from sparklog.storage.batch_files import read_batch
 from sparklog.storage.location import Location
 
 _OFFSET = "offset"
+
+
+class UncomparedError(StorageError):
+    """A file of a compared log cannot be read, or is damaged.
+
+    Parameters: `log`, the log that has the file; `reason`, a sentence that names it.
+    """
+
+    def __init__(self, log: Location, reason: str) -> None:
+        super().__init__(reason)
+        self.log = log
 
 
 class LastOffsets:
@@ -41,7 +53,7 @@ class LastOffsets:
 
     def _keys(self, batches: Sequence[Batch]) -> Iterator[tuple[bytes, int]]:
         for batch in batches:
-            records = read_batch(self._log, batch)
+            records = _read(self._log, batch)
             deltas = records["offset_delta"].to_pylist()
             for key, delta in zip(records["key"].to_pylist(), deltas, strict=True):
                 if key is not None:
@@ -86,8 +98,8 @@ def first_difference(
     that contain them. Batches that both replicas have are not read. Brokers clean compacted logs
     independently (8.3): where a batch lacks offsets, a record may be missing in one replica if it
     is a tombstone, or if one of them has a later record with its key. That one may be a tombstone,
-    which the other replica has removed as well; another is itself compared. Raises `StorageError`
-    if a file cannot be read or is damaged.
+    which the other replica has removed as well; another is itself compared. Raises
+    `UncomparedError` if a file cannot be read or is damaged.
     """
     of_keys, of_other_keys = (
         of.keys or LastOffsets(of.log, of.batches, below_offset) for of in (one, other)
@@ -172,7 +184,7 @@ def _records(log: Location, batches: Sequence[Batch], first: int, below: int) ->
     """Return the records of `batches` within the bounds, each with its offset and leader epoch."""
     tables = []
     for batch in batches:
-        table = read_batch(log, batch)
+        table = _read(log, batch)
         offsets = pc.add(table["offset_delta"].cast(pa.int64()), batch.base_offset)
         epochs = pa.array(np.full(table.num_rows, batch.leader_epoch, dtype=np.int64))
         table = table.set_column(0, _OFFSET, offsets).append_column("leader_epoch", epochs)
@@ -180,6 +192,13 @@ def _records(log: Location, batches: Sequence[Batch], first: int, below: int) ->
             table.filter(pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, below)))
         )
     return pa.concat_tables(tables) if tables else pa.table({_OFFSET: pa.array([], pa.int64())})
+
+
+def _read(log: Location, batch: Batch) -> pa.Table:
+    try:
+        return read_batch(log, batch)
+    except StorageError as error:
+        raise UncomparedError(log, str(error)) from error
 
 
 def _digest(records: pa.Table) -> str:

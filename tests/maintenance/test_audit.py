@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -25,6 +26,7 @@ from sparklog.protocol.rules import SparkRules
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import change_add
 from tests.cli.command_line import files_in, run
+from tests.faults.bit_flips import flip_bit
 from tests.maintenance.damage import (
     Row,
     batches,
@@ -507,6 +509,26 @@ def test_a_missing_batch_file_is_found_where_files_are_verified(case: Case) -> N
     assert case.lines(verify_files=True) == [
         f"t-0 broker 0: file {own.path} is missing; the log has {own.checksum} (rule 3.7)"
     ]
+
+
+@pytest.mark.parametrize("broker_id", [1, 2], ids=["leader", "follower"])
+def test_a_damaged_file_that_has_to_be_compared_is_one_finding_of_its_replica(
+    case: Case, broker_id: int
+) -> None:
+    """A damaged file whose records have to be compared is one finding, of the replica that has it.
+
+    The other replicas were named, each of them, where the leader's merged file was damaged.
+    """
+    own = case.batches(broker_id)
+    merged = rewritten(case.folder, broker_id, own[:2], values_of(case.folder, broker_id, own[:2]))
+    replace_batches(case.folder, broker_id, own[:2], [merged])
+    file = case.folder / f"broker-{broker_id}" / "log" / merged.path
+    flip_bit(file, Random(0))
+    [line] = case.lines()
+    assert line == (
+        f"t-0 broker {broker_id}: its records cannot be compared with those of other replicas; "
+        f"{file} is damaged: it does not have its checksum (rule 9.2)"
+    )
 
 
 def test_two_brokers_that_claim_one_leader_epoch_are_found(case: Case) -> None:
