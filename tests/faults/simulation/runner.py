@@ -99,8 +99,7 @@ def _outcomes(
 ) -> Iterator[tuple[int, Outcome]]:
     """Play seeds in processes, each on its own core, until a time; yield each outcome.
 
-    One runs at a time of a simulation's threads and those of delta-rs: on one core they take a
-    quarter less time.
+    The threads of a simulation run one at a time: on one core they take about a fifth less time.
     """
     found: SimpleQueue[tuple[Pool, tuple[int, Outcome] | BaseException]] = SimpleQueue()
 

@@ -54,7 +54,7 @@ class DeadlockError(AssertionError):
 
 
 def _taken() -> threading.Lock:
-    """Return a lock that is held: it takes a fraction of the time of a semaphore."""
+    """Return a lock that is held; a semaphore adds a condition variable to each switch."""
     lock = threading.Lock()
     lock.acquire()
     return lock
