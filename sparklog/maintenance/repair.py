@@ -21,7 +21,7 @@ from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
 from sparklog.maintenance.scrub_reading import ScrubReading
-from sparklog.maintenance.table_restoration import restore_broker_roots
+from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
@@ -91,7 +91,9 @@ def repair(
     []
     """
     now_ms = (clock or SystemClock()).now_ms()
-    restored = restore_broker_roots(connection, is_dry_run=dry_run, now_ms=now_ms)
+    cluster = connection.root.location
+    restored = restore_cluster_root(cluster, is_dry_run=dry_run, now_ms=now_ms)
+    restored += restore_broker_roots(connection, is_dry_run=dry_run, now_ms=now_ms)
     opened = [one for one in repairs_of(connection.root) if one.is_open]
     known = {one.repair_id for one in opened}
     restored = [one for one in restored if one.repair_id not in known]

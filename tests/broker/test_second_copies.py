@@ -16,6 +16,7 @@ import pytest
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.leading import inbox
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.repairs import repairs_of
 from sparklog.errors import DamagedError, StorageError
 from sparklog.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
 from sparklog.groups.group import GroupFence
@@ -99,6 +100,22 @@ def test_a_table_that_every_process_needs_is_restored(
     three.reconnect()
     check_at_rest(three, "a")
     assert restored(three) == []
+
+
+def test_a_torn_copy_of_the_cluster_root_is_written_again_and_its_finding_closed(
+    three: LocalCluster,
+) -> None:
+    """A process had ended while it wrote the copy. `repair` called the finding unrepairable: only
+    the command looked at the copies of the cluster root (seeds 1534 and 2453 of the simulation).
+    """
+    commit = commits(three, "cluster/partition_state")[-1]
+    copy = three.root / "cluster" / "partition_state" / "_second_copies" / commit.name
+    cut(copy)
+    [found] = scrub(three.connection).findings
+    assert found.fault == "damaged_copy"
+    assert [one.state for one in repair(three.connection)] == ["repaired"]
+    assert scrub(three.connection, restart=True).findings == []
+    assert copy.read_bytes().endswith(commit.read_bytes())
 
 
 def test_a_first_commit_in_the_place_of_a_later_one_is_damage(three: LocalCluster) -> None:
@@ -393,10 +410,11 @@ def test_a_hint_that_names_no_checkpoint_does_not_keep_repairs_from_their_table(
     hint = three.root / "cluster" / "repairs" / "_delta_log" / "_last_checkpoint"
     hint.write_text('{"version": 24, "size": 1}')
     with pytest.raises(DamagedError, match="it names checkpoint 24, which is missing"):
-        repair(Connection(three.connection.cluster))
-    for dry_run, state in ((True, "found"), (False, "repaired")):
-        [found] = restore_cluster_root(three.location(), is_dry_run=dry_run)
-        assert (found.table_name, found.state) == ("repairs", state)
+        repairs_of(Connection(three.connection.cluster).root)
+    [found] = restore_cluster_root(three.location(), is_dry_run=True)
+    assert (found.table_name, found.state) == ("repairs", "found")
+    [found] = repair(Connection(three.connection.cluster))
+    assert (found.table_name, found.state) == ("repairs", "repaired")
     assert not hint.exists()
     assert repair(Connection(three.connection.cluster)) == []
 

@@ -319,13 +319,16 @@ class Invariants:
         return past.committed[offset] in past.deletable
 
     def settled_files(self, broker_id: int, partition: int) -> list[str]:
-        """The batch files of a broker's replica whose records all other replicas have, in sync.
+        """The batch files of a broker's replica whose records another replica has, in sync.
 
-        Empty unless all replicas are in sync and checked.
+        Empty unless all replicas are in sync and checked, and none is being moved: a reassignment
+        might remove the others.
         """
         past = self._past[partition]
         in_sync = {of for of, row in past.replicas.items() if row["in_isr"]}
-        if not in_sync == past.replicas.keys() <= self._roots.keys():
+        if len(in_sync) < 2 or not in_sync == past.replicas.keys() <= self._roots.keys():
+            return []
+        if any(row["adding"] or row["removing"] for row in past.replicas.values()):
             return []
         key = self._key(past)
         marks = [row["high_watermark"] for of in in_sync if (row := self._roots[of].rows.get(key))]

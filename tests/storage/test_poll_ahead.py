@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -160,23 +160,31 @@ def test_a_scheduled_run_ends_when_all_is_done(store: Store) -> None:
             application.run_until_idle()
             continue
         application.round(to_end=True)
+        before = _requests(connection)
         with Producer(connection) as producer:
             sent = [producer.send("t", value, partition=n % 2) for n, value in enumerate(records)]
-            _await_requests(connection, len({n % 2 for n in range(len(records))}))
+            _await_requests(connection, before, len(records))
             application.run_until_idle()
             offsets = [one.result(60).offset for one in sent]
         assert len(offsets) == len(records)
 
 
-def _await_requests(connection: Connection, partitions: int) -> None:
-    """Wait until the requests of this number of partitions are in the leaders' inboxes."""
+def _await_requests(connection: Connection, before: Collection[str], records: int) -> None:
+    """Wait until requests with so many records have joined those of `before` in the inboxes."""
 
     def arrived() -> bool:
-        found = 0
-        for broker in connection.metadata().brokers.values():
-            for uri in broker.online_roots.values():
-                root = Location.of(uri, connection.storage_options)
-                found += read_requests(root).num_rows
-        return found >= partitions
+        found = _requests(connection)
+        return sum(count for path, count in found.items() if path not in before) >= records
 
     wait_for(arrived, "requests")
+
+
+def _requests(connection: Connection) -> dict[str, int]:
+    """The number of records of each request in the inboxes, taken ones included, by path."""
+    found: dict[str, int] = {}
+    for broker in connection.metadata().brokers.values():
+        for uri in broker.online_roots.values():
+            requests = read_requests(Location.of(uri, connection.storage_options))
+            counts = zip(requests["path"], requests["record_count"], strict=True)
+            found |= {path.as_py(): count.as_py() for path, count in counts}
+    return found
