@@ -345,12 +345,15 @@ class World:
 
     def _stop(self, name: str, *, parks: bool) -> None:
         broker = self.brokers[name]
-        if parks:
-            broker.park()
-        else:
-            broker.prepare_to_stop()
-            broker.stop()
-        del self.brokers[name]
+        try:
+            if parks:
+                broker.park()
+            else:
+                broker.prepare_to_stop()
+                broker.stop()
+        finally:
+            # An application ends, too, when a broker of it cannot be stopped.
+            self.brokers.pop(name, None)
 
     def _producer(self, name: str) -> SimulatedProducer:
         found = self._clients.get(name)
