@@ -49,7 +49,13 @@ from sparklog.storage.delta_checkpoints import (
     checkpoint_interval,
     start_checkpoint,
 )
-from sparklog.storage.delta_log_files import commit_path, has_commit, newest_after
+from sparklog.storage.delta_log_files import (
+    LOG_FOLDER,
+    commit_path,
+    has_commit,
+    newest_after,
+    newest_checkpoint,
+)
 from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.file_copies import (
@@ -362,7 +368,7 @@ class DeltaLog:
             # Whichever step failed, the commit counts only once it is on the disk.
             self.location.sync([commit_path(self.version + 1)])
             is_mine = True
-        if is_mine and self._is_predecessor_lost():
+        if is_mine and self._is_predecessor_lost() and not self._is_checkpointed_next():
             # Clean-up has removed the predecessor, and with it the commits that really followed it.
             self.location.remove_durably(commit_path(self.version + 1))
             self.taken_by = None
@@ -460,6 +466,15 @@ class DeltaLog:
         if not self.location.is_local and not is_ago(self._polled_at, LONG_AGO_S):
             return False
         return not has_commit(self.location, self.version)
+
+    def _is_checkpointed_next(self) -> bool:
+        """Return whether the newest checkpoint is that of the next version.
+
+        Clean-up removes the commits before the newest checkpoint. So a commit with the version of
+        that checkpoint was there before clean-up.
+        """
+        newest = newest_checkpoint(self.location.names(LOG_FOLDER))
+        return newest == self.version + 1
 
     def _is_by(self, commit_id: str) -> bool:
         commit = self.taken_by = read_commit(self.location, self.version + 1)

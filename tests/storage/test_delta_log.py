@@ -225,6 +225,31 @@ class TestBehindCleanUp:
         assert list(behind.follow()) == []
         assert behind.is_lost
 
+    def test_a_commit_that_clean_up_has_kept_is_part_of_the_table(
+        self, root: Location, table: ControlTable, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process was suspended after its commit, and before the check of the predecessor. It
+        removed its commit, which others had read: the version stayed in Delta's checkpoint, and no
+        writer could commit after it (seed 4093 of the simulation).
+        """
+        table.compare_and_set(lease(1))
+        writer, check = ControlTable(root, CONTROLLER), DeltaLog._is_predecessor_lost
+
+        def after_clean_up(log: DeltaLog) -> bool:
+            monkeypatch.undo()
+            DeltaTable(table.location.uri).create_checkpoint()
+            for version in range(2):
+                commit_file(table, version).unlink()
+            return check(log)
+
+        monkeypatch.setattr(DeltaLog, "_is_predecessor_lost", after_clean_up)
+        writer.compare_and_set(lease(2))
+        assert commit_file(table, 2).exists()
+        table.refresh()
+        table.compare_and_set(lease(3))
+        writer.refresh()
+        assert (writer.version, writer.rows()) == (3, lease(3))
+
     def test_what_another_left_there_is_not_followed(
         self, root: Location, table: ControlTable, behind: DeltaLog
     ) -> None:
