@@ -178,6 +178,12 @@ def mend_commits(table: Location, *, files_only: bool) -> bool:
     return is_mended
 
 
+def keep_files(table: Location, path: str, fault: str) -> None:
+    """Replace a commit by one with only its valid actions on files."""
+    content, _ = _limited_bytes(table, path)
+    _mend(table, path, _actions(content or b"", _valid_file_action)[0], fault)
+
+
 def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
     """Return a commit's bytes and its file's fault; both are `None` if the file does not exist."""
     try:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from deltalake.exceptions import DeltaError
@@ -26,11 +27,13 @@ from sparklog.storage.commits import Commit, RemovedFile
 from sparklog.storage.control_table import create_table
 from sparklog.storage.control_table_damage import is_in_place, set_aside
 from sparklog.storage.delta_log import Stamp
+from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.request_commits import (
     MANY_REFUSALS,
     RequestLog,
+    keep_files,
     mend_commits,
     metadata_fault,
     refusals,
@@ -215,8 +218,17 @@ class RequestTable:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the table as another process does; mend or recreate it if it is damaged."""
+        """Mend the table's damaged commits, and open it as another process does.
+
+        A table that cannot be opened then is recreated.
+        """
         with self._lock:
+            mend_commits(self.location, files_only=False)
+            with suppress(FileNotFoundError):
+                # Those that are left are valid commits of another table: only their files count.
+                for damaged in check_log(self.location).damaged:
+                    if damaged.kind == "damaged_commit":
+                        keep_files(self.location, damaged.path, damaged.fault)
             self._reopen()
 
     def _reopen(self) -> None:

@@ -307,6 +307,29 @@ def test_a_request_table_is_opened_again_by_its_running_broker(three: LocalClust
     check_at_rest(three, "a", "b")
 
 
+@pytest.mark.parametrize("number", [1, -1], ids=["older", "newest"])
+def test_a_commit_of_another_brokers_request_table_is_mended(
+    three: LocalCluster, number: int
+) -> None:
+    """The table could be opened, so the broker that was asked to repair it did nothing, and each
+    scrub found the commit again.
+    """
+    for value in (b"b", b"c"):
+        three.produce("t", 0, [value])
+        three.tick_until_idle()
+    own, others = (commits(three, f"broker-{one}/produce_requests") for one in (0, 1))
+    own[number].write_bytes(others[0].read_bytes())
+    [found] = scrub(three.connection).findings
+    assert (found.fault, found.table_name) == ("damaged_commit", "produce_requests")
+    assert [one.state for one in repair(three.connection)] == ["requested"]
+    three.tick_until_idle()
+    assert scrub(three.connection, restart=True).findings == []
+    assert repair(three.connection) == []
+    three.reconnect()
+    three.produce("t", 0, [b"d"])
+    check_at_rest(three, "a", "b", "c", "d")
+
+
 @pytest.mark.parametrize("damage", [empty, cut, flip_byte], ids=lambda one: one.__name__)
 def test_a_running_broker_opens_its_request_tables_as_new_producers_do(
     three: LocalCluster, damage: Callable[[Path], None]
