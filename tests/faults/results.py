@@ -52,6 +52,16 @@ def summary(results: Sequence[Result]) -> str:
         deeds.update(one.get("deeds", {}))
     gaps = sorted(gap for one in results for gap in one.get("unavailable_ms", ()))
     faults = sum(sum(one.get("faults", {}).values()) for one in results)
+    seeds = sum(one.get("seeds", 0) for one in results)
+    if seeds:
+        counts: Counter[str] = Counter()
+        for one in results:
+            counts.update(one["counts"])
+        return (
+            f"{seeds} seeds, {counts['operations']} operations, "
+            f"{counts['acknowledged']} records acknowledged, {counts['killed']} kills, "
+            f"{sum(one['anomalies'] for one in results)} anomalies"
+        )
     text = (
         f"{len(results)} rounds, {sum(one.get('acknowledged', 0) for one in results)} records "
         f"acknowledged, {sum(deeds[kind] for kind in KILLS)} kills, "

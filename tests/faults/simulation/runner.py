@@ -70,13 +70,9 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / RESULTS
-    known: dict[str, Any] = {"steps": steps, "done": [], "counts": {}, "failures": {}}
-    if file.exists():
-        known = json.loads(file.read_text(encoding="utf-8"))
-        if known["steps"] != steps:
-            raise ValueError(f"{file} is of {known['steps']} steps a seed: use another folder")
-    done, counts = set(known["done"]), Counter(known["counts"])
-    failures = {int(seed): problems for seed, problems in known["failures"].items()}
+    known = _load(file, steps)
+    done = set(known["done"])
+    _, counts, failures = known_results(folder, steps)
     end = time.monotonic() + minutes * 60
     left = iter([(seed, steps) for seed in seeds if seed not in done])
     for seed, outcome in _outcomes(left, processes, end):
@@ -92,6 +88,22 @@ def run(
             script.save(short, folder / f"seed-{seed}.json")
             (folder / f"seed-{seed}.txt").write_text("\n".join(map(str, short)), encoding="utf-8")
     return Results(len(done), counts, failures)
+
+
+def known_results(folder: Path, steps: int) -> Results:
+    """Return the results of earlier runs with a folder, which had seeds of so many steps."""
+    known = _load(folder / RESULTS, steps)
+    failures = {int(seed): problems for seed, problems in known["failures"].items()}
+    return Results(len(known["done"]), Counter(known["counts"]), failures)
+
+
+def _load(file: Path, steps: int) -> dict[str, Any]:
+    if not file.exists():
+        return {"steps": steps, "done": [], "counts": {}, "failures": {}}
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if known["steps"] != steps:
+        raise ValueError(f"{file} is of {known['steps']} steps a seed: use another folder")
+    return known
 
 
 def _outcomes(

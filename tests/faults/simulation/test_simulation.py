@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import parts
+from tests.faults.results import Results, summary
 from tests.faults.simulation import script
 from tests.faults.simulation.mutations import MUTATIONS, SEEDS_NEEDED
 from tests.faults.simulation.runner import play, run
@@ -121,6 +123,19 @@ def test_runs_go_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
     results = run(range(2), 20, 1, tmp_path)
     assert results.seeds == 2
     assert results.failures == {}
+
+
+def test_a_run_of_the_torture_adds_the_seeds_that_it_has_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "SIMULATED_STEPS", 20)
+    results = Results(tmp_path / "simulation.jsonl")
+    for seeds in (1, 3):
+        monkeypatch.setattr(parts, "SIMULATED_SEEDS", seeds)
+        parts.simulation(tmp_path / "simulation", results, 0, 1)
+    assert [one["seeds"] for one in results.load()] == [1, 2]
+    assert summary(results.load()).startswith("3 seeds, ")
+    assert summary(results.load()).endswith(" 0 anomalies")
 
 
 def test_a_script_is_saved_and_loaded(tmp_path: Path) -> None:
