@@ -99,8 +99,15 @@ class BrokerProcesses:
 
     def run(self, module: str, *arguments: str) -> Process:
         """Start a Python module as a process."""
+        return self._start(sys.executable, "-m", module, *arguments)
+
+    def run_command(self, *arguments: str) -> Process:
+        """Start the command sparklog as a process."""
+        return self._start(str(Path(sys.executable).with_name("sparklog")), *arguments)
+
+    def _start(self, *command: str) -> Process:
         output = self.folder / f"process-{len(self.processes)}"
-        process = Process([sys.executable, "-m", module, *arguments], output)
+        process = Process(command, output)
         self.processes.append(process)
         return process
 

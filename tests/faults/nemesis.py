@@ -36,6 +36,7 @@ ACTIONS = {
     "reassign": 1,
     "elect preferred leaders": 1,
     "damage file": 2,
+    "kill repair": 2,
     "kill producer": 4,
     "kill consumer": 4,
     "suspend producer": 1,
@@ -65,6 +66,8 @@ _TAKEOVER_SECONDS = 60
 _IN_SYNC_SECONDS = 60
 _END_SECONDS = 120
 _REPAIR_SECONDS = 300
+_KILL_COMMAND_SECONDS = 0.5, 3.0
+"""The time after which a scrub or a repair is killed: in its start, in its work, or after it."""
 
 
 class Deed(NamedTuple):
@@ -111,6 +114,7 @@ class Nemesis:
         }
         if store is None:
             self._acts["damage file"] = self._damage
+            self._acts["kill repair"] = lambda: self._damage(kills_repair=True)
         if buckets:
             self._acts["bucket away"] = self._bucket_away
         if brokers.with_spark:
@@ -273,12 +277,14 @@ class Nemesis:
             partitions = [TopicPartition(TOPIC, one) for one in range(PARTITIONS)]
             Admin(self._brokers.connection).elect_leaders("preferred", partitions)
 
-    def _damage(self) -> None:
+    def _damage(self, *, kills_repair: bool = False) -> None:
         """Flip a bit in a file of a broker that runs, and have it repaired before the next action.
 
-        All replicas are in sync, so the others have the records.
+        All replicas are in sync, so the others have the records. With `kills_repair`, scrub, repair
+        and the broker are killed before that.
         """
-        root = Path(self._brokers.roots[self._any() + 1])
+        broker_id = self._any()
+        root = Path(self._brokers.roots[broker_id + 1])
         flipped = wait_until(
             lambda: self._brokers.is_in_sync() and flip_a_bit(root, self._random),
             _IN_SYNC_SECONDS * 1000,
@@ -286,11 +292,22 @@ class Nemesis:
         )
         if flipped:
             self._note("damage file")
+            if kills_repair:
+                self._kill_repair(broker_id)
             wait_for(
                 lambda: request_repair(self._brokers.connection),
                 "repaired file",
                 patience=_REPAIR_SECONDS,
             )
+
+    def _kill_repair(self, broker_id: int) -> None:
+        """Kill a scrub, a repair, and the broker of the damaged file, each at a random time."""
+        for command in ("scrub", "repair", "scrub", "repair"):
+            process = self._brokers.run_command(command, "--cluster", self._brokers.cluster)
+            time.sleep(self._random.uniform(*_KILL_COMMAND_SECONDS))
+            self._note("kill repair")
+            process.kill()
+        self._kill([broker_id])
 
     def _kill_producer(self) -> None:
         self._note("kill producer")

@@ -16,6 +16,7 @@ KILLS = (
     "kill producer",
     "kill consumer",
     "kill stream",
+    "kill repair",
     "kill JVM",
     "kill executor",
 )
