@@ -6,6 +6,7 @@ the request was carried out. Beside the server's own control paths:
 
     POST /_faults?share=0     set the share of requests that fail
     POST /_away?bucket=NAME   answer 503 for that bucket; an empty name ends it
+    POST /_lists?lag=5        half of the lists leave out the objects of the last 5 s
     GET  /_faults             the number of faults so far by kind
 """
 
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from urllib.request import Request as Call
 from urllib.request import urlopen
@@ -37,6 +41,7 @@ class Faults:
         self.share = share
         self.hang_seconds = hang_seconds
         self.away = ""
+        self.list_lag_seconds = 0.0
         self.counts: Counter[str] = Counter()
         self._random = random.Random(seed)
 
@@ -49,6 +54,40 @@ class Faults:
         self.counts[f"{kind} {'after' if is_carried_out else 'before'}"] += 1
         return kind, is_carried_out
 
+    def lag_of_list(self) -> float:
+        """Return the age in seconds from which on objects are in the next list."""
+        if not self.list_lag_seconds or self._random.random() < 0.5:
+            return 0.0
+        self.counts["late list after"] += 1
+        return self.list_lag_seconds
+
+
+class FaultyApi(S3Api):
+    """Buckets whose lists lag as `Faults` says."""
+
+    def __init__(self, latency_ms: float, faults: Faults) -> None:
+        super().__init__(latency_ms)
+        self._faults = faults
+
+    def respond(self, request: Request) -> Response:
+        """Execute a request; a list may leave out the newest objects."""
+        response = super().respond(request)
+        if request.kind != "LIST" or request.bucket.startswith("_") or response.status != 200:
+            return response
+        lag = self._faults.lag_of_list()
+        if not lag:
+            return response
+        newest = datetime.fromtimestamp(time.time() - lag, timezone.utc).isoformat()
+        shown = _OBJECT.sub(
+            lambda found: b"" if found[1].decode() > newest else found[0], bytes(response.content)
+        )
+        return response._replace(content=shown)
+
+
+_OBJECT = re.compile(
+    rb"<Contents><Key>[^<]*</Key><LastModified>([^<]*)</LastModified>.*?</Contents>"
+)
+
 
 class FaultyConnection(Connection):
     """A connection whose requests fail as `Faults` says."""
@@ -58,7 +97,7 @@ class FaultyConnection(Connection):
         self._faults = faults
 
     def _execute(self, request: Request) -> None:
-        if request.bucket in ("_faults", "_away"):
+        if request.bucket in ("_faults", "_away", "_lists"):
             self._send(self._control(request))
             return
         if request.bucket.startswith("_") or (not request.key and request.method == "PUT"):
@@ -81,6 +120,8 @@ class FaultyConnection(Connection):
             return Response(200, {}, json.dumps(self._faults.counts).encode())
         if request.bucket == "_faults":
             self._faults.share = float(request.query["share"])
+        elif request.bucket == "_lists":
+            self._faults.list_lag_seconds = float(request.query["lag"])
         else:
             self._faults.away = request.query["bucket"]
         return Response(204)
@@ -106,6 +147,10 @@ class FaultyStore(Store):
         """Let a bucket be away; an empty name ends it."""
         self._control(f"_away?bucket={bucket}")
 
+    def set_list_lag(self, seconds: float) -> None:
+        """Let half of the lists leave out the objects of the last seconds."""
+        self._control(f"_lists?lag={seconds}")
+
     def faults(self) -> dict[str, int]:
         """Return the number of faults so far by kind."""
         with urlopen(f"{self.url}/_faults", timeout=60) as answer:
@@ -128,8 +173,8 @@ def running_faulty_store(
 
 def main(port: str, latency_ms: str, share: str, seed: str, hang_seconds: str) -> None:
     """Serve until the process or its parent ends."""
-    api = S3Api(float(latency_ms))
     faults = Faults(float(share), int(seed), float(hang_seconds))
+    api = FaultyApi(float(latency_ms), faults)
     run(int(port), lambda: FaultyConnection(api, faults))
 
 

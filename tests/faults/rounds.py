@@ -32,7 +32,8 @@ _LONG_SESSIONS = 2.0
 class Configuration(NamedTuple):
     """The storage, brokers and clients of a round.
 
-    `latency_ms` and `hang_seconds` are those of the S3 server; `executors`, whether each broker's
+    `latency_ms` and `hang_seconds` are those of the S3 server, half of whose lists leave out the
+    objects of the last `list_lag_seconds`; `executors`, whether each broker's
     Spark has an executor; `streams`, the number of Spark applications that stream into topics;
     `is_compacted`, whether the topic of the producers is compacted while it is written.
     """
@@ -49,6 +50,7 @@ class Configuration(NamedTuple):
     latency_ms: float = 30.0
     hang_seconds: float = 10.0
     is_compacted: bool = False
+    list_lag_seconds: float = 0.0
 
 
 _QUICK_MS = 3_000
@@ -58,9 +60,9 @@ CONFIGURATIONS = (
     Configuration(),
     Configuration(brokers=5, session_ms=_QUICK_MS, is_compacted=True),
     Configuration(session_ms=_QUICK_MS),
-    Configuration("s3", records_per_second=300.0),
+    Configuration("s3", records_per_second=300.0, list_lag_seconds=5.0),
     Configuration(brokers=5, session_ms=_QUICK_MS, streams=1),
-    Configuration("s3", records_per_second=300.0, is_compacted=True),
+    Configuration("s3", records_per_second=300.0, is_compacted=True, list_lag_seconds=5.0),
     Configuration("s3 buckets", records_per_second=300.0),
     Configuration(brokers=5),
     Configuration(with_spark=True, records_per_second=300.0),
@@ -129,6 +131,7 @@ def run_round(
         nemesis = Nemesis(brokers, clients, seed, store, buckets)
         if store is not None:
             store.set_share(_FAULT_SHARE)
+            store.set_list_lag(configuration.list_lag_seconds)
         for action in actions:
             nemesis.act(action)
             brokers.await_in_sync()
@@ -137,6 +140,7 @@ def run_round(
         faults = store.faults() if store is not None else {}
         if store is not None:
             store.set_share(0.0)
+            store.set_list_lag(0.0)
         ensure_running(brokers)
         brokers.await_in_sync()
         clients.stop_producers()

@@ -15,7 +15,7 @@ _SMALL = Configuration(session_ms=3_000, producers=1, consumers=1, hang_seconds=
     ("configuration", "actions"),
     [
         (_SMALL, ("kill leader", "kill producer", "suspend leader", "kill consumer")),
-        (_SMALL._replace(storage="s3"), ("kill leader",)),
+        (_SMALL._replace(storage="s3", list_lag_seconds=2.0), ("kill leader",)),
         (
             _SMALL._replace(is_compacted=True),
             ("kill producer", "reassign", "kill leader", "damage file"),
