@@ -106,7 +106,7 @@ def test_a_torn_copy_of_the_cluster_root_is_written_again_and_its_finding_closed
     three: LocalCluster,
 ) -> None:
     """A process had ended while it wrote the copy. `repair` called the finding unrepairable: only
-    the command looked at the copies of the cluster root (seeds 1534 and 2453 of the simulation).
+    the command read the copies of the cluster root (seeds 1534 and 2453 of the simulation).
     """
     commit = commits(three, "cluster/partition_state")[-1]
     copy = three.root / "cluster" / "partition_state" / "_second_copies" / commit.name
