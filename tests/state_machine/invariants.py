@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.isr import NO_REGISTRATION
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import ProtocolError, SparklogError
+from sparklog.errors import ProtocolError, SparklogError, TableReplacedError
 from sparklog.maintenance import audit_checks
 from sparklog.maintenance.audit_reading import AuditedReplica, Reading
 from sparklog.model import HIGH_WATERMARK_CHECKPOINT, PARTITION_STATE, Batch, TopicIdPartition
@@ -37,6 +37,7 @@ from tests.log_conditions import (
 )
 
 Row = Mapping[str, Any]
+_Found = TypeVar("_Found")
 
 
 class Written(NamedTuple):
@@ -104,7 +105,7 @@ class _Root:
     def __init__(self, location: Location, known: dict[tuple[str, str], dict[int, bytes]]) -> None:
         self._location = location
         self._known = known
-        self._checkpoints = [ControlTable(location, schema) for schema in CHECKPOINTS]
+        self._checkpoints = self._opened_checkpoints()
         self.log = Journal(location, checkpoints=self._checkpoints)
         self.records: dict[TopicIdPartition, list[Written]] = {}
         self._seen = -1
@@ -119,7 +120,7 @@ class _Root:
 
     def refresh(self, *, checks_recovery: bool) -> bool:
         """Load new commits; return whether there were any."""
-        self.log.refresh()
+        self._with_checkpoints(self.log.refresh)
         if checks_recovery and self._checkpointed() != self._recovered[1]:
             self.check_recovery()
         if self.log.version == self._seen:
@@ -127,6 +128,17 @@ class _Root:
         self._seen = self.log.version
         self.records = {key: self._read(key) for key in {*self.log.partitions(), *self.rows}}
         return True
+
+    def _with_checkpoints(self, action: Callable[[], _Found]) -> _Found:
+        """Do what reads the checkpoints; their broker may have recreated those it cannot read."""
+        try:
+            return action()
+        except TableReplacedError:
+            self._checkpoints[:] = self._opened_checkpoints()
+            return action()
+
+    def _opened_checkpoints(self) -> list[ControlTable]:
+        return [ControlTable(self._location, schema) for schema in CHECKPOINTS]
 
     def _checkpointed(self) -> str:
         """Return the name of the last commit to the checkpoints of the rows."""
@@ -146,7 +158,7 @@ class _Root:
             return
         self._recovered = found
         checkpoints = None if opens_checkpoints else self._checkpoints
-        opened = Journal(self._location, checkpoints=checkpoints)
+        opened = self._with_checkpoints(lambda: Journal(self._location, checkpoints=checkpoints))
         for key, row in self.rows.items():
             assert opened.rows[key] == row, f"7.0: {opened.rows[key]} is recovered of {row}"
         histories = {key: entries for key, entries in self.log.epochs.items() if entries}
