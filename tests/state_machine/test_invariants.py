@@ -230,3 +230,17 @@ def test_the_audit_of_a_step_finds_damage(cluster: CheckedCluster, invariant: In
         invariants.check()
     with pytest.raises(AssertionError, match=rf"\b{invariant.number}: "):
         invariants.audit()
+
+
+def test_a_checkpoint_table_that_its_broker_has_recreated_is_opened_again(
+    cluster: CheckedCluster,
+) -> None:
+    """A broker recreates a table that it cannot read; the checks failed then (seed 6630)."""
+    cluster.produce(0, 1)
+    cluster.tick_until_idle()
+    log = cluster.root / "broker-0" / "high_watermark_checkpoint" / "_delta_log"
+    (log / f"{0:020}.json").write_bytes(b"")
+    cluster.crash(0)
+    cluster.restart(0)
+    cluster.produce(0, 1)
+    cluster.come_to_rest()
