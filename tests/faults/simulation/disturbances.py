@@ -15,7 +15,8 @@ from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_nam
 
 Events = tuple[Event, ...]
 
-_LONG_PAUSES_MS = (7_000, 12_000, 12_000, 70_000, 600_000)
+_LONG_PAUSES_MS = (7_000, 12_000, 12_000, 70_000)
+"""The longer pauses, without the longest one of the cluster's shape."""
 _JUMPS_MS = (0, 0, -3_600_000, -5_000, 5_000, 3_600_000)
 _SESSION_MS = 12_000
 """Longer than the session of a broker on a clock that drifts."""
@@ -44,6 +45,7 @@ class Disturbances:
         self, chance: random.Random, shape: Shape, events: Callable[[], Events], focus: int
     ) -> None:
         self._chance, self._shape, self._events = chance, shape, events
+        self._pauses_ms = (*_LONG_PAUSES_MS, shape.longest_pause_ms)
         self._kinds: dict[str, tuple[int, Callable[[], Sequence[Step]]]] = {
             "pause": (4, self._pause),
             "kill": (3, self._kill),
@@ -84,7 +86,7 @@ class Disturbances:
     # --- single faults --------------------------------------------------------------------------
 
     def _pause(self) -> list[Step]:
-        return [self._advance(self._chance.choice(_LONG_PAUSES_MS)), *self._elections()]
+        return [self._advance(self._chance.choice(self._pauses_ms)), *self._elections()]
 
     def _kill(self) -> list[Step]:
         broker = self._any_broker()
@@ -100,7 +102,7 @@ class Disturbances:
         """A scheduled run ends, and the next one begins after a while."""
         broker = self._any_broker()
         parked = Step(_name(broker), "park", (), self._events())
-        return [parked, self._advance(self._chance.choice(_LONG_PAUSES_MS)), *self._sends()]
+        return [parked, self._advance(self._chance.choice(self._pauses_ms)), *self._sends()]
 
     def _power(self) -> list[Step]:
         """The power of one machine fails, now or while its broker makes a commit."""

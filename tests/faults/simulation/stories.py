@@ -35,6 +35,9 @@ _COMPACTED = 0.4
 FIRST_WITH_BIT_FLIPS = 1_000
 """The first seed with bit flips. The stories of those before are the ones by which the mutations
 were measured."""
+FIRST_WITH_HOURS = 10_000
+"""The first seed whose longest pause is not ten minutes, but three hours."""
+_HOURS_MS = 3 * 3_600_000
 _WITH_BIT_FLIPS = 0.5
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
@@ -65,6 +68,11 @@ _WEATHERS = (
 
 def shape_of(seed: int) -> Shape:
     """Return the shape of a seed's cluster."""
+    shape = _drawn_shape(seed)
+    return shape._replace(longest_pause_ms=_HOURS_MS) if seed >= FIRST_WITH_HOURS else shape
+
+
+def _drawn_shape(seed: int) -> Shape:
     chance = random.Random(f"shape {seed}")
     drifts = tuple(chance.randrange(_MOST_DRIFT_PPM) for _ in process_names())
     partitions, replicas = chance.choice((1, 1, 2)), chance.choice((2, 3, 3))

@@ -86,7 +86,8 @@ class Shape(NamedTuple):
     Clocks drift by `drifts_ppm` parts per million. `is_synced`, whether files are synced before
     they count. `retention_ms`, the age at which records are deleted, -1 for never. `is_compacted`,
     whether the cleaner keeps the last record of each key only. `has_bit_flips`, whether bits of
-    batch files flip, one file at a time until it is repaired.
+    batch files flip, one file at a time until it is repaired. `longest_pause_ms`, the longest time
+    for which processes are suspended or all is silent.
     """
 
     partitions: int
@@ -97,6 +98,7 @@ class Shape(NamedTuple):
     retention_ms: int = -1
     is_compacted: bool = False
     has_bit_flips: bool = False
+    longest_pause_ms: int = 600_000
 
 
 class Outcome(NamedTuple):
