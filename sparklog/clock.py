@@ -44,6 +44,14 @@ def is_ago(at: tuple[float, float], seconds: float) -> bool:
     return any(now - then > seconds for now, then in zip(clocks(), at, strict=True))
 
 
+def has_come(due_ms: int, now_ms: int, interval_ms: int) -> bool:
+    """Return whether a time that was set `interval_ms` ahead has come.
+
+    A time further ahead has come, too: the clock was wrong when it was set, or it was set back.
+    """
+    return not 0 < due_ms - now_ms <= interval_ms
+
+
 def wait_until(
     poll: Callable[[], _Result],
     timeout_ms: float = math.inf,

@@ -1,10 +1,10 @@
-"""Waiting for conditions."""
+"""Waiting for conditions, and times that have come."""
 
 from __future__ import annotations
 
 import pytest
 
-from sparklog.clock import wait_until
+from sparklog.clock import has_come, wait_until
 from sparklog.testing import ManualClock
 
 
@@ -71,3 +71,11 @@ def test_an_error_of_a_poll_is_raised_at_once(pauses: list[int]) -> None:
     with pytest.raises(OSError, match="away"):
         wait_until(poll, 1_000, pause_ms=5)
     assert pauses == []
+
+
+def test_a_time_has_come_if_the_clock_was_set_back() -> None:
+    """A damaged commit was restored, and its broker stayed out of the ISR for an hour: the clock
+    had been an hour ahead when it was found (seed 9806 of the simulation).
+    """
+    found = [has_come(1_000, now, 500) for now in (499, 500, 999, 1_000)]
+    assert found == [True, False, False, True]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from sparklog.clock import has_come
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
@@ -133,7 +134,7 @@ class CheckpointWriter:
         if is_requested:
             if self._writing is not None:
                 self._writing.result()
-        elif now_ms < self._verify_at_ms or self._beside is not None:
+        elif self._beside or not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         for table in self._root.checkpoints:

@@ -28,6 +28,7 @@ from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.repair_requests import RepairRequests
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
+from sparklog.clock import has_come
 from sparklog.cluster.isr import leave_isr
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import ClusterRoot
@@ -150,7 +151,7 @@ class Repairs:
 
         Only on local file systems, every `VERIFY_INTERVAL_MS`.
         """
-        if now_ms < self._verify_at_ms:
+        if not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         before, found = self._replicas.journal_damage, None
@@ -213,7 +214,9 @@ class Repairs:
         requests there. The position is kept in memory; `sparklog scrub` verifies a whole cluster.
         """
         self._note_scrubbed()
-        if now_ms < self._scrub_at_ms or not self._scrub_bytes_per_second or self._reading:
+        if not self._scrub_bytes_per_second or self._reading:
+            return
+        if not has_come(self._scrub_at_ms, now_ms, _SCRUB_MS):
             return
         self._scrub_at_ms = now_ms + _SCRUB_MS
         self._replicas.drop_restored()

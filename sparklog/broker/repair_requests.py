@@ -13,6 +13,7 @@ from typing import Any
 
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
+from sparklog.clock import has_come
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.repairs import Repair, repairs_of, set_outcomes
 from sparklog.cluster.restore_candidates import restore_candidates
@@ -84,7 +85,10 @@ class RepairRequests:
         is_changed = self._report_refilled(now_ms)
         mine = metadata.brokers.get(self._broker_id)
         count = mine.repair_requests if mine is not None else 0
-        is_due = count != self._seen if self._retry_at_ms is None else now_ms >= self._retry_at_ms
+        retry_at_ms = self._retry_at_ms
+        is_due = count != self._seen
+        if retry_at_ms is not None:
+            is_due = has_come(retry_at_ms, now_ms, _RETRY_MS)
         if not is_due:
             return is_changed
         wanted = {"requested", "refilling"} if self._is_first else {"requested"}

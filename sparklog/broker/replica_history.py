@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.broker.checkpoints import overwrite
+from sparklog.clock import has_come
 from sparklog.cluster.replica_past import covered_by, journal_commits, kept, rows_of
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
@@ -52,8 +53,7 @@ class ReplicaHistory:
         """
         if self._due_at_ms is None:
             self._due_at_ms = now_ms + EXTENSION_INTERVAL_MS
-        # A time further ahead is that of a clock that was wrong.
-        if not is_due and 0 < self._due_at_ms - now_ms <= EXTENSION_INTERVAL_MS:
+        if not is_due and not has_come(self._due_at_ms, now_ms, EXTENSION_INTERVAL_MS):
             return False
         root = self.root
         with self._lock:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.leading.inbox_table import InboxTable
+from sparklog.clock import has_come
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS
@@ -94,7 +95,7 @@ class Inbox:
 
         Only on local file systems, as `CheckpointWriter.verify`; a failure is only logged.
         """
-        if now_ms < self._verify_at_ms or self._beside is not None:
+        if self._beside or not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
             return
         self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
         if self._polled_at_ms is None:

@@ -118,6 +118,13 @@ def test_a_high_watermark_that_was_seen_and_not_synced_is_reached_again() -> Non
     assert outcome.counts["read"] >= 2
 
 
+def test_a_broker_whose_clock_was_set_back_verifies_its_log_again() -> None:
+    """A commit of its log could not be read once, while its clock was an hour ahead. The broker
+    would have verified its log again in an hour, and stayed out of every ISR.
+    """
+    assert play(9806, steps_of(9806, 500)).problems == []
+
+
 def test_runs_go_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
     assert run(range(1), 20, 1, tmp_path).seeds == 1
     results = run(range(2), 20, 1, tmp_path)
