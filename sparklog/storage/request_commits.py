@@ -179,9 +179,10 @@ def mend_commits(table: Location, *, files_only: bool) -> bool:
 
 
 def keep_files(table: Location, path: str, fault: str) -> None:
-    """Replace a commit by one with only its valid actions on files."""
+    """Replace a commit, if it is still there, by one with only its valid actions on files."""
     content, _ = _limited_bytes(table, path)
-    _mend(table, path, _actions(content or b"", _valid_file_action)[0], fault)
+    if content is not None:
+        _mend(table, path, _actions(content, _valid_file_action)[0], fault)
 
 
 def _limited_bytes(table: Location, path: str) -> tuple[bytes | None, str | None]:
