@@ -273,7 +273,6 @@ def running_identities(folder: Path) -> Iterator[IdentityCluster]:
     """Run the cluster; tables that clients write get a checkpoint after `COMMITS` commits."""
     properties = {
         "delta.checkpointInterval": str(COMMITS),
-        "delta.logRetentionDuration": "interval 1 second",
     }
     with running_policy_store(folder / "store.log") as store, pytest.MonkeyPatch.context() as patch:
         often = tuple(
