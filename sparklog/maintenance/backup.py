@@ -38,9 +38,9 @@ from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
     commit_path,
+    fetch_log,
     has_version,
     is_checkpoint,
-    newest_checkpoint,
     newest_version,
 )
 from sparklog.storage.delta_snapshots import open_table
@@ -112,7 +112,8 @@ def backup(
     Raises
     ------
     StorageError
-        A root cannot be read, or the target has other contents.
+        A root cannot be read, a file was removed while it was to be copied, or the target has other
+        contents.
     SparklogError
         The cluster has a format in which journals do not say what they have seen.
     """
@@ -141,7 +142,10 @@ def backup(
         for name, version in of_cluster.items()
     ]
     target.remove(MANIFEST)
-    files = sum(_copy_table(one, on_progress) for one in tables)
+    # Clean-up removes commits after ten minutes, and copying batches may take hours.
+    files = sum(map(_copy_newest_log, tables))
+    files += sum(_copy_files(one, one.target, on_progress) for one in tables)
+    files += sum(map(_copy_older_log, tables))
     for of in journals:
         create_table(target.child(names[of]), PRODUCE_REQUESTS)
     roots = {_CLUSTER: cluster.uri, **{names[of]: one.uri for of, one in journals.items()}}
@@ -283,7 +287,9 @@ def restore(
             for table in (source.child(name).child(part),)
         ]
         for copy in copies:
-            files += _copy_table(copy, on_progress)
+            # A table that can be opened has its files, if the restoration is interrupted.
+            files += _copy_files(copy, copy.source, on_progress)
+            files += _copy_newest_log(copy) + _copy_older_log(copy)
             if name == _CLUSTER and copy.source.uri.endswith(f"/{BROKERS.name}"):
                 _set_roots(roots)
     return CopiedRoots({name: root.uri for name, root in roots.items()}, files)
@@ -313,15 +319,33 @@ def _set_roots(roots: Mapping[str, Location]) -> None:
     ControlTable(roots[_CLUSTER], BROKERS).update(change, cause=Cause("RESTORE CLUSTER"))
 
 
-def _copy_table(copy: _Table, on_progress: OnProgress | None) -> int:
-    """Copy a table as it is at a version; return the number of files that were not there.
+def _copy_newest_log(copy: _Table) -> int:
+    """Copy the part of a table's log that opening it at its version needs.
 
-    Data files come before the commits that name them.
+    Returns the number of files that were not there. Raises `StorageError` if the version cannot be
+    read.
     """
     source, target, version = copy
     if target.is_local:
         Path(target.uri, LOG_FOLDER).mkdir(parents=True, exist_ok=True)
-    files = pa.table(open_table(source, version).snapshot.get_add_actions(flatten=True))
+    try:
+        contents = fetch_log(source, version)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"version {version} of the table at {source.uri} cannot be copied: it was cleaned up "
+            "since it was chosen, or is damaged; repeat the backup, and run `sparklog scrub` if "
+            "that does not help"
+        ) from error
+    return sum(map(_copier(source, target), contents.items()))
+
+
+def _copy_files(copy: _Table, described_by: Location, on_progress: OnProgress | None) -> int:
+    """Copy the files that a table names at its version; return how many were not there.
+
+    Parameters: `described_by`, the source, or the target if the newest part of the log is there.
+    """
+    source, target, version = copy
+    files = pa.table(open_table(described_by, version).snapshot.get_add_actions(flatten=True))
     sizes = [*zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)]
     name = "/".join(source.uri.split("/")[-2:])
     copied = [
@@ -330,25 +354,25 @@ def _copy_table(copy: _Table, on_progress: OnProgress | None) -> int:
         if _copy_file(source, target, unquote(path), size)
     ]
     target.sync(copied)
-    return len(copied) + sum(map(_copier(source, target), _log_files(source, version)))
+    return len(copied)
 
 
-def _log_files(table: Location, version: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the commits and checkpoints up to `version`, by name, with their contents."""
-    names = [
-        name
-        for name in table.names(LOG_FOLDER)
-        if has_version(name) and int(name[:20]) <= version
-        if is_checkpoint(name) or name == commit_path(int(name[:20])).rpartition("/")[2]
-    ]
-    # The checkpoints first: with the commits after them alone, a table cannot be opened.
-    for name in sorted(names, key=lambda name: (not is_checkpoint(name), name)):
-        try:
-            yield name, table.read_bytes(f"{LOG_FOLDER}/{name}")
-        except FileNotFoundError:
-            # Cleaned up since it was listed; a checkpoint has replaced it.
-            if int(name[:20]) > newest_checkpoint(names):
-                raise
+def _copy_older_log(copy: _Table) -> int:
+    """Copy the commits and checkpoints up to the version that the target lacks; return how many."""
+    return sum(map(_copier(copy.source, copy.target), _older_log_files(copy)))
+
+
+def _older_log_files(copy: _Table) -> Iterator[tuple[str, bytes]]:
+    """Yield these commits and checkpoints by name, with their contents."""
+    source, target, version = copy
+    existing = {*target.names(LOG_FOLDER)}
+    for name in source.names(LOG_FOLDER):
+        if not has_version(name) or int(name[:20]) > version or name in existing:
+            continue
+        if is_checkpoint(name) or name == commit_path(int(name[:20])).rpartition("/")[2]:
+            # A file that was listed may be cleaned up since.
+            with suppress(FileNotFoundError):
+                yield name, source.read_bytes(f"{LOG_FOLDER}/{name}")
 
 
 def _copier(source: Location, target: Location) -> Callable[[tuple[str, bytes]], bool]:
@@ -377,6 +401,13 @@ def _copy_file(source: Location, target: Location, path: str, size_bytes: int) -
             return False
         # Left by a process that has died.
         target.remove(path)
-    with source.open(path) as data, new_file(target, path) as copy:
-        shutil.copyfileobj(data, copy, source.chunk_bytes)
+    try:
+        with source.open(path) as data, new_file(target, path) as copy:
+            shutil.copyfileobj(data, copy, source.chunk_bytes)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"{source.uri}/{path} was removed before it was copied: repeat the backup, which "
+            "continues with what is new, and set file.delete.delay.ms to more than the time that "
+            "it takes; run `sparklog scrub` if the same file is missing again"
+        ) from error
     return True

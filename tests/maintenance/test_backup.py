@@ -25,6 +25,7 @@ from tests.broker.states import check_at_rest, error, values
 from tests.cli.command_line import files_in, run
 from tests.examples import commands, example_cluster
 from tests.maintenance.releases import EARLIER, MixedCluster, earlier_cluster_root
+from tests.state_machine.roots import clean_up
 
 
 def write(cluster: LocalCluster, value: str) -> None:
@@ -148,17 +149,17 @@ def test_a_backup_that_was_interrupted_is_not_restored(
     """Neither is one whose repetition was; the next repetition completes it."""
     back_up(cluster, tmp_path / "backup")
     write(cluster, "c")
-    copy_table: Callable[..., int] = module._copy_table
+    copy_files: Callable[..., int] = module._copy_files
     left = [3]
 
     def failing(*arguments: object) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError("the store is away")
-        return copy_table(*arguments)
+        return copy_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_copy_table", failing)
+        patch.setattr(module, "_copy_files", failing)
         with pytest.raises(OSError, match="is away"):
             back_up(cluster, tmp_path / "backup")
     with pytest.raises(StorageError, match=r"there is no complete backup at .*: repeat the backup"):
@@ -167,7 +168,7 @@ def test_a_backup_that_was_interrupted_is_not_restored(
     # A restoration that is interrupted leaves no root that a broker opens, and is repeated.
     left = [9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_copy_table", failing)
+        patch.setattr(module, "_copy_files", failing)
         with pytest.raises(OSError, match="is away"):
             restored(cluster, tmp_path / "backup", tmp_path / "copy")
     copy = restored(cluster, tmp_path / "backup", tmp_path / "copy")
@@ -223,3 +224,40 @@ def test_the_commands_print_the_roots(cluster: LocalCluster, tmp_path: Path) -> 
     refusal = run("restore", "--from", target, "--to", copy).refusal
     assert refusal == f"{copy}/cluster holds a root: move it away, or name another target"
     assert files_in(copy) == before
+
+
+def test_old_commits_may_be_cleaned_up_while_batches_are_copied(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Commits are kept for ten minutes, and a backup of many batches takes hours."""
+    done: list[str] = []
+
+    def clean_up_and_write(work: str, _done: int, _of: int) -> None:
+        if work not in done:
+            done.append(work)
+            write(cluster, f"meanwhile {len(done)}")
+            for root in ("cluster", "broker-0", "broker-1", "broker-2"):
+                clean_up(cluster.root / root)
+
+    target = Location.of(str(tmp_path / "backup"))
+    backup(cluster.location(), target, on_progress=clean_up_and_write)
+    assert len(done) > 3
+    copy = restored(cluster, tmp_path / "backup", tmp_path / "copy")
+    check_at_rest(copy, "a", "b")
+    assert audit(copy.connection, verify_files=True) == []
+
+
+def test_a_batch_that_is_removed_before_it_is_copied_is_named(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Nothing is restored from such a backup."""
+    batches = (cluster.root / "broker-0" / "log" / "_inbox").glob("*.parquet")
+    lost = next(batches)
+    content = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(StorageError, match=rf"{lost.name} was removed before it was copied: rep"):
+        back_up(cluster, tmp_path / "backup")
+    assert not (tmp_path / "backup" / MANIFEST).exists()
+    lost.write_bytes(content)
+    back_up(cluster, tmp_path / "backup")
+    check_at_rest(restored(cluster, tmp_path / "backup", tmp_path / "copy"), "a", "b")
