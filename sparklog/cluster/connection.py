@@ -372,10 +372,11 @@ class Connection:
         StorageError
             The journal cannot be read.
         """
-        journal = self._journals.get((location.uri, self.registered_epoch(location)))
-        if journal is None:
-            return self.opened_journal(location)
-        journal.refresh()
+        is_open = (location.uri, self.registered_epoch(location)) in self._journals
+        journal = self.opened_journal(location)
+        if is_open or not location.is_local:
+            # The list of a store by which it was opened may lag behind.
+            journal.refresh()
         return journal
 
     def opened_journal(self, location: Location) -> Journal:

@@ -349,6 +349,13 @@ class Invariants:
         batches = self._roots[broker_id].log.batches(key)
         return [one.path for one in batches if one.next_offset <= min(marks)]
 
+    def has_committed_all(self, partition: int) -> bool:
+        """Whether the leader has committed all records of its log."""
+        past = self._past[partition]
+        leader = self.leader(partition)
+        row = self._roots[leader].rows.get(self._key(past)) if leader in self._roots else None
+        return row is not None and row["high_watermark"] == row["log_end_offset"]
+
     def high_watermarks(self, partition: int) -> dict[int, int]:
         """The high watermarks of the replicas, by broker."""
         return {of: found for of, (_, found) in self._past[partition].high_watermarks.items()}

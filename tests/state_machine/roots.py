@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -16,10 +17,11 @@ from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
 
-def clean_up(root: Path) -> None:
+def clean_up(root: Path, until_ms: float = math.inf) -> None:
     """Write Delta's checkpoint of every table of a root and remove the commits before it.
 
-    Of a journal only the commits are removed that the checkpoint tables describe.
+    Of a journal only the commits are removed that the checkpoint tables describe. `until_ms`: the
+    time after which commits stay, in ms since 1970.
     """
     for log in sorted(root.glob("*/_delta_log")):
         if log.parent.name == FORMAT.name:
@@ -32,7 +34,8 @@ def clean_up(root: Path) -> None:
             # A journal is cleaned up only up to the checkpoints.
             last = min(last, _described_version(root))
         for commit in log.glob("*.json"):
-            if commit.stem.isdigit() and int(commit.stem) < last:
+            is_before = commit.stem.isdigit() and int(commit.stem) < last
+            if is_before and commit.stat().st_mtime * 1000 <= until_ms:
                 commit.unlink()
 
 

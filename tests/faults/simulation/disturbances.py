@@ -28,6 +28,7 @@ _FOCUS_WEIGHT = 15
 _SECOND = "b"
 """The slot of a broker's second process, which may run beside the first one."""
 _FAILED_COMMITS = (*("refused",) * 4, *("unknown",) * 2, "landed", "repeated", "died", "suspend")
+_FAILED_COMMITS_ON_STORES = (*_FAILED_COMMITS, *("late",) * 3)
 
 
 class Disturbances:
@@ -72,6 +73,8 @@ class Disturbances:
             self._kinds["compaction"] = (8, self._compaction)
         if shape.has_bit_flips:
             self._kinds["bit flip"] = (15, self._bit_flip)
+        if shape.has_replaced_processes:
+            self._kinds["replaced process"] = (4, self._replaced_process)
         self._focus = list(self._kinds)[focus % len(self._kinds)]
 
     def any(self) -> Sequence[Step]:
@@ -253,7 +256,8 @@ class Disturbances:
             # The leader's first commit appends what the producers have sent.
             number = 1 if broker == 0 else self._chance.randint(1, 2)
             kind = "commit" if broker == 0 else self._chance.choice(("commit", "link"))
-            event = Event(number, self._chance.choice(_FAILED_COMMITS), kind)
+            outcomes = _FAILED_COMMITS_ON_STORES if self._shape.is_on_store else _FAILED_COMMITS
+            event = Event(number, self._chance.choice(outcomes), kind)
             steps.append(Step(_name(broker), role, (), (event,)))
         steps += [*self._polls(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
         steps += [*self._polls(), *self._revived()]
@@ -357,6 +361,33 @@ class Disturbances:
         steps += [*self._polls(), *self._sends(), *late, *others, *of_second, *self._polls()]
         ended = [Step(second, "kill"), Step(first, "kill"), Step(first, "start")]
         return [*steps, *self._sends(), *late, Step(first, "follower_tick"), *ended]
+
+    def _replaced_process(self) -> list[Step]:
+        """A leader is suspended after it has read the metadata and before it reads its journal.
+
+        It reads it since its last commit has failed. Another broker is elected, and a second
+        process of the first one follows it. Then the first process reads what the second one has
+        written, and acts on the metadata from before.
+        """
+        broker = 0
+        first, second = _name(broker), f"actor-{broker}{_SECOND}"
+        failed = Event(1, self._chance.choice(("refused", "unknown")), "commit")
+        at = Event(1, "suspend", "own journal read")
+        steps = [*self._ticks("leader_tick", "follower_tick", "leader_tick"), *self._sends()]
+        steps += [*self._polls(), *self._sends()]
+        steps += [Step(first, "leader_tick", (), (failed,)), Step(first, "leader_tick", (), (at,))]
+        steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,)), *self._sends()]
+        steps += self._ticks("leader_tick", "follower_tick", "leader_tick", without=(broker,))
+        steps += [Step(second, one) for one in ("start", "heartbeat", "follower_tick")]
+        for _ in range(self._chance.randint(1, 2)):
+            steps += [*self._polls(), *self._sends()]
+            steps += self._ticks("controller_tick", "leader_tick", without=(broker,))
+            steps += [Step(second, one) for one in ("leader_tick", "follower_tick")]
+            steps += self._ticks("leader_tick", without=(broker,))
+        steps += [Step(first, "resume"), *self._polls(), *self._sends()]
+        steps += [Step(first, "leader_tick"), Step(second, "leader_tick")]
+        steps += [Step(second, "follower_tick"), *self._ticks("leader_tick", without=(broker,))]
+        return [*steps, *(Step(one, "kill") for one in (first, second)), Step(first, "start")]
 
     # --- their parts ----------------------------------------------------------------------------
 

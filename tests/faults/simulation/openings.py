@@ -11,21 +11,27 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 from deltalake import DeltaTable
 
 from sparklog.storage import delta_snapshots
 from sparklog.storage.location import Location
+from tests.faults.simulation.simulated_store import ROOT
 
 _KEPT = 1_000
 """The number of opened tables that are kept; a cluster has about 60, each in several versions."""
 
 
 class Openings:
-    """The tables that processes of a simulation have opened, by the content of their logs."""
+    """The tables that processes of a simulation have opened, by the content of their logs.
 
-    def __init__(self) -> None:
+    Parameters: `root`, the folder that has the objects of a simulated store.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
         self._opened: OrderedDict[bytes, tuple[int, DeltaTable]] = OrderedDict()
         self._open = delta_snapshots.open_in_place
 
@@ -37,6 +43,8 @@ class Openings:
 
     def open_in_place(self, table: Location, version: int | None = None) -> DeltaTable:
         """Return the table as `delta_snapshots.open_in_place` does; raises as it does."""
+        if not table.is_local:
+            table = Location(table.uri.replace(ROOT, str(self._root), 1))
         key = _content_of(table, version)
         version_and_table = self._opened.get(key)
         if version_and_table is not None:

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from sparklog.broker import unclean_start
-from sparklog.storage import parallel
+from sparklog.broker.following import copies_ahead
+from sparklog.storage import delta_log, parallel
 from tests.faults.simulation.openings import Openings
 from tests.faults.simulation.script import Event
+from tests.faults.simulation.simulated_store import SimulatedStore
 from tests.faulty_files import Failure, FaultyFiles
 
 START_MS = 1_700_000_000_000
@@ -31,6 +33,7 @@ _DEADLOCK_S = 60
 """The real time after which a process that does not reach its next operation is stuck."""
 
 _SLEEP = time.sleep
+_Failure = TypeVar("_Failure", bound=str)
 
 _FAILURES: dict[str, Failure] = {
     "create": "full",
@@ -39,6 +42,9 @@ _FAILURES: dict[str, Failure] = {
     "read": "unread",
 }
 """The failure of each call but `link`, which fails in the way that the script names."""
+
+_UNANSWERED_LISTS = {"refused", "unknown", "dies"}
+"""The outcomes with which a list of a store fails; with the others it is outdated."""
 
 
 _CHECKSUM = re.compile(r"-[0-9a-f]{16}(?=\.parquet)")
@@ -119,10 +125,18 @@ class Process:
 
 
 class Scheduler:
-    """Runs processes in the order of a script and decides the outcome of each storage operation."""
+    """Runs processes in the order of a script and decides the outcome of each storage operation.
 
-    def __init__(self, root: Path) -> None:
+    Parameters: `root`, the folder of all tables; `has_store`, whether processes see an object store
+    in it.
+    """
+
+    def __init__(self, root: Path, *, has_store: bool = False) -> None:
         self.root = root
+        self.outdated_lists = 0.0
+        """The share of a store's lists that lag behind."""
+        self._lists = random.Random(0)
+        self._store = SimulatedStore(self, root) if has_store else None
         self.now_ms = START_MS
         self.baton = _taken()
         self.files = _SimulatedFiles(self, root / "stash")
@@ -140,7 +154,13 @@ class Scheduler:
         inline = _InlineExecutor()
         with ExitStack() as stack:
             stack.enter_context(self.files.installed())
-            stack.enter_context(Openings().installed())
+            stack.enter_context(Openings(self.root).installed())
+            if self._store is not None:
+                stack.enter_context(self._store.installed())
+                for pools, of in ((parallel, "ThreadPoolExecutor"), (copies_ahead, "_threads")):
+                    stack.enter_context(mock.patch.object(pools, of, return_value=inline))
+                # Clean-up by delta-rs goes by the system's clock.
+                stack.enter_context(mock.patch.object(delta_log, "start_checkpoint"))
             for target, name, value in (
                 (parallel, "process_threads", lambda _name, _count: inline),
                 (uuid, "uuid4", lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4)),
@@ -193,7 +213,35 @@ class Scheduler:
         return process is not None and threading.current_thread() is process.thread
 
     def at_operation(self, call: str, path: str) -> Failure | None:
-        """Decide what happens at an operation; called by the process that makes it."""
+        """Decide what happens at a call of the file system; called by the process that makes it."""
+        event = self._decided(call, path)
+        if event is None or call == "remove":
+            return None
+        failure: Failure = event if call == "link" else _FAILURES[call]  # type: ignore[assignment]
+        return self._failed(failure)
+
+    def at_request(self, call: str, path: str) -> str | None:
+        """Decide what happens at a request to an object store; called as `at_operation` is."""
+        event = self._decided(call, path)
+        if call == "list" and event is None and self._lists.random() < self.outdated_lists:
+            event = "outdated"
+        if event is None:
+            return None
+        if call == "read":
+            return self._failed("unread")
+        if call == "list":
+            return self._failed("unread" if event in _UNANSWERED_LISTS else "outdated")
+        return self._failed(event)
+
+    def _failed(self, failure: _Failure) -> _Failure:
+        process = self.current
+        assert process is not None
+        process.is_killed = failure == "died"
+        self.counts[failure] += 1
+        return failure
+
+    def _decided(self, call: str, path: str) -> str | None:
+        """Return what the script has for an operation, except for the end of its process."""
         process = self.current
         if process is None or not self.is_in_a_process:
             return None
@@ -217,18 +265,17 @@ class Scheduler:
             self.counts["killed"] += 1
             process.is_killed = True
             raise KilledError
-        if call == "remove":
-            return None
-        failure: Failure = event if call == "link" else _FAILURES[call]  # type: ignore[assignment]
-        process.is_killed = failure == "died"
-        self.counts[failure] += 1
-        return failure
+        return event
 
     def _event(self, call: str, path: str) -> str | None:
         """Return the outcome that the script has for an operation."""
         kinds = ["any", call]
-        if call == "link" and "/log/_delta_log/" in path:
-            kinds.append("commit")
+        if "/log/_delta_log/" in path:
+            assert self.current is not None
+            if call == "link":
+                kinds.append("commit")
+            elif call == "read" and f"/{self.current.name[:-1]}/" in path:
+                kinds.append("own journal read")
         found = None
         for kind in kinds:
             self._operations[kind] += 1
@@ -273,7 +320,8 @@ class _SimulatedFiles(FaultyFiles):
         return self._scheduler.at_operation(call, path) or super()._take(call, path)
 
     def _read(self, path: str) -> None:
-        if self._take("read", path) is not None:
+        # Requests to a store are operations of their own.
+        if "://" not in path and self._take("read", path) is not None:
             raise OSError(5, "read failed on request", path)
 
     def replace(self, source: str, target: str) -> None:

@@ -12,7 +12,7 @@ class Event(NamedTuple):
     """The outcome of a storage operation of a step.
 
     It is the operation with a number among those of a kind: one of the calls, `commit` for the
-    commit of a journal, or `any`.
+    commit of a journal, `own journal read` for a broker's read of its own one, or `any`.
     """
 
     number: int

@@ -17,6 +17,9 @@ _OUTCOMES = (
 )
 """The outcomes of commits; other calls fail in their own ways."""
 
+_OUTCOMES_ON_STORES = (*_OUTCOMES, "late", "late")
+"""Those of requests to a store, which may be carried out after they were given up."""
+
 _KINDS = {
     "any": (0.3, 8),
     "link": (0.3, 1),
@@ -25,6 +28,15 @@ _KINDS = {
     "write": (0.05, 2),
 }
 """The share of events at operations of a kind, and the mean number of operations before them."""
+
+_KINDS_ON_STORES = {
+    "any": (0.3, 20),
+    "link": (0.3, 1),
+    "commit": (0.25, 0.4),
+    "list": (0.15, 0.5),
+    "read": (0.1, 8),
+}
+"""Those of requests to a store, which has no syncs and no writes of parts of files."""
 
 _SHORT_PAUSES_MS = (10, 200, 1_000, 3_000)
 _MOST_DRIFT_PPM = 20_000
@@ -38,6 +50,10 @@ were measured."""
 FIRST_WITH_HOURS = 10_000
 """The first seed whose longest pause is not ten minutes, but three hours."""
 _HOURS_MS = 3 * 3_600_000
+FIRST_ON_STORES = 20_000
+"""The first seed with object stores, and with processes that are replaced between two reads."""
+_ON_STORES = 0.6
+_OUTDATED_LISTS = (0.0, 0.3)
 _WITH_BIT_FLIPS = 0.5
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
@@ -69,7 +85,15 @@ _WEATHERS = (
 def shape_of(seed: int) -> Shape:
     """Return the shape of a seed's cluster."""
     shape = _drawn_shape(seed)
-    return shape._replace(longest_pause_ms=_HOURS_MS) if seed >= FIRST_WITH_HOURS else shape
+    if seed >= FIRST_WITH_HOURS:
+        shape = shape._replace(longest_pause_ms=_HOURS_MS)
+    if seed >= FIRST_ON_STORES:
+        shape = shape._replace(has_replaced_processes=True)
+        # A store has stored what it has answered.
+        place = random.Random(f"place {seed}")
+        if shape.is_synced and place.random() < _ON_STORES:
+            shape = shape._replace(is_on_store=True, outdated_lists=place.choice(_OUTDATED_LISTS))
+    return shape
 
 
 def _drawn_shape(seed: int) -> Shape:
@@ -181,6 +205,9 @@ class Story:
         return tuple(self._event() for _ in range(self._chance.choice((1, 1, 2))))
 
     def _event(self) -> Event:
-        [kind] = self._chance.choices([*_KINDS], [share for share, _ in _KINDS.values()])
-        number = int(self._chance.expovariate(1 / _KINDS[kind][1])) + 1
-        return Event(number, self._chance.choice(_OUTCOMES), kind)
+        is_on_store = self._shape.is_on_store
+        kinds = _KINDS_ON_STORES if is_on_store else _KINDS
+        [kind] = self._chance.choices([*kinds], [share for share, _ in kinds.values()])
+        number = int(self._chance.expovariate(1 / kinds[kind][1])) + 1
+        outcomes = _OUTCOMES_ON_STORES if is_on_store else _OUTCOMES
+        return Event(number, self._chance.choice(outcomes), kind)

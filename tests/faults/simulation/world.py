@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import shutil
 import tempfile
@@ -43,6 +44,7 @@ from tests.faults.simulation.clients import (
 )
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
+from tests.faults.simulation.simulated_store import ROOT as STORE
 from tests.faulty_files import Kept
 from tests.state_machine.invariants import Invariants
 from tests.state_machine.roots import clean_up, has_damaged_file
@@ -65,6 +67,10 @@ _UNCLEAN_ROUND = 30
 _ROUND_MS = 1_000
 _KEPT: tuple[Kept, ...] = ("none", "half", "all")
 _MEMORY = "/dev/shm"
+_KEPT_COMMITS_MS = 600_000
+"""The time for which clean-up keeps commits. In folders, which are checked for this at each commit,
+it may come at any time.
+"""
 _CONFIG = {
     "replica.lag.time.max.ms": 6_000,
     "broker.session.timeout.ms": 9_000,
@@ -87,7 +93,10 @@ class Shape(NamedTuple):
     they count. `retention_ms`, the age at which records are deleted, -1 for never. `is_compacted`,
     whether the cleaner keeps the last record of each key only. `has_bit_flips`, whether bits of
     batch files flip, one file at a time until it is repaired. `longest_pause_ms`, the longest time
-    for which processes are suspended or all is silent.
+    for which processes are suspended or all is silent. `is_on_store`, whether all roots are on an
+    object store, whose requests may be carried out late; `outdated_lists`, the share of its lists
+    that lag behind.
+    `has_replaced_processes`, whether processes are replaced between two of their reads.
     """
 
     partitions: int
@@ -99,6 +108,9 @@ class Shape(NamedTuple):
     is_compacted: bool = False
     has_bit_flips: bool = False
     longest_pause_ms: int = 600_000
+    is_on_store: bool = False
+    outdated_lists: float = 0.0
+    has_replaced_processes: bool = False
 
 
 class Outcome(NamedTuple):
@@ -116,7 +128,7 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="sparklog-", dir=_in_memory())
         self.root = Path(self._folder.name)
         self.shape = shape
-        self.scheduler = Scheduler(self.root)
+        self.scheduler = Scheduler(self.root, has_store=shape.is_on_store)
         self.counts = self.scheduler.counts
         self.history = History()
         self.problems: list[str] = []
@@ -125,8 +137,8 @@ class World:
         self._options = None if shape.is_synced else {str(self.root): {"sync": "false"}}
         self._rules = rules_of(self._settings, None)
         self._execution = execution_of(self._settings, None, None)
-        self._cluster = str(self.root / "cluster")
-        for name in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
+        self._cluster = self._uri("cluster")
+        for name in _roots():
             shutil.copytree(_empty_roots() / name, self.root / name)
         self._actors = list(range(BROKERS))
         """The broker that plays each actor of a disturbance."""
@@ -295,6 +307,11 @@ class World:
         return lambda: self._administer(what, arguments[0], arguments[1:])
 
     def _play_role(self, broker: Broker, what: str) -> None:
+        if self.shape.is_on_store and what in {"controller_tick", "leader_tick", "follower_tick"}:
+            # As in each round of an application.
+            broker.poll_ahead()
+            if what == "leader_tick":
+                broker.copy_ahead()
         report = getattr(broker, what)()
         if isinstance(report, CleanReport):
             self.counts["cleaned records"] += report.records - report.retained
@@ -326,13 +343,17 @@ class World:
         return Broker(
             number,
             Location.of(self._cluster, self._options),
-            [Location.of(str(self.root / f"broker-{number}"), self._options)],
+            [Location.of(self._uri(f"broker-{number}"), self._options)],
             rules=self._rules,
             execution=self._execution,
             clock=self._processes[name].clock,
             settings=self._settings,
             storage_options=self._options,
         )
+
+    def _uri(self, root: str) -> str:
+        """Return the URI of a root as the processes see it."""
+        return f"{STORE}/{root}" if self.shape.is_on_store else str(self.root / root)
 
     def _replace_root(self, number: int) -> None:
         root = self.root / f"broker-{number}"
@@ -448,6 +469,8 @@ class World:
         self.counts["power cuts"] += 1
         for name in sorted(own):
             self._kill(name)
+        if self.shape.is_on_store:
+            return
         folder = str(self.root / f"broker-{machine}")
         self.scheduler.files.lose_power(folder, _KEPT[names], _KEPT[content])
         if self._invariants is not None:
@@ -468,16 +491,29 @@ class World:
             if not self._processes[name].is_busy:
                 with suppress(*_FORESEEN, SparklogError):
                     broker._write_checkpoints()
-        for one in ("cluster", *(f"broker-{one}" for one in range(BROKERS))):
+        until_ms = self.scheduler.now_ms - _KEPT_COMMITS_MS if self.shape.is_on_store else math.inf
+        for one in _roots():
             with suppress(*_FORESEEN):
-                clean_up(self.root / one)
+                clean_up(self.root / one, until_ms)
                 if self._invariants is not None:
                     self._invariants.clean_up(self.root / one)
+        self._set_times()
+
+    def _set_times(self) -> None:
+        """Give the objects that delta-rs has written, or that were there before, a time."""
+        if not self.shape.is_on_store:
+            return
+        now_ns = self.scheduler.now_ms * 1_000_000
+        for name in _roots():
+            for file in (self.root / name).rglob("*"):
+                if file.stat().st_mtime_ns > now_ns:
+                    os.utime(file, ns=(now_ns, now_ns))
 
     # --- begin and end --------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Start the brokers and create the topic, without faults."""
+        self._set_times()
         for one in range(BROKERS):
             self.do(Step(f"broker-{one}a", "start"))
         connection = self._connection()
@@ -494,6 +530,7 @@ class World:
         for _ in range(3):
             self._round()
         self.scheduler.files.write_back(str(self.root))
+        self.scheduler.outdated_lists = self.shape.outdated_lists
         self._invariants = Invariants(
             self.root,
             range(BROKERS),
@@ -587,8 +624,12 @@ class World:
             if isinstance(client, SimulatedProducer) and not client.is_done:
                 return False
         partitions = self._connection().metadata().partitions.values()
+        assert self._invariants is not None
         return all(
-            len(one.isr) == len(one.replicas) and one.leader is not None and not one.is_reassigning
+            len(one.isr) == len(one.replicas)
+            and one.leader is not None
+            and not one.is_reassigning
+            and self._invariants.has_committed_all(one.partition)
             for one in partitions
         )
 
@@ -620,6 +661,10 @@ def process_names() -> list[str]:
 def _machine(process: str) -> int:
     """The number of the machine of a process; all clients share the last one."""
     return int(process[7:-1]) if process.startswith("broker-") else BROKERS
+
+
+def _roots() -> list[str]:
+    return ["cluster", *(f"broker-{one}" for one in range(BROKERS))]
 
 
 def _in_memory() -> str | None:
