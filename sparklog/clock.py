@@ -44,12 +44,24 @@ def is_ago(at: tuple[float, float], seconds: float) -> bool:
     return any(now - then > seconds for now, then in zip(clocks(), at, strict=True))
 
 
-def has_come(due_ms: int, now_ms: int, interval_ms: int) -> bool:
-    """Return whether a time that was set `interval_ms` ahead has come.
+class Interval:
+    """The time until recurring work is due again, on the monotonic clock (7.1).
 
-    A time further ahead has come, too: the clock was wrong when it was set, or it was set back.
+    So a wall clock that is set does not delay the work. It is due until `begin` is called.
     """
-    return not 0 < due_ms - now_ms <= interval_ms
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end_ms: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the work is due."""
+        return self._end_ms is None or self._clock.monotonic_ms() >= self._end_ms
+
+    def begin(self, ms: int) -> None:
+        """Let the work be due in `ms`."""
+        self._end_ms = self._clock.monotonic_ms() + ms
 
 
 def wait_until(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.clock import has_come, wait_until
+from sparklog.clock import Interval, wait_until
 from sparklog.testing import ManualClock
 
 
@@ -73,9 +73,12 @@ def test_an_error_of_a_poll_is_raised_at_once(pauses: list[int]) -> None:
     assert pauses == []
 
 
-def test_a_time_has_come_if_the_clock_was_set_back() -> None:
-    """A damaged commit was restored, and its broker stayed out of the ISR for an hour: the clock
-    had been an hour ahead when it was found (seed 9806 of the simulation).
-    """
-    found = [has_come(1_000, now, 500) for now in (499, 500, 999, 1_000)]
-    assert found == [True, False, False, True]
+def test_work_is_due_after_an_interval_of_the_monotonic_clock(manual: ManualClock) -> None:
+    """It is due at first, and whatever the wall clock shows."""
+    interval = Interval(manual)
+    found = [interval.is_over]
+    interval.begin(500)
+    for ms in (499, 1):
+        manual.advance(ms)
+        found.append(interval.is_over)
+    assert found == [True, False, True]

@@ -253,7 +253,7 @@ class Broker:
         self._root_checked_at_ms = clock.monotonic_ms()
         self._polled = Polled()
         self._is_metadata_due = True
-        self._transactional_ids = TransactionalIds(cluster, rules, settings)
+        self._transactional_ids = TransactionalIds(cluster, rules, settings, clock)
         self._is_stopping = False
         self._replicas: list[Replicas] = []
         self._repairs: list[Repairs] = []
@@ -283,13 +283,12 @@ class Broker:
         carry_activity(root, cluster, self.counts, clock)
         interval_ms = settings.checkpoint_interval_ms(is_local=root.location.is_local)
         purgatory = Purgatory(root, rules)
-        replicas = Replicas(root, number, purgatory, rules, interval_ms)
-        now_ms = clock.now_ms()
-        known = ProducerState(replicas, rules, settings)
+        replicas = Replicas(root, number, purgatory, rules, clock, interval_ms)
+        known = ProducerState(replicas, rules, settings, clock)
         log_starts = LogStarts(replicas, known)
         self._replicas.append(replicas)
         self._repairs.append(
-            Repairs(broker_id, cluster, replicas, known, settings, now_ms, self._reader.location)
+            Repairs(broker_id, cluster, replicas, known, settings, clock, self._reader.location)
         )
         self._leaders.append(
             Leader(
@@ -303,7 +302,7 @@ class Broker:
                 settings,
                 execution,
                 self._configs,
-                now_ms,
+                clock,
                 self.counts,
             )
         )
@@ -736,7 +735,7 @@ class Broker:
         """Write the checkpoint tables of all roots."""
         with self._lock:
             for replicas in self._replicas:
-                replicas.checkpoints.write_last(self._clock.now_ms())
+                replicas.checkpoints.write_last()
 
     def _clean_stop(self) -> dict[str, Any]:
         """Return the mark of a clean stop: digests that identify the logs at the next start (7.2).

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from sparklog.clock import has_come
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
@@ -61,13 +61,13 @@ class _State(NamedTuple):
 class CheckpointWriter:
     """Writes the checkpoints of one root; on an object store in parallel to the ticks."""
 
-    def __init__(self, root: BrokerRoot, interval_ms: int) -> None:
+    def __init__(self, root: BrokerRoot, interval_ms: int, clock: Clock) -> None:
         self._root = root
         self._failures = RepeatedFailures(_log)
         self._journal = root.log
         self._interval_ms = interval_ms
-        self._due_at_ms = 0
-        self._verify_at_ms = 0
+        self._interval = Interval(clock)
+        self._verifications = Interval(clock)
         self._has_changed = False
         # The rows of each table, as far as this process has written it.
         self._written: dict[str, pa.Table] = {}
@@ -83,13 +83,13 @@ class CheckpointWriter:
         if root.is_rebuilt or is_unnamed:
             # The tables are a new root's or an earlier release's, or were damaged. Readers take
             # them to describe the newest version until the journal has a further commit.
-            self.write(0)
+            self.write()
 
     def note_change(self) -> None:
         """Note that a replica has changed in more than the time of its report."""
         self._has_changed = True
 
-    def keep(self, now_ms: int) -> None:
+    def keep(self) -> None:
         """Write the checkpoints if they are due; a failure is logged, and the write is retried.
 
         They are due `Settings.checkpoint_interval_ms` after the last write if a replica has
@@ -97,16 +97,15 @@ class CheckpointWriter:
         """
         described = self._described_progress[self._root.high_watermark_checkpoint.schema.name]
         behind = self._journal.progress - described
-        is_due = self._has_changed and now_ms >= self._due_at_ms
+        is_due = self._has_changed and self._interval.is_over
         if not (is_due or behind >= MOST_COMMITS):
             return
         if self._beside is None:
-            self._attempt(now_ms)
+            self._attempt()
         elif self._writing is None or self._writing.done():
-            state = self._begin(now_ms)
-            self._writing = self._beside.submit(self._attempt, now_ms, state)
+            self._writing = self._beside.submit(self._attempt, self._begin())
 
-    def write(self, now_ms: int) -> bool:
+    def write(self) -> bool:
         """Write the checkpoints now; return whether they were behind the journal's content.
 
         Raises the errors of writing a table.
@@ -115,17 +114,17 @@ class CheckpointWriter:
             self._writing.result()
         if self._described_version >= self._journal.content_version and not self._root.is_rebuilt:
             return False
-        self._write(self._begin(now_ms), is_last=True)
+        self._write(self._begin(), is_last=True)
         return True
 
-    def write_last(self, now_ms: int) -> None:
+    def write_last(self) -> None:
         """Write the checkpoints at a clean stop; a failure is only logged."""
         try:
-            self.write(now_ms)
+            self.write()
         except (StorageError, DeltaError, OSError, FencedError) as error:
             self._warn(error)
 
-    def verify(self, now_ms: int, *, is_requested: bool = False) -> None:
+    def verify(self, *, is_requested: bool = False) -> None:
         """Verify the checkpoints if that is due, and write damaged ones again.
 
         Only on local file systems, unless it is requested: an object store verifies its objects
@@ -134,9 +133,9 @@ class CheckpointWriter:
         if is_requested:
             if self._writing is not None:
                 self._writing.result()
-        elif self._beside or not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
+        elif self._beside or not self._verifications.is_over:
             return
-        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        self._verifications.begin(VERIFY_INTERVAL_MS)
         for table in self._root.checkpoints:
             try:
                 table.verify()
@@ -150,11 +149,11 @@ class CheckpointWriter:
                 self._described_version = -1
                 self._written.clear()
         if self._described_version < 0:
-            self._attempt(now_ms)
+            self._attempt()
 
-    def _attempt(self, now_ms: int, state: _State | None = None) -> None:
+    def _attempt(self, state: _State | None = None) -> None:
         try:
-            self._write(state or self._begin(now_ms))
+            self._write(state or self._begin())
         except (StorageError, DeltaError, OSError) as error:
             self._has_changed = True
             self._warn(error)
@@ -169,9 +168,9 @@ class CheckpointWriter:
         root = self._root.location.uri
         self._failures.warning("write", "checkpoints not written", root=root, error=one_line(error))
 
-    def _begin(self, now_ms: int) -> _State:
+    def _begin(self) -> _State:
         self._has_changed = False
-        self._due_at_ms = now_ms + self._interval_ms
+        self._interval.begin(self._interval_ms)
         journal = self._journal
         # A concurrent heartbeat changes only the version.
         version, progress = journal.version, journal.progress

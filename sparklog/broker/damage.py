@@ -28,7 +28,7 @@ from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.repair_requests import RepairRequests
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
-from sparklog.clock import has_come
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.isr import leave_isr
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import ClusterRoot
@@ -62,7 +62,7 @@ class Repairs:
         replicas: Replicas,
         producer_state: ProducerState,
         settings: Settings,
-        now_ms: int,
+        clock: Clock,
         locate: Callable[[int, int], Location],
     ) -> None:
         self._broker_id = broker_id
@@ -71,13 +71,15 @@ class Repairs:
         self._log = replicas.root.log
         self._producer_state = producer_state
         self._settings = settings
-        self._scrub_at_ms = now_ms + _SCRUB_MS
+        self._slices = Interval(clock)
+        self._slices.begin(_SCRUB_MS)
         self._scrubbed: tuple[TopicIdPartition, int] | None = None
         # Replicas that no broker relies on since a leader epoch: one that leads in a later epoch
         # was elected uncleanly.
         self._out_since: dict[TopicIdPartition, int] = {}
         self._was_damaged = bool(replicas.damaged)
-        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        self._verifications = Interval(clock)
+        self._verifications.begin(VERIFY_INTERVAL_MS)
         self._refuted: dict[TopicIdPartition, tuple[int, int]] = {}
         self._told: set[tuple[TopicIdPartition, str]] = set()
         self._scrub_bytes_per_second = settings.scrub_bytes_per_second(
@@ -85,7 +87,9 @@ class Repairs:
         )
         self._beside = None if self._log.location.is_local else background_thread("scrub")
         self._reading: Future[list[tuple[Batch, DamagedError | None]]] | None = None
-        self._requests = RepairRequests(broker_id, cluster, replicas, locate, self._verify_log)
+        self._requests = RepairRequests(
+            broker_id, cluster, replicas, locate, self._verify_log, clock
+        )
 
     def tick(
         self, metadata: Metadata, reports: FollowerReports, now_ms: int, effects: Effects
@@ -96,9 +100,9 @@ class Repairs:
         """
         self._replicas.settle()
         self._find_in_log()
-        self._find_in_table(now_ms)
+        self._find_in_table()
         self._find_reported(metadata, reports, now_ms)
-        self._scrub(now_ms)
+        self._scrub()
         has_acted = self._requests.tick(metadata, now_ms, effects)
         return self._repair(metadata, now_ms, effects) or has_acted
 
@@ -146,14 +150,14 @@ class Repairs:
                 key, Damage(self._log.log_end_offset(key), error, in_log=True)
             )
 
-    def _find_in_table(self, now_ms: int) -> None:
+    def _find_in_table(self, *, is_requested: bool = False) -> None:
         """Verify the commits of the log table, which this process has in memory.
 
-        Only on local file systems, every `VERIFY_INTERVAL_MS`.
+        Only on local file systems, every `VERIFY_INTERVAL_MS` and when it is requested.
         """
-        if not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
+        if not (is_requested or self._verifications.is_over):
             return
-        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        self._verifications.begin(VERIFY_INTERVAL_MS)
         before, found = self._replicas.journal_damage, None
         try:
             self._log.verify_commits()
@@ -195,8 +199,7 @@ class Repairs:
         if key is not None:
             self._check_log(key)
         elif self._log.location.is_local:
-            self._verify_at_ms = 0
-            self._find_in_table(0)
+            self._find_in_table(is_requested=True)
 
     def _check_log(self, key: TopicIdPartition) -> None:
         """Open the broker's own log as readers do: memory may be sound although the table is
@@ -207,7 +210,7 @@ class Repairs:
         if error is not None:
             self._replicas.note_damage(key, Damage(opened.log_end_offset(key), error, in_log=True))
 
-    def _scrub(self, now_ms: int) -> None:
+    def _scrub(self) -> None:
         """Verify the files of a slice of the root, of `log.scrub.bytes.per.second` bytes.
 
         An object store is read in another thread, and only if the rate is configured: reads cost
@@ -216,9 +219,9 @@ class Repairs:
         self._note_scrubbed()
         if not self._scrub_bytes_per_second or self._reading:
             return
-        if not has_come(self._scrub_at_ms, now_ms, _SCRUB_MS):
+        if not self._slices.is_over:
             return
-        self._scrub_at_ms = now_ms + _SCRUB_MS
+        self._slices.begin(_SCRUB_MS)
         self._replicas.drop_restored()
         batches = self._next_slice()
         if self._beside is None:

@@ -256,7 +256,7 @@ class Merger(Rewriter[Merge]):
             # After that time a merged batch is old enough by its own commit time.
             if now_ms - times[1] < self._settings.log_merger_min_lag_ms
         }
-        self._replicas.checkpoints.keep(now_ms)
+        self._replicas.checkpoints.keep()
         effects.done("checkpoint")
 
     def _stands(self, one: Merge) -> bool:

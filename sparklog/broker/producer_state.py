@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sparklog.broker.checkpoints import overwrite
 from sparklog.broker.replicas import Replicas
+from sparklog.clock import Clock, Interval
 from sparklog.config import Settings
 from sparklog.model import PRODUCER_STATE, Batch, ProducerBatch, TopicIdPartition
 from sparklog.protocol.rules import Rules
@@ -35,13 +36,13 @@ Producer = tuple[TopicIdPartition, int]
 class ProducerState:
     """The producers of one broker root, as far as their batches were removed from the log."""
 
-    def __init__(self, replicas: Replicas, rules: Rules, settings: Settings) -> None:
+    def __init__(self, replicas: Replicas, rules: Rules, settings: Settings, clock: Clock) -> None:
         self._replicas = replicas
         self._log = replicas.root.log
         self._table = replicas.root.producer_state
         self._rules = rules
         self._settings = settings
-        self._check_at_ms = 0
+        self._interval = Interval(clock)
         self._batches: dict[Producer, list[ProducerBatch]] = {}
         self._outdated: set[TopicIdPartition] = set()
         stored = producer_batches(self._table.rows())
@@ -91,10 +92,9 @@ class ProducerState:
         Called by every tick that is not idle. Checks every `_CHECK_INTERVAL_MS`, or every
         producer.id.expiration.ms if that is shorter.
         """
-        if not self._batches or now_ms < self._check_at_ms:
+        if not self._batches or not self._interval.is_over:
             return False
-        interval_ms = min(_CHECK_INTERVAL_MS, self._settings.producer_id_expiration_ms)
-        self._check_at_ms = now_ms + interval_ms
+        self._interval.begin(min(_CHECK_INTERVAL_MS, self._settings.producer_id_expiration_ms))
         expired = self._expired(now_ms)
         for producer in expired:
             del self._batches[producer]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparklog.broker.replicas import Damage, Replicas
 from sparklog.broker.tick import Effects
-from sparklog.clock import has_come
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.repairs import Repair, repairs_of, set_outcomes
 from sparklog.cluster.restore_candidates import restore_candidates
@@ -56,6 +56,7 @@ class RepairRequests:
         replicas: Replicas,
         locate: Callable[[int, int], Location],
         check_log: Callable[[TopicIdPartition | None], None],
+        clock: Clock,
     ) -> None:
         self._broker_id = broker_id
         self._cluster = cluster
@@ -65,7 +66,9 @@ class RepairRequests:
         # A process begins with the requests that an earlier one has left.
         self._seen = 0
         self._is_first = True
-        self._retry_at_ms: int | None = None
+        self._is_unfinished = False
+        self._pause = Interval(clock)
+        """The time until requests are acted on that could not be read or carried out."""
         self._refilling: dict[TopicIdPartition, set[str]] = defaultdict(set)
 
     def tick(self, metadata: Metadata, now_ms: int, effects: Effects) -> bool:
@@ -78,17 +81,18 @@ class RepairRequests:
         except UNREADABLE as error:
             # Other repairs of the broker do not depend on the table.
             _log.warning("requests for repairs not readable", error=one_line(error))
-            self._retry_at_ms = now_ms + _RETRY_MS
+            self._retry_in(_RETRY_MS)
             return False
+
+    def _retry_in(self, ms: int) -> None:
+        self._is_unfinished = True
+        self._pause.begin(ms)
 
     def _act_on_requests(self, metadata: Metadata, now_ms: int, effects: Effects) -> bool:
         is_changed = self._report_refilled(now_ms)
         mine = metadata.brokers.get(self._broker_id)
         count = mine.repair_requests if mine is not None else 0
-        retry_at_ms = self._retry_at_ms
-        is_due = count != self._seen
-        if retry_at_ms is not None:
-            is_due = has_come(retry_at_ms, now_ms, _RETRY_MS)
+        is_due = self._pause.is_over if self._is_unfinished else count != self._seen
         if not is_due:
             return is_changed
         wanted = {"requested", "refilling"} if self._is_first else {"requested"}
@@ -100,17 +104,17 @@ class RepairRequests:
         ]
         left = _MOST_BYTES
         outcomes: dict[str, _Changes] = {}
-        self._retry_at_ms = None
+        self._is_unfinished = False
         for one in rows:
             if left <= 0:
                 # The next tick goes on.
-                self._retry_at_ms = now_ms
+                self._retry_in(0)
                 break
             try:
                 changes, size_bytes = self._act(one, metadata, now_ms, effects)
             except UNREADABLE as error:
                 _log.warning("repair failed", path=one.path, error=one_line(error))
-                self._retry_at_ms = now_ms + _RETRY_MS
+                self._retry_in(_RETRY_MS)
                 continue
             left -= size_bytes
             outcomes[one.repair_id] = changes | {"changed_at_ms": now_ms}
@@ -125,12 +129,12 @@ class RepairRequests:
     ) -> tuple[_Changes, int]:
         """Act on a request; return the changes of its row, and the bytes that were read."""
         if one.table_name != LOG.name:
-            return self._write_table(one, now_ms), 0
+            return self._write_table(one), 0
         if one.fault in ("damaged_commit", "missing_commit"):
             damaged = check_log(self._replicas.root.log.location).damaged
             if not any(each.kind == one.fault for each in damaged):
                 return _repaired("the log is opened without it"), 0
-            self._replicas.checkpoints.write(now_ms)
+            self._replicas.checkpoints.write()
             self._replicas.root.log.write_recovered_checkpoint(now_ms)
             effects.done("repair_checkpoint")
             self._check_log(None)
@@ -264,7 +268,7 @@ class RepairRequests:
             del self._refilling[key]
         return True
 
-    def _write_table(self, one: Repair, now_ms: int) -> _Changes:
+    def _write_table(self, one: Repair) -> _Changes:
         """Write a checkpoint table again from the journal, or mend or recreate a request table."""
         for table in self._replicas.root.request_tables.tables:
             if table.location.uri == f"{one.root}/{one.table_name}":
@@ -272,7 +276,7 @@ class RepairRequests:
                 return _repaired("the table was mended, or recreated without requests")
         if one.table_name not in {schema.name for schema in CHECKPOINTS}:
             return {"state": "unrepairable", "outcome": one.remedy}
-        self._replicas.checkpoints.verify(now_ms, is_requested=True)
+        self._replicas.checkpoints.verify(is_requested=True)
         return _repaired("the table was verified, and written again from the journal if damaged")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.broker.checkpoints import overwrite
-from sparklog.clock import has_come
+from sparklog.clock import Interval, SystemClock
 from sparklog.cluster.replica_past import covered_by, journal_commits, kept, rows_of
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
@@ -40,7 +40,7 @@ class ReplicaHistory:
         self.root = root
         self._retention_ms = retention_ms
         self._lock = lock
-        self._due_at_ms: int | None = None
+        self._interval: Interval | None = None
 
     def extend(self, now_ms: int, *, is_due: bool = False) -> bool:
         """Add the journal's commits since the last call, if that is due; return whether it was.
@@ -51,9 +51,10 @@ class ReplicaHistory:
         is due in any case. Raises `FencedError` if a newer process runs the broker, and the errors
         of reading and writing the table.
         """
-        if self._due_at_ms is None:
-            self._due_at_ms = now_ms + EXTENSION_INTERVAL_MS
-        if not is_due and not has_come(self._due_at_ms, now_ms, EXTENSION_INTERVAL_MS):
+        if self._interval is None:
+            self._interval = Interval(SystemClock())
+            self._interval.begin(EXTENSION_INTERVAL_MS)
+        if not (is_due or self._interval.is_over):
             return False
         root = self.root
         with self._lock:
@@ -75,7 +76,7 @@ class ReplicaHistory:
                 overwrite(table, after, root.fence, described, Cause("EXTEND HISTORY"))
             else:
                 table.set_transactions(described, root.fence)
-        self._due_at_ms = now_ms + EXTENSION_INTERVAL_MS
+        self._interval.begin(EXTENSION_INTERVAL_MS)
         return True
 
     def _stored(self, table: ControlTable) -> tuple[pa.Table, int]:

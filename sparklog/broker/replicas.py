@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparklog.broker.checkpoints import CheckpointWriter
 from sparklog.broker.purgatory import Purgatory
-from sparklog.clock import clocks
+from sparklog.clock import Clock, clocks
 from sparklog.cluster.changed_partitions import ChangedPartitions
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.errors import DamagedError
@@ -81,11 +81,12 @@ class Replicas:
         root_index: int,
         purgatory: Purgatory,
         rules: Rules,
+        clock: Clock,
         checkpoint_interval_ms: int = 5_000,
     ) -> None:
         self.root = root
         self._failures = RepeatedFailures(_log)
-        self.checkpoints = CheckpointWriter(root, checkpoint_interval_ms)
+        self.checkpoints = CheckpointWriter(root, checkpoint_interval_ms, clock)
         self._purgatory = purgatory
         self.root_index = root_index
         self._rules = rules

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError
@@ -24,20 +25,22 @@ CHECK_INTERVAL_MS = 3_600_000
 class TransactionalIds:
     """The transactional ids of a cluster, for its controller."""
 
-    def __init__(self, cluster: ClusterRoot, rules: Rules, settings: Settings) -> None:
+    def __init__(
+        self, cluster: ClusterRoot, rules: Rules, settings: Settings, clock: Clock
+    ) -> None:
         self._cluster = cluster
         self._rules = rules
         self._settings = settings
-        self._check_at_ms = 0
+        self._interval = Interval(clock)
 
     def expire(self, now_ms: int) -> None:
         """Remove the ids that are expired at `now_ms`; checks every `CHECK_INTERVAL_MS`.
 
         If the table cannot be read or written, that is logged, and it is checked an interval later.
         """
-        if now_ms < self._check_at_ms:
+        if not self._interval.is_over:
             return
-        self._check_at_ms = now_ms + CHECK_INTERVAL_MS
+        self._interval.begin(CHECK_INTERVAL_MS)
         try:
             removed = self._cluster.producer_ids.update(
                 lambda rows: self._without(rows, now_ms), cause=Cause("EXPIRE TRANSACTIONAL IDS")

@@ -143,6 +143,19 @@ class Sender:
     # --- run by the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        while self._wait_for_work():
+            if not self.round():
+                time.sleep(self._config.retry_backoff_ms / 1000)
+        self._gather()
+        for batch in (*self._accumulator.in_flight.values(), *self._accumulator.waiting()):
+            self._fail(batch, "REQUEST_TIMED_OUT", "the producer was closed before its answer came")
+
+    def round(self) -> bool:
+        """Send what is due, and take the answers that are there; return whether all steps worked.
+
+        A failed step does not stop the others: if sending fails, answers are still taken and
+        batches still expire.
+        """
         steps = (
             self._gather,
             self._send_due,
@@ -150,14 +163,8 @@ class Sender:
             self._in_flight.check_leaders,
             self._expire,
         )
-        while self._wait_for_work():
-            # A failed step does not stop the others: if sending fails, answers are still taken and
-            # batches still expire.
-            if [step for step in steps if not self._attempt(step)]:
-                time.sleep(self._config.retry_backoff_ms / 1000)
-        self._gather()
-        for batch in (*self._accumulator.in_flight.values(), *self._accumulator.waiting()):
-            self._fail(batch, "REQUEST_TIMED_OUT", "the producer was closed before its answer came")
+        failed = [step for step in steps if not self._attempt(step)]
+        return not failed
 
     def _attempt(self, step: Callable[[], None]) -> bool:
         try:

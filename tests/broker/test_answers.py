@@ -63,7 +63,7 @@ def test_a_request_that_was_answered_is_known_also_by_the_checkpoint_alone(start
     cluster.produce("t", 0, [b"a"], acks=1)
     cluster.leader_tick(0)
     replicas = cluster.brokers[0]._leaders[0]._replicas
-    assert replicas.checkpoints.write(0)
+    assert replicas.checkpoints.write()
     assert len(rows(cluster, 0, PRODUCE_REQUESTS)) == 1
     cluster.crash(0)
     cluster.restart(0)

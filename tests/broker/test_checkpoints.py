@@ -72,7 +72,7 @@ def test_what_they_describe_needs_no_commit(start: Start) -> None:
     for n in range(3):
         cluster.produce("t", 0, [b"%d" % n])
         cluster.tick_until_idle()
-    cluster.brokers[0]._replicas[0].checkpoints.write(0)
+    cluster.brokers[0]._replicas[0].checkpoints.write()
     cluster.produce("t", 0, [b"after"], acks=1)
     cluster.leader_tick(0)
     before = journal(cluster, 0)
@@ -167,7 +167,7 @@ def test_the_root_of_an_earlier_release_is_opened_and_goes_on(start: Start) -> N
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
     for broker in (0, 1):
-        cluster.brokers[broker]._replicas[0].checkpoints.write(0)
+        cluster.brokers[broker]._replicas[0].checkpoints.write()
         cluster.crash(broker)
         await_checkpoints()
         for schema in CHECKPOINTS:

@@ -311,7 +311,7 @@ class TestSafety:
         root.rename(tmp_path / "away")
         cluster.clock.advance(1_000)
         repairs = cluster.brokers[1]._repairs[0]
-        repairs._scrub(cluster.clock.now_ms())
+        repairs._scrub()
         assert not repairs._replicas.damaged
         (tmp_path / "away").rename(root)
         check_at_rest(cluster, *VALUES)

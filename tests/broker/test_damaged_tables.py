@@ -113,7 +113,7 @@ def three(start: Start) -> LocalCluster:
     cluster.produce("t", 0, [b"a"])
     cluster.tick_until_idle()
     for broker in cluster.brokers.values():
-        broker._replicas[0].checkpoints.write(cluster.clock.now_ms())
+        broker._replicas[0].checkpoints.write()
     return cluster
 
 

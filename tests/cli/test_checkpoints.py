@@ -22,7 +22,7 @@ from sparklog.storage.control_table import ControlTable
 from sparklog.storage.fence import Fence
 from sparklog.storage.journal import Journal, Step
 from sparklog.storage.location import Location
-from sparklog.testing import LocalCluster
+from sparklog.testing import LocalCluster, ManualClock
 from tests.cli.command_line import Finished, files_in, run
 from tests.maintenance.damage import change_rows, copy_cluster, root
 from tests.storage.broker_roots import taken_over
@@ -146,7 +146,7 @@ def test_an_imported_high_watermark_is_cut_at_the_log_end_when_the_broker_starts
 
     started = taken_over(root(case.folder, 0), case.broker()["broker_epoch"] + 1)
     rules = DriverRules()
-    replicas = Replicas(started, 0, Purgatory(started, rules), rules)
+    replicas = Replicas(started, 0, Purgatory(started, rules), rules, ManualClock())
     topic_id = case.rows()[0]["topic_id"]
     found = {key.partition: replicas[key].high_watermark for key in started.log.partitions()}
     assert found == {0: 4, 1: 1}

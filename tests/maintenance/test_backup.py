@@ -232,7 +232,7 @@ def test_old_commits_may_be_cleaned_up_while_batches_are_copied(
     """Commits are kept for ten minutes, and a backup of many batches takes hours."""
     done: list[str] = []
 
-    def clean_up_and_write(work: str, _done: int, _of: int) -> None:
+    def clean_up_and_write(work: str, _done: int, _of: int | None) -> None:
         if work not in done:
             done.append(work)
             write(cluster, f"meanwhile {len(done)}")

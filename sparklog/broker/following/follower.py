@@ -159,7 +159,7 @@ class Follower:
         self._log_starts.note_committed(starts)
         self._reported |= reported
         effects.done("log_commit")
-        self._replicas.checkpoints.keep(now_ms)
+        self._replicas.checkpoints.keep()
         report.changed |= self._producer_state.expire(now_ms)
         effects.done("checkpoint")
         report.has_traffic = self._replicas.news != news_before

@@ -14,6 +14,7 @@ from sparklog.broker.leading.producer_quotas import ProducerQuotas
 from sparklog.broker.leading.sequences import BatchOffsets, Sequences
 from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce
+from sparklog.clock import Clock
 from sparklog.cluster.byte_rates import ByteRates
 from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.isr import min_isr
@@ -76,6 +77,7 @@ class Appends:
         settings: Settings,
         execution: Execution,
         configs: DynamicConfigs,
+        clock: Clock,
         counts: BrokerCounts,
     ) -> None:
         self._root = root
@@ -85,7 +87,7 @@ class Appends:
         self._execution = execution
         self._rules = rules
         self._settings = settings
-        self.inbox = Inbox(root)
+        self.inbox = Inbox(root, clock)
         self._sequences = Sequences(root.log, producer_state, rules, settings)
         window_s = settings.quota_window_num * settings.quota_window_size_seconds
         self._byte_rates = ByteRates(window_s * 1000)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sparklog.broker.checkpoints import VERIFY_INTERVAL_MS
 from sparklog.broker.leading.inbox_table import InboxTable
-from sparklog.clock import has_come
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.storage.batch_actions import MAX_TIMESTAMP_MS
@@ -62,15 +62,16 @@ class Inbox:
     whose clock may differ.
     """
 
-    def __init__(self, root: BrokerRoot) -> None:
+    def __init__(self, root: BrokerRoot, clock: Clock) -> None:
         self._root = root
+        self._clock = clock
         self._polled_at_ms: int | None = None
         self._failures = RepeatedFailures(_log)
         # On an object store a tick does not wait for maintenance of the tables.
         self._beside = None if root.location.is_local else background_thread("requests")
         self._tables: list[InboxTable] = []
         self._spreading: Future[list[RequestTable]] | None = None
-        self._verify_at_ms = 0
+        self._verifications = Interval(clock)
         self._take_over(root.request_tables)
 
     @property
@@ -81,7 +82,7 @@ class Inbox:
     def poll(self, now_ms: int) -> None:
         """Read the request tables; note since when each request may have been there (rule 10.1)."""
         # Before the read: a table that is recreated has other versions.
-        self._verify(now_ms)
+        self._verify()
         request_tables = self._root.request_tables
         self._spread(request_tables)
         self._take_over(request_tables)
@@ -90,14 +91,14 @@ class Inbox:
                 inbox_table.poll(now_ms)
         self._polled_at_ms = now_ms
 
-    def _verify(self, now_ms: int) -> None:
+    def _verify(self) -> None:
         """Verify that new producers can open the request tables if that is due (rule 10.8).
 
         Only on local file systems, as `CheckpointWriter.verify`; a failure is only logged.
         """
-        if self._beside or not has_come(self._verify_at_ms, now_ms, VERIFY_INTERVAL_MS):
+        if self._beside or not self._verifications.is_over:
             return
-        self._verify_at_ms = now_ms + VERIFY_INTERVAL_MS
+        self._verifications.begin(VERIFY_INTERVAL_MS)
         if self._polled_at_ms is None:
             # The tables were opened just now.
             return
@@ -117,7 +118,7 @@ class Inbox:
     def _take_over(self, request_tables: RequestTables) -> None:
         """Add the tables that were opened since the last read."""
         self._tables += [
-            InboxTable(self._root, table, self._polled_at_ms, self._beside)
+            InboxTable(self._root, table, self._polled_at_ms, self._beside, self._clock)
             for table in request_tables.tables[len(self._tables) :]
         ]
 
@@ -176,10 +177,10 @@ class Inbox:
         for table in self._tables:
             table.note_committed(of_tables.get(table.table_id))
 
-    def trim(self, now_ms: int) -> None:
+    def trim(self) -> None:
         """Remove taken requests if that is due; a failure is only logged."""
         for table in self._tables:
-            table.trim(now_ms)
+            table.trim()
 
 
 class _Repetitions:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.roots import BrokerRoot
 from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.storage.commit_retries import ATTEMPTS
@@ -43,9 +44,9 @@ class Found(NamedTuple):
 class InboxTable:
     """The requests of one request table of a root.
 
-    Parameters: `polled_at_ms`, the time of this process's last read of the inbox, if any;
-    `beside`, the executor that removes requests in parallel to ticks, or `None` if ticks wait for
-    the removal.
+    Parameters: `polled_at_ms`, the wall-clock time of this process's last read of the inbox, if
+    any; `beside`, the executor that removes requests in parallel to ticks, or `None` if ticks wait
+    for the removal.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class InboxTable:
         table: RequestTable,
         polled_at_ms: int | None,
         beside: Executor | None,
+        clock: Clock,
     ) -> None:
         self._root = root
         self._table = table
@@ -68,7 +70,7 @@ class InboxTable:
         self.loaded: set[Added] = set()
         """Those of them that are being dealt with."""
         self._taken: set[Added] = set()
-        self._trim_at_ms = 0
+        self._interval = Interval(clock)
         self._beside = beside
         self._removing: Future[frozenset[Added]] | None = None
         # The next read finds the requests that an earlier process has taken.
@@ -137,18 +139,17 @@ class InboxTable:
         self.loaded.clear()
         self._known = position or self._known
 
-    def trim(self, now_ms: int) -> None:
+    def trim(self) -> None:
         """Remove taken requests if that is due; a failure is only logged."""
         if self._removing is not None:
             if not self._removing.done():
                 return
             self._taken -= self._removing.result()
             self._removing = None
-        is_due = now_ms >= self._trim_at_ms or len(self._taken) >= _MOST_TAKEN
+        is_due = self._interval.is_over or len(self._taken) >= _MOST_TAKEN
         if not self._taken or not is_due:
             return
-        interval_ms = _TRIM_INTERVAL_MS if self._beside is None else _STORE_TRIM_INTERVAL_MS
-        self._trim_at_ms = now_ms + interval_ms
+        self._interval.begin(_TRIM_INTERVAL_MS if self._beside is None else _STORE_TRIM_INTERVAL_MS)
         taken = frozenset(self._taken)
         if self._beside is None:
             self._taken -= self._remove(taken)

@@ -22,6 +22,7 @@ from sparklog.broker.producer_state import ProducerState
 from sparklog.broker.purgatory import DelayedProduce, Kind, ProduceProgress, Purgatory, Trigger
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects, TickReport
+from sparklog.clock import Clock
 from sparklog.cluster.dynamic_configs import DynamicConfigs
 from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.cluster.roots import ClusterRoot
@@ -51,7 +52,7 @@ class Leader:
         settings: Settings,
         execution: Execution,
         configs: DynamicConfigs,
-        now_ms: int,
+        clock: Clock,
         counts: BrokerCounts,
     ) -> None:
         self._broker_id = broker_id
@@ -62,14 +63,14 @@ class Leader:
         self._purgatory = purgatory
         self._producer_state = producer_state
         self._led = LedPartitions(broker_id, cluster, replicas, rules, settings, counts)
-        self._retention = Retention(replicas, log_starts, self._led, rules, settings)
+        self._retention = Retention(replicas, log_starts, self._led, rules, settings, clock)
         self.appends = Appends(
-            self._root, producer_state, rules, settings, execution, configs, counts
+            self._root, producer_state, rules, settings, execution, configs, clock, counts
         )
         self._seen_versions: object = None
         self._surroundings: object = None
         self._roles_of: tuple[object, Keys] | None = None
-        self._polled_at_ms = now_ms
+        self._polled_at_ms = clock.now_ms()
         # The deleted topics of which this root has no replica any more.
         self._removed: AbstractSet[str] = frozenset()
         self._reassigned = ReassignedReplicas(broker_id, replicas, producer_state, rules)
@@ -98,7 +99,7 @@ class Leader:
         if self._replicas.journal_damage is not None:
             # No partition is led, and no answer can be committed.
             return TickReport()
-        self._replicas.checkpoints.verify(now_ms)
+        self._replicas.checkpoints.verify()
         has_deleted = self._retention.tick(metadata, now_ms, effects)
         is_idle = not (
             touched
@@ -110,7 +111,7 @@ class Leader:
         )
         if is_idle:
             self._seen_versions = seen_versions
-            self._keep_tables(now_ms)
+            self._keep_tables()
             return TickReport(commits=self._commits() - before)
         if seen_versions is None or self._surroundings != _surroundings(metadata):
             touched |= self._led.keys() | self._purgatory.watched(DelayedProduce).keys()
@@ -146,7 +147,7 @@ class Leader:
         changed = self._root.log.content_version != version or bool(fired[Trigger.ISR_CHANGED])
         changed |= self._producer_state.expire(now_ms)
         effects.done("responses")
-        self._keep_tables(now_ms)
+        self._keep_tables()
         self._seen_versions = metadata_versions
         self._polled_at_ms = now_ms
         has_traffic = self._replicas.news != news_before
@@ -205,10 +206,10 @@ class Leader:
                 partition=key.partition,
             )
 
-    def _keep_tables(self, now_ms: int) -> None:
+    def _keep_tables(self) -> None:
         """Remove taken requests and write checkpoints, if that is due."""
-        self.appends.inbox.trim(now_ms)
-        self._replicas.checkpoints.keep(now_ms)
+        self.appends.inbox.trim()
+        self._replicas.checkpoints.keep()
 
     def park(self, now_ms: int) -> None:
         """Persist the lags of the followers for the next run (5.1)."""

@@ -13,6 +13,7 @@ from sparklog.broker.leading.led_partitions import LedPartitions
 from sparklog.broker.log_starts import LogStarts
 from sparklog.broker.replicas import Replicas
 from sparklog.broker.tick import Effects
+from sparklog.clock import Clock, Interval
 from sparklog.cluster.metadata import Metadata
 from sparklog.config import Settings
 from sparklog.model import Batch, TopicIdPartition
@@ -34,6 +35,7 @@ class Retention:
         led: LedPartitions,
         rules: Rules,
         settings: Settings,
+        clock: Clock,
     ) -> None:
         self._replicas = replicas
         self._log = replicas.root.log
@@ -41,7 +43,7 @@ class Retention:
         self._led = led
         self._rules = rules
         self._settings = settings
-        self._check_at_ms = 0
+        self._interval = Interval(clock)
         self._partitions: object = None
         self._requested: set[TopicIdPartition] = set()
 
@@ -52,7 +54,7 @@ class Retention:
         `Replicas.commit` does; the next tick repeats the check.
         """
         self._take_requests(metadata)
-        is_due = bool(self._led) and now_ms >= self._check_at_ms
+        is_due = bool(self._led) and self._interval.is_over
         requested = {key for key in self._requested if self._may_be_requested(key)}
         unremoved = self._log_starts.unremoved()
         if not (is_due or requested or unremoved):
@@ -64,7 +66,7 @@ class Retention:
             self._log_starts.note_committed(starts.keys() | unremoved)
             effects.done("log_start")
         if is_due:
-            self._check_at_ms = now_ms + self._settings.log_retention_check_interval_ms
+            self._interval.begin(self._settings.log_retention_check_interval_ms)
         # A request that the rule has seen is done, or void.
         self._requested -= requested
         return bool(starts or unremoved)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from tests.faults.simulation.script import Event, Step
-from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
+from tests.faults.simulation.world import BROKERS, PRODUCERS, READER, Shape, process_names
 
 Events = tuple[Event, ...]
 
@@ -190,7 +190,8 @@ class Disturbances:
         return [*steps, *self._elections(), *self._sends(), *self._polls()]
 
     def _client(self) -> list[Step]:
-        return [Step(self._chance.choice((*PRODUCERS, "consumer-0")), "kill")]
+        readers = ("consumer-0", READER) if self._shape.has_public_clients else ("consumer-0",)
+        return [Step(self._chance.choice((*PRODUCERS, *readers)), "kill")]
 
     def _delete(self) -> list[Step]:
         """An administrator deletes the oldest records."""

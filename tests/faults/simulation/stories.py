@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.faults.simulation.disturbances import Disturbances
 from tests.faults.simulation.script import Event, Step
-from tests.faults.simulation.world import BROKERS, PRODUCERS, Shape, process_names
+from tests.faults.simulation.world import BROKERS, PRODUCERS, READER, Shape, process_names
 
 _OUTCOMES = (
     *("suspend",) * 4,
@@ -54,6 +54,7 @@ FIRST_ON_STORES = 20_000
 """The first seed with object stores, and with processes that are replaced between two reads."""
 _ON_STORES = 0.6
 _OUTDATED_LISTS = (0.0, 0.3)
+_PUBLIC_CLIENTS = 0.5
 _WITH_BIT_FLIPS = 0.5
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
@@ -93,6 +94,7 @@ def shape_of(seed: int) -> Shape:
         place = random.Random(f"place {seed}")
         if shape.is_synced and place.random() < _ON_STORES:
             shape = shape._replace(is_on_store=True, outdated_lists=place.choice(_OUTDATED_LISTS))
+        shape = shape._replace(has_public_clients=place.random() < _PUBLIC_CLIENTS)
     return shape
 
 
@@ -171,6 +173,8 @@ class Story:
             yield Step(name, "poll", (), self._events())
         if self._happens(0.3):
             yield Step("consumer-0", "read", (self._partition(),), self._events())
+        if self._shape.has_public_clients and self._happens(0.3):
+            yield Step(READER, "poll", (), self._events())
         yield from self._revivals()
 
     def _sends(self) -> Iterator[Step]:
@@ -182,7 +186,8 @@ class Story:
 
     def _revivals(self) -> Iterator[Step]:
         """Let some of the processes that a fault has suspended or ended go on."""
-        for name in (*PRODUCERS, "consumer-0", "admin"):
+        readers = ("consumer-0", READER) if self._shape.has_public_clients else ("consumer-0",)
+        for name in (*PRODUCERS, *readers, "admin"):
             if self._happens(0.4):
                 yield Step(name, "resume")
         for one in range(BROKERS):

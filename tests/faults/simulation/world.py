@@ -42,6 +42,7 @@ from tests.faults.simulation.clients import (
     is_refused,
     key_of,
 )
+from tests.faults.simulation.public_clients import PublicConsumer, PublicProducer
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
 from tests.faults.simulation.simulated_store import ROOT as STORE
@@ -53,11 +54,16 @@ BROKERS = 3
 ROLES = ("controller_tick", "leader_tick", "follower_tick", "heartbeat", "poll", "merge", "clean")
 IDEMPOTENT, PLAIN = "producer-0", "producer-1"
 PRODUCERS = (IDEMPOTENT, PLAIN)
+READER = "consumer-1"
+"""The `Consumer` of a cluster with public clients, which remembers its positions."""
 ACKS: tuple[Acks, ...] = ("all", 1, 0)
 _OF_LOST_DATA = {"CORRUPT_MESSAGE", "OUT_OF_ORDER_SEQUENCE_NUMBER"}
 """The answers that an idempotent producer may get after unsynced data is lost."""
 _FORESEEN = (CommitConflictError, StorageError, OSError, DeltaError, StoppedError)
 """The errors after which a process goes on."""
+
+_Producer = SimulatedProducer | PublicProducer
+_Client = _Producer | SimulatedConsumer | PublicConsumer
 
 _WRITE_BACK_MS = 30_000
 """The time after which the kernel has written unsynced data to the disk, in ms."""
@@ -97,6 +103,7 @@ class Shape(NamedTuple):
     object store, whose requests may be carried out late; `outdated_lists`, the share of its lists
     that lag behind.
     `has_replaced_processes`, whether processes are replaced between two of their reads.
+    `has_public_clients`, whether the clients are `Producer` and `Consumer`.
     """
 
     partitions: int
@@ -111,6 +118,7 @@ class Shape(NamedTuple):
     is_on_store: bool = False
     outdated_lists: float = 0.0
     has_replaced_processes: bool = False
+    has_public_clients: bool = False
 
 
 class Outcome(NamedTuple):
@@ -154,12 +162,15 @@ class World:
             )
             for number, name in enumerate(process_names())
         }
+        self._processes[READER] = Process(
+            READER, self.scheduler, 0, self.root / f"boot_id-{_machine(READER)}"
+        )
         for one in range(BROKERS + 1):
             (self.root / f"boot_id-{one}").write_text("0")
         self.brokers: dict[str, Broker] = {}
-        self._clients: dict[str, SimulatedProducer | SimulatedConsumer] = {}
+        self._clients: dict[str, _Client] = {}
         self._incarnations = Counter[str]()
-        self._past_producers: list[SimulatedProducer] = []
+        self._past_producers: list[_Producer] = []
         self._invariants: Invariants | None = None
         self._has_flipped = False
         """Whether a file was damaged that has not been repaired yet."""
@@ -280,7 +291,7 @@ class World:
     def _check_answers(self, name: str, invariants: Invariants) -> None:
         """3.2: the records of each positive answer are, or were, at their offsets in some log."""
         producer = self._clients.get(name)
-        if isinstance(producer, SimulatedProducer):
+        if isinstance(producer, _Producer):
             for partition, base_offset, values in producer.stored:
                 invariants.check_appended(partition, base_offset, values)
             producer.stored.clear()
@@ -300,8 +311,10 @@ class World:
             if what == "send":
                 partition, count, number = arguments
                 acks = ACKS[number]
-                return lambda: self._producer(name).send(partition, count, acks)
+                return lambda: self._producer(name, acks).send(partition, count, acks)
             return lambda: self._producer(name).poll()
+        if name == READER:
+            return self._read_on
         if name.startswith("consumer"):
             return lambda: self._read(name, arguments[0])
         return lambda: self._administer(what, arguments[0], arguments[1:])
@@ -378,20 +391,36 @@ class World:
             # An application ends, too, when a broker of it cannot be stopped.
             self.brokers.pop(name, None)
 
-    def _producer(self, name: str) -> SimulatedProducer:
+    def _producer(self, name: str, acks: Acks = "all") -> _Producer:
         found = self._clients.get(name)
         if found is None:
             self._incarnations[name] += 1
-            found = self._clients[name] = SimulatedProducer(
-                f"{name}.{self._incarnations[name]}",
-                self._connection(),
-                self._processes[name].clock,
-                self.history,
-                is_idempotent=name == IDEMPOTENT,
-            )
+            numbered = f"{name}.{self._incarnations[name]}"
+            clock, is_idempotent = self._processes[name].clock, name == IDEMPOTENT
+            given = numbered, self._connection(), clock, self.history
+            if self.shape.has_public_clients:
+                found = PublicProducer(*given, acks, is_idempotent=is_idempotent)
+            else:
+                found = SimulatedProducer(*given, is_idempotent=is_idempotent)
+            self._clients[name] = found
             self._past_producers.append(found)
-        assert isinstance(found, SimulatedProducer)
+        assert isinstance(found, _Producer)
         return found
+
+    def _read_on(self) -> None:
+        """Let the consumer that remembers its positions read."""
+        invariants = self._invariants
+        assert invariants is not None
+        found = self._clients.get(READER)
+        partitions = range(self.shape.partitions)
+        if found is None:
+            found = PublicConsumer(
+                self._connection(), self.history, partitions, invariants.may_be_removed
+            )
+            self._clients[READER] = found
+        assert isinstance(found, PublicConsumer)
+        superseded = {one: invariants.superseded(one) for one in partitions}
+        self.counts["read on"] += found.poll(superseded)
 
     def _read(self, name: str, partition: int) -> None:
         found = self._clients.get(name)
@@ -537,6 +566,7 @@ class World:
             allows_unclean=False,
             costly_every=_COSTLY_CHECKS,
             key_of=key_of if self.shape.is_compacted else None,
+            may_repeat=self._may_repeat,
         )
         self._invariants.check()
 
@@ -584,7 +614,10 @@ class World:
     def _judge(self) -> None:
         """Check the clients' history, their answers and the audit of a cluster at rest."""
         if not self._has_lost_records():
-            self.problems += [f"{one.kind}: {one.sentence}" for one in check(self.history)]
+            plain = [one.name for one in self._past_producers if one.name.startswith(PLAIN)]
+            repeating = plain if self.shape.has_public_clients else []
+            found = check(self.history, at_least_once=repeating)
+            self.problems += [f"{one.kind}: {one.sentence}" for one in found]
         for producer in self._past_producers:
             self.problems += [
                 f"{producer.name} got {error}"
@@ -593,6 +626,10 @@ class World:
             ]
         connection = self._connection()
         self.problems += [f"audit: {one}" for one in audit(connection, self._rules)]
+
+    def _may_repeat(self, value: bytes) -> bool:
+        """Whether a record is of a `Producer` that sends batches again without idempotence."""
+        return self.shape.has_public_clients and value.startswith(PLAIN.encode())
 
     def _has_lost_records(self) -> bool:
         """Whether a power loss has taken unsynced records of the last replica that had them."""
@@ -611,17 +648,32 @@ class World:
 
     def _read_all(self) -> bool:
         """Read all partitions; return whether all of them can be read."""
+        if READER in self._clients:
+            self.do(Step(READER, "poll"))
+            reader = self._clients.get(READER)
+            if not isinstance(reader, PublicConsumer) or not self._has_read_all(reader):
+                return False
         reads = len(self.history.reads)
         for one in range(self.shape.partitions):
             self.do(Step("consumer-0", "read", (one,)))
         return len(self.history.reads) == reads + self.shape.partitions
+
+    def _has_read_all(self, reader: PublicConsumer) -> bool:
+        """Whether a consumer has read all committed records, or all that are not removed."""
+        invariants = self._invariants
+        assert invariants is not None
+        return all(
+            invariants.may_be_removed(partition, offset)
+            for partition, position in reader.positions.items()
+            for offset in range(position, len(invariants.committed(partition)))
+        )
 
     def _is_at_rest(self) -> bool:
         if self._has_flipped:
             return False
         for name in PRODUCERS:
             client = self._clients.get(name)
-            if isinstance(client, SimulatedProducer) and not client.is_done:
+            if isinstance(client, _Producer) and not client.is_done:
                 return False
         partitions = self._connection().metadata().partitions.values()
         assert self._invariants is not None
@@ -638,7 +690,7 @@ class World:
         waiting = [
             name
             for name, one in self._clients.items()
-            if isinstance(one, SimulatedProducer) and not one.is_done
+            if isinstance(one, _Producer) and not one.is_done
         ]
         states = [f"{one.partition}: leader {one.leader}, ISR {one.isr}" for one in partitions]
         return "; ".join([*states, f"unanswered {waiting}", f"brokers {sorted(self.brokers)}"])
