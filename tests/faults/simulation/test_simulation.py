@@ -15,11 +15,15 @@ import pytest
 from tests.faults import parts
 from tests.faults.results import Results, summary
 from tests.faults.simulation import script
-from tests.faults.simulation.mutations import MUTATIONS, SEEDS_NEEDED
+from tests.faults.simulation.mutations import (
+    MUTATIONS,
+    SEEDS_NEEDED,
+    SEEDS_NEEDED_OF_REPLACED_PROCESSES,
+)
 from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.shrinking import shrink
-from tests.faults.simulation.stories import shape_of, steps_of
+from tests.faults.simulation.stories import FIRST_ON_STORES, shape_of, steps_of
 
 _DIGEST = (
     "from tests.faults.simulation.runner import play\n"
@@ -73,6 +77,10 @@ def test_seeds_have_each_kind_of_topic() -> None:
         assert len({getattr(one, name) for one in shapes}) == 2, name
     assert {one.retention_ms > 0 for one in shapes} == {True, False}
     assert any(shape_of(seed).has_bit_flips for seed in range(1_000, 1_020))
+    later = [shape_of(FIRST_ON_STORES + seed) for seed in range(40)]
+    assert {one.outdated_lists > 0 for one in later if one.is_on_store} == {True, False}
+    assert {one.has_public_clients for one in later} == {True, False}
+    assert not all(one.is_on_store for one in later)
 
 
 def test_compaction_removes_records_in_a_clean_seed() -> None:
@@ -88,6 +96,14 @@ def test_a_flipped_bit_is_found_and_repaired_in_a_clean_seed() -> None:
     assert outcome.problems == []
     assert outcome.counts["flipped"] > 0
     assert outcome.counts["found sound"] > 0
+
+
+def test_lists_that_lag_and_puts_that_land_late_are_in_a_clean_seed() -> None:
+    """Seed 20017: an object store with `Producer` and `Consumer`."""
+    outcome = play(20_017, steps_of(20_017, 500))
+    assert outcome.problems == []
+    for name in ("outdated", "put late", "read on", "acknowledged"):
+        assert outcome.counts[name] > 0, name
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -177,7 +193,15 @@ def test_a_mutation_is_found_by_the_first_seed(mutation: str) -> None:
     assert play(0, steps_of(0, 500), mutation).problems
 
 
+@pytest.mark.parametrize(("mutation", "seeds"), SEEDS_NEEDED_OF_REPLACED_PROCESSES.items())
+def test_a_mutation_is_found_where_processes_are_replaced(mutation: str, seeds: int) -> None:
+    seed = FIRST_ON_STORES + seeds - 1
+    assert play(seed, steps_of(seed, 500), mutation).problems
+    assert play(seed, steps_of(seed, 500)).problems == []
+
+
 def test_the_mutations_with_stated_seeds_exist() -> None:
     assert SEEDS_NEEDED.keys() <= MUTATIONS.keys()
     assert len(ONE_SEED) > 10
+    assert SEEDS_NEEDED_OF_REPLACED_PROCESSES.keys() <= MUTATIONS.keys() - SEEDS_NEEDED.keys()
     assert len(SEEDS_NEEDED) >= 20
