@@ -84,6 +84,8 @@ class CheckpointWriter:
             # The tables are a new root's or an earlier release's, or were damaged. Readers take
             # them to describe the newest version until the journal has a further commit.
             self.write()
+            # The first change is written at once.
+            self._interval = Interval(clock)
 
     def note_change(self) -> None:
         """Note that a replica has changed in more than the time of its report."""
