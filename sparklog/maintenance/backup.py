@@ -74,6 +74,10 @@ class CopiedRoots(NamedTuple):
     files: int
 
 
+_Files = list[tuple[str, int]]
+"""Files of a table by their paths, with their sizes in bytes."""
+
+
 class _Table(NamedTuple):
     """A table to be copied at a version."""
 
@@ -142,9 +146,14 @@ def backup(
         for name, version in of_cluster.items()
     ]
     target.remove(MANIFEST)
-    # Clean-up removes commits after ten minutes, and copying batches may take hours.
-    files = sum(map(_copy_newest_log, tables))
-    files += sum(_copy_files(one, one.target, on_progress) for one in tables)
+    files = 0
+    named: dict[_Table, _Files] = {}
+    for one in tables:
+        # All logs before any batch: clean-up removes commits after ten minutes, and copying batches
+        # may take hours.
+        named[one] = _named_files(one)
+        files += _copy_newest_log(one)
+    files += sum(_copy_files(one, named[one], on_progress) for one in tables)
     files += sum(map(_copy_older_log, tables))
     for of in journals:
         create_table(target.child(names[of]), PRODUCE_REQUESTS)
@@ -288,7 +297,7 @@ def restore(
         ]
         for copy in copies:
             # A table that can be opened has its files, if the restoration is interrupted.
-            files += _copy_files(copy, copy.source, on_progress)
+            files += _copy_files(copy, _named_files(copy), on_progress)
             files += _copy_newest_log(copy) + _copy_older_log(copy)
             if name == _CLUSTER and copy.source.uri.endswith(f"/{BROKERS.name}"):
                 _set_roots(roots)
@@ -339,19 +348,22 @@ def _copy_newest_log(copy: _Table) -> int:
     return sum(map(_copier(source, target), contents.items()))
 
 
-def _copy_files(copy: _Table, described_by: Location, on_progress: OnProgress | None) -> int:
-    """Copy the files that a table names at its version; return how many were not there.
+def _named_files(copy: _Table) -> _Files:
+    """Return the files that a table names at its version; raises as `open_table` does."""
+    opened = open_table(copy.source, copy.version).snapshot
+    files = pa.table(opened.get_add_actions(flatten=True))
+    paths = map(unquote, files["path"].to_pylist())
+    return [*zip(paths, files["size_bytes"].to_pylist(), strict=True)]
 
-    Parameters: `described_by`, the source, or the target if the newest part of the log is there.
-    """
-    source, target, version = copy
-    files = pa.table(open_table(described_by, version).snapshot.get_add_actions(flatten=True))
-    sizes = [*zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)]
+
+def _copy_files(copy: _Table, files: _Files, on_progress: OnProgress | None) -> int:
+    """Copy files of a table; return how many were not there."""
+    source, target, _ = copy
     name = "/".join(source.uri.split("/")[-2:])
     copied = [
-        unquote(path)
-        for path, size in counted(sizes, name, on_progress)
-        if _copy_file(source, target, unquote(path), size)
+        path
+        for path, size in counted(files, name, on_progress)
+        if _copy_file(source, target, path, size)
     ]
     target.sync(copied)
     return len(copied)

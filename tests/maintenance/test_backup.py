@@ -247,6 +247,19 @@ def test_old_commits_may_be_cleaned_up_while_batches_are_copied(
     assert audit(copy.connection, verify_files=True) == []
 
 
+def test_a_damaged_commit_is_not_copied(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The backup names it, and is made when it is restored."""
+    log = cluster.root / "broker-0" / "log" / "_delta_log"
+    damaged = sorted(log.glob("*.json"))[2]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:40])
+    with pytest.raises(StorageError, match=str(log.parent)):
+        back_up(cluster, tmp_path / "backup")
+    damaged.write_bytes(content)
+    back_up(cluster, tmp_path / "backup")
+    check_at_rest(restored(cluster, tmp_path / "backup", tmp_path / "copy"), "a", "b")
+
+
 def test_a_batch_that_is_removed_before_it_is_copied_is_named(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
