@@ -358,9 +358,12 @@ class Repairs:
                 partition=key.partition,
                 to_offset=offset,
             )
+            # Readers with metadata from before the election must not take it for the leader's.
+            role = replica.role if key in unclean else "follower"
             self._replicas.put(
                 key,
                 replica.topic,
+                role=role,
                 log_start_offset=min(replica.log_start_offset, offset),
                 high_watermark=min(replica.high_watermark, offset),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sparklog.cluster.metadata import Metadata, MetadataReader, PartitionState
@@ -321,6 +321,9 @@ class Connection:
             for key, state in states.items()
         }
         epochs = {key: journals[locations[key]].epochs.get(key, ()) for key in states}
+        are_first = self._are_first(
+            {key: state for key, state in states.items() if not is_elected[key]}, locations
+        )
         judged = self.rules.run(
             "visible_offsets",
             partitions=[
@@ -329,8 +332,8 @@ class Connection:
                     "partition": key.partition,
                     "leader": state.leader,
                     "leader_epoch": state.leader_epoch,
-                    "is_as_elected": is_elected[key] or self._is_as_elected(state, locations[key]),
-                    "reported_leader_epoch": rows[key]["leader_epoch"] if is_elected[key] else None,
+                    "is_as_elected": is_elected[key] or key in are_first,
+                    "reported_leader_epoch": _led_epoch(rows[key]) if is_elected[key] else None,
                     "high_watermark": rows[key].get("high_watermark"),
                     "log_start_offset": rows[key].get("log_start_offset"),
                     "epoch_start_offset": dict(epochs[key]).get(state.leader_epoch),
@@ -470,12 +473,40 @@ class Connection:
         }
         return epochs.get(location.uri)
 
+    def _are_first(
+        self,
+        unreported: Mapping[TopicIdPartition, PartitionState],
+        locations: Mapping[TopicIdPartition, Location],
+    ) -> set[TopicIdPartition]:
+        """Return the partitions, of which the leader has no row, that had no other leader so far.
+
+        Their leaders have not run since. The metadata are loaded again, later than the journals: a
+        leader that was deposed meanwhile may have removed its replica.
+        """
+        first = {key: one for key, one in unreported.items() if one.leader_epoch == 0}
+        newest = self.metadata().partitions if first else {}
+        return {
+            key
+            for key, state in first.items()
+            if (found := newest.get(key)) is not None
+            and (found.leader, found.leader_epoch) == (state.leader, 0)
+            and self._is_as_elected(state, locations[key])
+        }
+
     def _is_as_elected(self, state: PartitionState, location: Location) -> bool:
         """Return whether the leader is still the elected process and has the same log table."""
         assert state.leader is not None, "an offline partition was refused before"
         leader = self._reader.metadata.brokers[state.leader]
         is_same_process = leader.broker_epoch == state.leader_broker_epoch
         return is_same_process and table_identity(location.child("log"))[0] in leader.log_table_ids
+
+
+def _led_epoch(row: Mapping[str, Any]) -> int:
+    """Return the leader epoch in which a replica's row says that it leads, -1 if it follows.
+
+    A leader that has to cut its log follows from then on, although its log is of the old epoch.
+    """
+    return int(row["leader_epoch"]) if row["role"] == "leader" else -1
 
 
 def connection_of(

@@ -5,7 +5,8 @@
 -- watermark has reached the start of the epoch, so that "latest" never goes back (rule 7.7;
 -- KIP-207). `latest_error` is the reason why it is not known. The first leader of a new topic has
 -- an empty log until its first report. If it is another process or has other tables than the one
--- that was elected, it may have lost records, and no offset may be read.
+-- that was elected, it may have lost records, and no offset may be read. The reported epoch is that
+-- in which the leader's row says that it leads, -1 if it says that it follows.
 -- takes partitions:
 --   topic_id string,
 --   partition int,

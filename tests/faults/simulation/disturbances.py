@@ -178,7 +178,8 @@ class Disturbances:
             steps += [*self._elections(without=(lost,)), Step(_name(lost), "start")]
         for _ in range(self._chance.randint(1, 3)):
             steps += [*self._sends(), Step("consumer-0", "read", (partition,), self._events())]
-            steps += self._ticks("leader_tick", "follower_tick", "leader_tick")
+            for role in ("leader_tick", "follower_tick", "leader_tick"):
+                steps += [*self._ticks(role), *self._reads_on()]
             steps += [*self._polls(), self._advance(self._chance.choice((1_000, 10_000)))]
         if self._happens(0.3):
             role = self._chance.choice(("merge", "clean", "vacuum"))
@@ -204,7 +205,11 @@ class Disturbances:
         target = self._chance.sample(range(BROKERS), count)
         asked = self._partition(), *target
         steps = [Step("admin", "reassign", asked, self._events())]
-        steps += self._ticks("follower_tick", "leader_tick", "controller_tick")
+        for role in ("follower_tick", "leader_tick", "controller_tick"):
+            steps += [*self._ticks(role), *self._reads_on()]
+        if self._shape.has_public_clients:
+            # The deposed leader removes its replica.
+            steps += [*self._ticks("leader_tick"), *self._reads_on()]
         if self._happens(0.2):
             steps.append(Step("admin", "reassign", asked[:1], self._events()))
         return steps
@@ -397,6 +402,10 @@ class Disturbances:
             Step(one, "send", (self._partition(), 1, self._chance.choice((0, 0, 1))))
             for one in PRODUCERS
         ]
+
+    def _reads_on(self) -> list[Step]:
+        """The consumer with positions reads, by metadata that may be those of its last read."""
+        return [Step(READER, "poll")] if self._shape.has_public_clients else []
 
     def _polls(self) -> list[Step]:
         return [Step(one, "poll") for one in PRODUCERS]

@@ -14,6 +14,8 @@ import pytest
 from sparklog.broker import purgatory
 from sparklog.broker.leading.sequences import Sequences
 from sparklog.broker.replicas import Replicas
+from sparklog.cluster import connection
+from sparklog.cluster.connection import Connection
 from sparklog.protocol import rules
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.delta_log import DeltaLog
@@ -26,6 +28,12 @@ Row = dict[str, Any]
 def outcome_not_read_back(patch: Patch) -> None:
     """A commit whose name is taken counts as another process's, although it may be the own one."""
     patch.setattr(DeltaLog, "_is_by", lambda *_: False)
+
+
+def old_metadata_not_noticed(patch: Patch) -> None:
+    """Readers take what a deposed leader has left of its log for that of the leader."""
+    patch.setattr(connection, "_led_epoch", lambda row: row["leader_epoch"])
+    patch.setattr(Connection, "_are_first", lambda _self, unreported, _locations: {*unreported})
 
 
 def duplicates_not_recognised(patch: Patch) -> None:
@@ -132,6 +140,7 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
         for mutation in (
             answered_before_it_is_committed,
             outcome_not_read_back,
+            old_metadata_not_noticed,
             duplicates_not_recognised,
             sequences_not_checked,
             divergence_not_truncated,
@@ -144,7 +153,6 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
 
 SEEDS_NEEDED: Mapping[str, int] = {
     "answered_at_its_first_offset": 1,
-    "answered_before_it_is_committed": 1,
     "checkpoint_ahead_of_the_journal": 1,
     "checkpoint_not_replayed": 1,
     "epoch_entry_not_written": 1,
@@ -157,6 +165,7 @@ SEEDS_NEEDED: Mapping[str, int] = {
     "offsets_with_a_gap": 1,
     "reported_before_the_commit": 1,
     "what_failed_is_kept": 1,
+    "answered_before_it_is_committed": 2,
     "any_live_replica_is_elected": 2,
     "unclean_start_not_noticed": 2,
     "duplicates_not_recognised": 3,

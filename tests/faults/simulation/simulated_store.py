@@ -141,7 +141,7 @@ class SimulatedStore:
         return cast(IO[bytes], object_store._Writer(cast(object_store.ObjectStore, self), path))
 
     def put_parts(self, path: str) -> Any:
-        """Refuse a large object: a simulation has none."""
+        """Raise an error: the objects of a simulation are small."""
         raise AssertionError(f"{self.uri(path)} is too large for a simulation")
 
     def remove(self, path: str) -> None:
