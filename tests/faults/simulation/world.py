@@ -452,7 +452,9 @@ class World:
         report = scrub(self._connection(), restart=True, clock=clock)
         repair(self._connection(), clock=clock)
         is_open = any(one.is_open for one in repairs_of(self._connection().root))
-        if not (is_open or report.findings or report.unreadable):
+        # By an outdated list a scrub does not see the newest files.
+        sees_all = not self.scheduler.outdated_lists
+        if sees_all and not (is_open or report.findings or report.unreadable):
             self._has_flipped = False
             self.counts["found sound"] += 1
 
@@ -579,6 +581,7 @@ class World:
     def _come_to_rest(self) -> None:
         """End all faults and let the cluster converge; all requests are answered by then."""
         self.counts["rests"] += 1
+        self.scheduler.outdated_lists = 0.0
         for name, process in self._processes.items():
             while process.is_busy:
                 self.do(Step(name, "resume"))
@@ -598,6 +601,7 @@ class World:
                 break
         else:
             self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
+        self.scheduler.outdated_lists = self.shape.outdated_lists
         if self.shape.is_synced and not self.problems:
             # A request that was not synced may be lost with its commit.
             for producer in self._past_producers:
