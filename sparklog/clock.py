@@ -47,7 +47,7 @@ def is_ago(at: tuple[float, float], seconds: float) -> bool:
 class Interval:
     """The time until recurring work is due again, on the monotonic clock (7.1).
 
-    So a wall clock that is set does not delay the work. It is due until `begin` is called.
+    A wall clock that is set does not delay the work. It is due until `begin` is called.
     """
 
     def __init__(self, clock: Clock) -> None:

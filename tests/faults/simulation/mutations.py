@@ -181,7 +181,7 @@ SEEDS_NEEDED: Mapping[str, int] = {
 }
 """The number of seeds of 500 steps, from 0 on, of which the last one finds a mutation."""
 
-SEEDS_NEEDED_OF_REPLACED_PROCESSES: Mapping[str, int] = {
+LATER_SEEDS_NEEDED: Mapping[str, int] = {
     "fence_check_left_out": 7,
     "in_sync_without_being_caught_up": 17,
 }

@@ -16,9 +16,9 @@ from tests.faults import parts
 from tests.faults.results import Results, summary
 from tests.faults.simulation import script
 from tests.faults.simulation.mutations import (
+    LATER_SEEDS_NEEDED,
     MUTATIONS,
     SEEDS_NEEDED,
-    SEEDS_NEEDED_OF_REPLACED_PROCESSES,
 )
 from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Event, Step
@@ -193,8 +193,8 @@ def test_a_mutation_is_found_by_the_first_seed(mutation: str) -> None:
     assert play(0, steps_of(0, 500), mutation).problems
 
 
-@pytest.mark.parametrize(("mutation", "seeds"), SEEDS_NEEDED_OF_REPLACED_PROCESSES.items())
-def test_a_mutation_is_found_where_processes_are_replaced(mutation: str, seeds: int) -> None:
+@pytest.mark.parametrize(("mutation", "seeds"), LATER_SEEDS_NEEDED.items())
+def test_a_mutation_is_found_by_a_later_seed(mutation: str, seeds: int) -> None:
     seed = FIRST_ON_STORES + seeds - 1
     assert play(seed, steps_of(seed, 500), mutation).problems
     assert play(seed, steps_of(seed, 500)).problems == []
@@ -203,5 +203,5 @@ def test_a_mutation_is_found_where_processes_are_replaced(mutation: str, seeds: 
 def test_the_mutations_with_stated_seeds_exist() -> None:
     assert SEEDS_NEEDED.keys() <= MUTATIONS.keys()
     assert len(ONE_SEED) > 10
-    assert SEEDS_NEEDED_OF_REPLACED_PROCESSES.keys() <= MUTATIONS.keys() - SEEDS_NEEDED.keys()
+    assert LATER_SEEDS_NEEDED.keys() <= MUTATIONS.keys() - SEEDS_NEEDED.keys()
     assert len(SEEDS_NEEDED) >= 20
