@@ -445,13 +445,16 @@ class Replicas:
         """Discard the staged changes of a failed tick, and apply commits whose answers were lost.
 
         Such a commit is found in the journal later, with all of its effects (rules 7.0, 10.6).
-        Called before a tick decides anything; costs nothing if there is no such commit.
+        Called before a tick decides anything; costs nothing if there is no such commit. Raises
+        `FencedError` if a newer process has made commits since: its replicas are not those that
+        this one leads.
         """
         self._discard_staged()
         self._settled_at = clocks()
         log = self._journal
         if log.is_uncertain:
             log.refresh()
+            log.check_fence()
         keys = log.pop_moved()
         if log.content_version != self._version:
             self._version = log.content_version

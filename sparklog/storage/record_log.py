@@ -429,6 +429,10 @@ class RecordLog:
         self._log.empty_commits += 1
         return True
 
+    def check_fence(self) -> None:
+        """Raise `FencedError` if the loaded version carries the fence of another process."""
+        check_fence(self._log, self.fence)
+
     def _check_taken_over(self, commit: Commit) -> None:
         """Raise `FencedError` if a commit is the fence of another process."""
         if self.fence is not None and self.fence.transaction in commit.transactions:

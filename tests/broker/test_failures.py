@@ -108,6 +108,36 @@ def test_a_report_is_not_forgotten_when_another_one_makes_the_tick_fail(
     assert error(waits) == "NONE"
 
 
+def test_an_isr_that_grew_after_the_metadata_were_read_holds_after_a_failed_tick(
+    start: Start, fail_once: FailOnce
+) -> None:
+    """The leader took the older ISR from its metadata again, without the follower it had added.
+
+    It answered a record that the follower did not have, and an election of that follower lost it.
+    On an object store the metadata are read every 500 ms (simulation, seed 20807).
+    """
+    cluster = start(0, 1)
+    cluster.crash(1)
+    cluster.clock.advance(10_000)
+    cluster.controller_tick()
+    cluster.restart(1)
+    cluster.follower_tick(1)
+    cluster.leader_tick(0)
+    assert cluster.partition("t", 0).isr == [0, 1]
+    cluster.pause(0)
+    waits = cluster.produce("t", 0, [b"a"])
+    fail_once("write", "broker-0/log")
+    with pytest.raises(OSError, match="is away"):
+        cluster.leader_tick(0)
+    cluster.leader_tick(0)
+    assert error(waits) is None
+    assert report(cluster, 0)["high_watermark"] == 0
+    cluster.resume(0)
+    cluster.follower_tick(1)
+    cluster.leader_tick(0)
+    assert error(waits) == "NONE"
+
+
 def test_a_follower_that_cannot_be_read_for_one_tick_counts_again_in_the_next(
     start: Start, fail_once: FailOnce
 ) -> None:

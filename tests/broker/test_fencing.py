@@ -22,11 +22,13 @@ from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     PARTITION_STATE,
     PRODUCE_REQUESTS,
+    TopicPartition,
 )
 from sparklog.storage.copying import Copied, Copy
 from sparklog.storage.delta_snapshots import open_delta_table
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.testing import LocalCluster
+from tests.broker.failing_disk import FailingDisk
 from tests.broker.states import (
     check_at_rest,
     error,
@@ -98,6 +100,30 @@ class TestTheOlderProcessOfABroker:
         assert everything(cluster) == before
         assert [one.response for one in pending] == [None, None]
         assert cluster.partition("t", 0).isr == [0, 1]
+
+    def test_is_fenced_by_what_it_finds_in_its_journal(
+        self, start: Start, disk: FailingDisk
+    ) -> None:
+        """It reads its journal for a commit without an answer, and finds a newer process's commits.
+
+        That process had removed a replica which the older one led: the tick ended with a
+        `KeyError`, and the process stayed until its next commit (simulation, seed 20806).
+        """
+        cluster = start(0, 1, 2, assignment={0: [0, 1, 2]})
+        cluster.tick_until_idle()
+        cluster.pause(0)
+        cluster.produce("t", 0, [b"a"])
+        disk.fail(cluster.root / "broker-0" / "log")
+        with pytest.raises(OSError, match="broker-0"):
+            cluster.leader_tick(0)
+        disk.mend()
+        old = taken_over(cluster, 0)
+        cluster.alter_partition_reassignments({TopicPartition("t", 0): [1, 2]})
+        cluster.tick_until_idle()
+        assert rows(cluster, 0, HIGH_WATERMARK_CHECKPOINT) == []
+        cluster.clock.advance(cluster.settings.log_retention_check_interval_ms)
+        with pytest.raises(FencedError, match="broker_epoch"):
+            old.leader_tick()
 
     @pytest.mark.parametrize("rule", ["request_errors", "follower_progress", "high_watermark"])
     def test_may_be_taken_over_anywhere_in_a_tick(

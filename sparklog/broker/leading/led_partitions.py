@@ -144,6 +144,9 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
     def update_state(self, state: PartitionState, metadata: Metadata) -> bool:
         """Take over the published state of a led partition; return whether it has changed.
 
+        Metadata that were read before the leader's own change of the ISR are older than the state
+        it leads with, and are ignored: without the followers it has added, the high watermark would
+        pass their logs (2.4).
         A proposed ISR whose outcome is unknown counts until the partition epoch has changed. After
         that its commit either exists or never will (rule 2.4). A live follower that has left by
         itself, as before a repair, is not waited for, and joins by a new report only (5.2): until
@@ -151,6 +154,8 @@ class LedPartitions(dict[TopicIdPartition, Leadership]):
         has returned since has not left by itself: its last report stands.
         """
         leadership = self[state.key]
+        if state.partition_epoch < leadership.state.partition_epoch:
+            return False
         is_other = leadership.state != state
         if leadership.state.partition_epoch != state.partition_epoch:
             leadership.proposed_isr = frozenset()
