@@ -77,6 +77,8 @@ class Repairs:
         # Replicas that no broker relies on since a leader epoch: one that leads in a later epoch
         # was elected uncleanly.
         self._out_since: dict[TopicIdPartition, int] = {}
+        # Replicas that have left the ISR since their damage was found.
+        self._left: _Keys = set()
         self._was_damaged = bool(replicas.damaged)
         self._verifications = Interval(clock)
         self._verifications.begin(VERIFY_INTERVAL_MS)
@@ -112,6 +114,7 @@ class Repairs:
         states = {key: metadata.partitions[key] for key in damaged if key in metadata.partitions}
         self._told = {one for one in self._told if one[0] in damaged}
         is_over, self._was_damaged = self._was_damaged and not states, bool(states)
+        self._left &= states.keys()
         if not states:
             self._out_since.clear()
             return is_over and self._replicas.commit(now_ms)
@@ -128,11 +131,16 @@ class Repairs:
             for key, state in states.items()
             if key not in unclean and self._must_leave(key, state, metadata)
         }
+        may_cut = {key for key, state in states.items() if self._may_cut(state, metadata)}
+        # The leader may add a replica that these metadata have outside the ISR, or has done so.
+        may_join = {key for key in may_cut if states[key].replica(self._broker_id)} - self._left
+        if self._replicas.journal_damage is None:
+            leaving |= may_join - unclean
         if leaving:
             self._leave(leaving, states, now_ms)
             effects.done("damage_isr")
             return True
-        cut = unclean | {key for key, state in states.items() if self._may_cut(state, metadata)}
+        cut = unclean | (may_cut - may_join)
         if self._replicas.journal_damage is not None:
             cut = set()
         for key, state in states.items():
@@ -293,6 +301,7 @@ class Repairs:
         table = self._cluster.partition_state
         left = leave_isr(table, self._broker_id, in_log, cause="damage")
         left |= leave_isr(table, self._broker_id, keys - in_log, keep_last=True, cause="damage")
+        self._left |= left
         for key in sorted(left):
             self._out_since[key] = states[key].leader_epoch
             _log.warning(
@@ -377,6 +386,7 @@ class Repairs:
         effects.done("damage_cut")
         for key in points:
             self._out_since.pop(key, None)
+            self._left.discard(key)
         self._producer_state.truncate(points)
 
     def _tell(self, key: TopicIdPartition) -> None:

@@ -292,6 +292,32 @@ class TestDamagedFiles:
 
 
 class TestSafety:
+    def test_a_replica_that_was_added_to_the_isr_meanwhile_leaves_it_before_its_batches_are_removed(
+        self, start: Start
+    ) -> None:
+        """By the broker's metadata it was outside the ISR; its leader had added it since.
+
+        It removed its batches while it was in sync: had the leader died then, the records were
+        lost. On an object store the metadata are read every 500 ms (simulation, seed 21562).
+        """
+        cluster = with_four_records(start, 0, 1)
+        cluster.crash(1)
+        cluster.clock.advance(10_000)
+        cluster.controller_tick()
+        cluster.restart(1)
+        cluster.follower_tick(1)
+        cluster.pause(1)
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0, 1]
+        flip_byte(batch_file(cluster, 1, 0))
+        scrub(cluster, 1)
+        assert cluster.partition("t", 0).isr == [0]
+        assert offered(cluster, 1) == 4
+        cluster.leader_tick(0)
+        assert cluster.partition("t", 0).isr == [0]
+        cluster.resume(1)
+        check_at_rest(cluster, *VALUES)
+
     def test_a_report_that_is_wrong_moves_nothing(self, start: Start) -> None:
         """The leader verifies its own file; a follower's report alone has no effect."""
         cluster = with_four_records(start)
