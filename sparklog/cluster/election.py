@@ -288,6 +288,9 @@ def _note_causes(
         if key in outcome.elected:
             if key in outcome.requested:
                 causes.note(*name, "requested")
+            elif led_by is None and row["is_unclean"]:
+                detail = f"broker {row['leader']} was neither in the ISR nor in the ELR"
+                causes.note(*name, "unclean_election_allowed", detail)
             elif led_by is None:
                 causes.note(*name, "replica_returned")
             elif row["broker_id"] == led_by:

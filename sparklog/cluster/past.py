@@ -239,7 +239,17 @@ select
         else m.since_ms
     end as last_caught_up_ms,
     r.reported_at_ms,
-    d.at_ms as left_isr_at_ms, d.cause as left_isr_because, d.detail as left_isr_detail
+    d.at_ms as left_isr_at_ms, d.cause as left_isr_because,
+    -- A detail names each broker that has left with the same commit.
+    coalesce(
+        nullif(
+            regexp_extract(
+                d.detail, concat('broker ', cast(d.broker_id as string), ' [^;]*'), 0
+            ),
+            ''
+        ),
+        d.detail
+    ) as left_isr_detail
 from reports r
 left join missing m
     on m.topic_id = r.topic_id and m.partition = r.partition and m.broker_id = r.broker_id
