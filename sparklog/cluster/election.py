@@ -289,8 +289,8 @@ def _note_causes(
             if key in outcome.requested:
                 causes.note(*name, "requested")
             elif led_by is None and row["is_unclean"]:
-                detail = f"broker {row['leader']} was neither in the ISR nor in the ELR"
-                causes.note(*name, "unclean_election_allowed", detail)
+                lacking = f"broker {row['leader']} was neither in the ISR nor in the ELR"
+                causes.note(*name, "unclean_election_allowed", lacking)
             elif led_by is None:
                 causes.note(*name, "replica_returned")
             elif row["broker_id"] == led_by:

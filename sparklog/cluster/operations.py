@@ -122,8 +122,8 @@ CAUSES = {
     "follower_caught_up": "A follower is at the high watermark, and in this leader epoch.",
     "replica_returned": "The partition had no leader, and a replica that may lead is back.",
     "unclean_election_allowed": (
-        "The partition had no leader, and `unclean.leader.election.enable` is true: a replica leads "
-        "that may lack records."
+        "The partition had no leader, and `unclean.leader.election.enable` is true: a replica "
+        "leads that may lack records."
     ),
     "preferred_leader": "The first replica is in sync, and another one led.",
     "min_isr_changed": "`min.insync.replicas` of the topic has another value.",

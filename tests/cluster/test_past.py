@@ -327,12 +327,9 @@ def as_answered(row: dict[str, Any], prepared: Prepared) -> tuple[Any, ...]:
     """Return the values of a row without durations; a time of the cluster's life is `now`."""
 
     def shown(name: str, value: Any) -> Any:
-        is_now = (
-            name.endswith("_ms")
-            and value is not None
-            and prepared.first_ms <= value <= time.time() * 1000
-        )
-        return "now" if is_now else value
+        if not name.endswith("_ms") or value is None:
+            return value
+        return "now" if prepared.first_ms <= value <= time.time() * 1000 else value
 
     return tuple(shown(*one) for one in row.items() if not one[0].endswith("_seconds"))
 
@@ -373,6 +370,26 @@ def test_plain_sql_over_the_tables_runs_as_the_page_has_it(
     assert "ELECT LEADERS" in shown
     assert scope["committed"].columns == ["topic", "partition", "offset", "value"]
     assert scope["before"].num_rows == 3
+
+
+def test_an_election_that_a_setting_allowed_says_so(tmp_path: Path) -> None:
+    """It was said to be due to a replica that had returned, although none had for minutes."""
+    cluster = LocalCluster(tmp_path)
+    cluster.create_topic("orders", assignment={0: [0, 1]})
+    for broker in (1, 0):
+        cluster.tick_until_idle()
+        cluster.crash(broker)
+        cluster.fence(broker)
+    cluster.tick_until_idle()
+    cluster.restart(1)
+    cluster.tick_until_idle()
+    assert cluster.partition("orders", 0).leader is None
+    Admin(cluster.connection).alter_configs("orders", {"unclean.leader.election.enable": "true"})
+    cluster.tick_until_idle()
+    query = "select leader, cause, detail from elections where is_unclean"
+    assert [tuple(row.values()) for row in rows(cluster, query)] == [
+        (1, "unclean_election_allowed", "broker 1 was neither in the ISR nor in the ELR")
+    ]
 
 
 def test_delta_shows_the_cause_of_each_commit_of_control_state(prepared: Prepared) -> None:
