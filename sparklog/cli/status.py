@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
+from sparklog.cli.times import read_duration_ms
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ def status(
     hours: Annotated[
         float, typer.Option(min=0.01, help="The hours before now that the page shows.")
     ] = 6.0,
+    max_parked: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="The longest time between two scheduled runs, such as PT15M: if all brokers are "
+            "parked for longer, that is a failure. By default parked.session.timeout.ms.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     utc: Annotated[bool, typer.Option("--utc", help="Print times in UTC.")] = False,
 ) -> None:
@@ -47,9 +56,12 @@ def status(
         raise ConfigError(f"--watch {watch:g} is not a time: give seconds above 0")
     if watch is not None and as_json:
         raise ConfigError("--watch and --json exclude each other: leave one out")
+    max_parked_ms = None
+    if max_parked is not None:
+        max_parked_ms = read_duration_ms(max_parked, "--max-parked")
     named = Cluster.of(cluster)
     try:
-        code = _show(named, watch, html, hours, as_json=as_json, utc=utc)
+        code = _show(named, watch, html, hours, max_parked_ms, as_json=as_json, utc=utc)
     except ConfigError:
         raise
     except SparklogError as error:
@@ -63,6 +75,7 @@ def _show(
     watch: float | None,
     html: Path | None,
     hours: float,
+    max_parked_ms: int | None,
     *,
     as_json: bool,
     utc: bool,
@@ -73,7 +86,7 @@ def _show(
     from sparklog.maintenance.status_reader import StatusReader
 
     connection = cluster.connect()
-    reader = StatusReader(connection, cluster.settings)
+    reader = StatusReader(connection, cluster.settings, max_parked_ms=max_parked_ms)
     past = ClusterPast(reader, hours)
 
     def read() -> ClusterStatus:

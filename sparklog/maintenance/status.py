@@ -131,15 +131,17 @@ class GroupStatus(NamedTuple):
 class ClusterStatus(NamedTuple):
     """The state of a cluster; `read_at_ms` is the time of reading in ms since 1970.
 
-    `session_timeout_ms` is broker.session.timeout.ms as this process knows it. `reader_behind_ms`
-    is the least time in ms by which this machine's clock is behind those of the stores. `losses`
-    are past ones, the newest first; they are no problem of the present state.
+    `session_timeout_ms` is broker.session.timeout.ms as this process knows it, `max_parked_ms` the
+    longest time between two scheduled runs. `reader_behind_ms` is the least time in ms by which
+    this machine's clock is behind those of the stores. `losses` are past ones, the newest first;
+    they are no problem of the present state.
     """
 
     root: str
     cluster_id: str
     read_at_ms: int
     session_timeout_ms: int
+    max_parked_ms: int
     reader_behind_ms: int
     brokers: tuple[BrokerStatus, ...]
     partitions: tuple[PartitionStatus, ...]
@@ -174,8 +176,18 @@ class ClusterStatus(NamedTuple):
 
     def _of_processes(self) -> list[Problem]:
         running = any(one.runs(self.session_timeout_ms) for one in self.brokers)
-        if running or self.is_parked:
+        if running:
             return []
+        if self.is_parked:
+            parked = [one for one in self.brokers if one.description.broker.state == "parked"]
+            idle_ms = min(one.silent_ms or 0 for one in parked)
+            if idle_ms <= self.max_parked_ms:
+                return []
+            text = (
+                f"all brokers are parked, and none has run for {idle_ms / 1000:.0f} s: check that "
+                "their scheduler starts them, or start them"
+            )
+            return [Problem(Severity.CRITICAL, text)]
         text = "no broker runs, so no record can be written: the rest is the state when they ended"
         return [Problem(Severity.CRITICAL, text)]
 

@@ -69,10 +69,15 @@ class StatusReader:
     """
 
     def __init__(
-        self, connection: Connection, settings: Settings | None = None, clock: Clock | None = None
+        self,
+        connection: Connection,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        max_parked_ms: int | None = None,
     ) -> None:
         self.connection = connection
         self._settings = settings or connection.settings or Settings()
+        self._max_parked_ms = max_parked_ms or self._settings.parked_session_timeout_ms
         self._clock = clock or SystemClock()
         self._tails: dict[tuple[str, int], JournalTail] = {}
         self._past = FollowedPast(OF_PARTITIONS, ("topic_id", "partition"))
@@ -124,6 +129,7 @@ class StatusReader:
             root.cluster_id,
             now_ms,
             self._settings.broker_session_timeout_ms,
+            self._max_parked_ms,
             max(stored_at_ms - now_ms, 0),
             tuple(self._broker(one, now_ms) for one in described),
             partitions,

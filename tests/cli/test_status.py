@@ -174,6 +174,21 @@ class TestTheVerdict:
         assert (status.is_parked, status.problems()) == (True, [])
         assert {one.shown_state(9_000) for one in status.brokers} == {"parked"}
 
+    def test_is_a_failure_if_no_scheduled_run_has_come(self, cluster: LocalCluster) -> None:
+        """A stopped service was OK for as long as nobody looked: its brokers are parked, too."""
+        for broker in cluster.brokers.values():
+            broker.park()
+        connection = Connection(root(cluster))
+        late = StatusReader(connection, clock=LaterClock(), max_parked_ms=3_000_000).read()
+        assert late.severity is Severity.CRITICAL
+        [problem] = late.problems()
+        assert problem.text.startswith("all brokers are parked, and none has run for 36")
+        found = run("status", "--max-parked", "PT0.001S", cluster=root(cluster))
+        assert (found.exit_code, "none has run" in found.stdout) == (2, True)
+        assert run("status", "--max-parked", "PT1H", cluster=root(cluster)).exit_code == 0
+        refused = run("status", "--max-parked", "soon", cluster=root(cluster))
+        assert "--max-parked 'soon' is not a duration" in refused.stderr
+
     def test_names_a_root_that_cannot_be_read_here(self, cluster: LocalCluster) -> None:
         shutil.rmtree(Path(cluster.root) / "broker-1" / "log" / "_delta_log")
         found = json.loads(run("status", "--json", cluster=root(cluster)).stdout)
