@@ -183,7 +183,24 @@ where is_elected
 """
 """The SQL text of the view `elections`: the beginnings of leader epochs."""
 
-REPLICA_PROGRESS = """
+_TIMESTAMP_AT = """
+    b.min_timestamp_ms + case
+        when b.base_offset < {position} then cast(
+            floor(
+                (b.max_timestamp_ms - b.min_timestamp_ms) * ({position} - b.base_offset)
+                / (b.next_offset - b.base_offset - 1)
+            ) as bigint
+        )
+        else 0
+    end
+"""
+"""The timestamp of the first record of the batch `b` at or after a position.
+
+Within a batch it is as if the records were evenly spread. Merged batches may span hours: by its
+first timestamp a reader in the middle would be behind by all of them.
+"""
+
+REPLICA_PROGRESS = f"""
 with reports as (
     select
         s.topic_id, s.topic, s.partition, s.broker_id, s.leader, s.leader_epoch, s.in_isr,
@@ -202,7 +219,7 @@ with reports as (
 missing as (
     select
         r.topic_id, r.partition, r.broker_id,
-        min_by(b.min_timestamp_ms, b.base_offset) as since_ms
+        min_by({_TIMESTAMP_AT.format(position="r.log_end_offset")}, b.base_offset) as since_ms
     from reports r
     join batches b
         on b.topic_id = r.topic_id and b.partition = r.partition and b.broker_id = r.leader
@@ -260,16 +277,16 @@ left join departures d
 """The SQL text of the view `replica_progress`: each follower as its leader sees it.
 
 `last_caught_up_ms` is the time of the newest report of a follower at the leader's log end, or the
-timestamp of the first batch that it lacks. `lag_seconds` is the time from this timestamp until now,
-0 at the leader's log end, and null where the leader, its log end or that batch is not known. The
-last three columns say when and why a follower outside the ISR has left it.
+timestamp of the first record that it lacks. `lag_seconds` is the time from this timestamp until
+now, 0 at the leader's log end, and null where the leader, its log end or that record's batch is not
+known. The last three columns say when and why a follower outside the ISR has left it.
 
 A timestamp is the producer's, so the lag behind backfilled records of last year is a year. The time
 at which a batch was appended is not used: it is lost when batches are merged, two minutes later by
 default, and the lag of a reader that has stopped would begin at 0 with each merge.
 """
 
-LAG = """
+LAG = f"""
 select
     'replica' as kind, cast(broker_id as string) as name, topic_id, topic, partition,
     log_end_offset as position, leader_log_end_offset as end_offset, lag, lag_seconds
@@ -284,10 +301,13 @@ select
     end,
     case
         when o.committed_offset >= c.high_watermark
-            or min_by(b.min_timestamp_ms, b.base_offset) > unix_millis(current_timestamp)
+            or min_by({_TIMESTAMP_AT.format(position="o.committed_offset")}, b.base_offset)
+                > unix_millis(current_timestamp)
             then cast(0 as double)
         else cast(
-            unix_millis(current_timestamp) - min_by(b.min_timestamp_ms, b.base_offset) as double
+            unix_millis(current_timestamp)
+                - min_by({_TIMESTAMP_AT.format(position="o.committed_offset")}, b.base_offset)
+            as double
         ) / 1000
     end
 from consumer_offsets o
@@ -302,7 +322,7 @@ group by o.group_id, o.topic_id, o.topic, o.partition, o.committed_offset, c.hig
 """
 """The SQL text of the view `lag`: of each follower to its leader's log end (`kind` is replica), and
 of each consumer group to the high watermark (`kind` is group), in offsets, and in seconds from the
-timestamp of the first batch behind until now.
+timestamp of the first record behind until now.
 
 The end, the lag and its seconds are null as long as the partition has no leader. A timestamp is the
 producer's: see `REPLICA_PROGRESS`.

@@ -323,6 +323,39 @@ def test_a_lag_in_seconds_is_from_the_first_missing_timestamp_until_now_or_null(
         assert [tuple(row.values()) for row in found] == expected
 
 
+def test_a_lag_in_a_merged_batch_is_from_about_the_first_missing_record(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It was from the first record of the batch: after a merge a reader was behind by hours more.
+
+    Within a batch the records count as evenly spread, since it has its first and last timestamp.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    first_ms = now_ms - HOUR_MS
+    config = {"log.merger.min.batches": 2}
+    cluster = LocalCluster(tmp_path, config=config, start_ms=first_ms)
+    cluster.create_topic("orders", assignment={0: [0]})
+    for minute in range(10):
+        at_ms = first_ms + minute * 60_000
+        cluster.produce("orders", 0, [b"x"], timestamp_ms=at_ms)
+        cluster.tick_until_idle()
+    key = TopicPartition("orders", 0)
+    with Consumer(
+        str(cluster.root / "cluster"), group_id="billing", enable_auto_commit=False
+    ) as consumer:
+        consumer.assign([key])
+        consumer.commit({key: OffsetAndMetadata(6)})
+    cluster.clock.advance(HOUR_MS)
+    assert cluster.merge(0) == (10, 1)
+    query = """
+        select lag, round(unix_millis(current_timestamp) - 1000 * lag_seconds) as since_ms
+        from lag where kind = 'group'
+    """
+    create_views(spark, str(cluster.root / "cluster"))
+    of_spark = [row.asDict() for row in spark.sql(query).collect()]
+    assert rows(cluster, query) == of_spark == [{"lag": 4, "since_ms": first_ms + 6 * 60_000}]
+
+
 def as_answered(row: dict[str, Any], prepared: Prepared) -> tuple[Any, ...]:
     """Return the values of a row without durations; a time of the cluster's life is `now`."""
 
