@@ -175,7 +175,7 @@ class TestTheVerdict:
         assert {one.shown_state(9_000) for one in status.brokers} == {"parked"}
 
     def test_is_a_failure_if_no_scheduled_run_has_come(self, cluster: LocalCluster) -> None:
-        """A stopped service was OK for as long as nobody looked: its brokers are parked, too."""
+        """A stopped service was OK without an end: its brokers are parked, too."""
         for broker in cluster.brokers.values():
             broker.park()
         connection = Connection(root(cluster))
