@@ -124,6 +124,7 @@ class Repairs:
             key
             for key, state in states.items()
             if state.leader == self._broker_id
+            and state.leader_broker_epoch >= 0
             and state.leader_epoch > self._out_since.get(key, state.leader_epoch)
         }
         leaving = {

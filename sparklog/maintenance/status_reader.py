@@ -77,7 +77,9 @@ class StatusReader:
     ) -> None:
         self.connection = connection
         self._settings = settings or connection.settings or Settings()
-        self._max_parked_ms = max_parked_ms or self._settings.parked_session_timeout_ms
+        if max_parked_ms is None:
+            max_parked_ms = self._settings.parked_session_timeout_ms
+        self._max_parked_ms = max_parked_ms
         self._clock = clock or SystemClock()
         self._tails: dict[tuple[str, int], JournalTail] = {}
         self._past = FollowedPast(OF_PARTITIONS, ("topic_id", "partition"))

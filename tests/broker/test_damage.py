@@ -318,6 +318,32 @@ class TestSafety:
         cluster.resume(1)
         check_at_rest(cluster, *VALUES)
 
+    def test_a_replica_that_was_elected_meanwhile_is_not_cut_as_after_an_unclean_election(
+        self, start: Start
+    ) -> None:
+        """It left the ISR by metadata from before its clean election, whose epoch is higher.
+
+        It then removed its batches as lost, before another broker led.
+        """
+        cluster = start(0, 1, 2, assignment={0: [1, 0, 2]})
+        produce(cluster, *VALUES)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        cluster.restart(1)
+        cluster.tick_until_idle()
+        cluster.pause(1)
+        flip_byte(batch_file(cluster, 1, 0))
+        cluster.elect_leaders("preferred", [("t", 0)])
+        assert cluster.partition("t", 0).leader == 1
+        scrub(cluster, 1)
+        assert cluster.partition("t", 0).isr == [0, 2]
+        cluster.resume(1)
+        cluster.leader_tick(1)
+        assert offered(cluster, 1) == 4
+        check_at_rest(cluster, *VALUES)
+        assert {one["records_lost"] for one in truncations(cluster)} == {0}
+
     def test_a_report_that_is_wrong_moves_nothing(self, start: Start) -> None:
         """The leader verifies its own file; a follower's report alone has no effect."""
         cluster = with_four_records(start)
