@@ -17,9 +17,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def torture(
     minutes: Annotated[float, typer.Option(help="The time after which no round begins.")] = 60,
     seed: Annotated[int, typer.Option(help="The seed; rounds of one seed are numbered.")] = 0,
-    folder: Annotated[Path, typer.Option(help="Results and logs; a next run continues.")] = Path(
-        "sparklog-torture"
-    ),
+    folder: Annotated[
+        Path, typer.Option(resolve_path=True, help="Results and logs; a next run continues.")
+    ] = Path("sparklog-torture"),
     only: Annotated[list[str] | None, typer.Option(help=f"Parts: {', '.join(PARTS)}.")] = None,
 ) -> None:
     """Run rounds of each part in turn; exit with 1 if any result of the folder has an anomaly."""
