@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.faults.__main__ import app
+from tests.faults.parts import PARTS
 from tests.faults.rounds import Configuration, run_round
 
 _SMALL = Configuration(session_ms=3_000, producers=1, consumers=1, hang_seconds=1.0)
@@ -36,3 +39,14 @@ def test_a_round_shows_no_anomaly_to_its_clients(
     assert result["acknowledged"] > 0
     assert configuration.storage == "folder" or result["faults"]
     assert bool(result["compacted"]) == configuration.is_compacted
+
+
+def test_a_relative_folder_is_below_the_folder_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers and clients run in folders of their own: they found no cluster root."""
+    folders: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PARTS, "processes", lambda folder, *_: folders.append(folder))
+    CliRunner().invoke(app, ["--only", "processes"])
+    assert folders == [tmp_path / "sparklog-torture" / "processes"]
