@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from sparklog.broker import purgatory
+from sparklog.broker.damage import Repairs
+from sparklog.broker.leading.led_partitions import LedPartitions
 from sparklog.broker.leading.sequences import Sequences
 from sparklog.broker.replicas import Replicas
 from sparklog.cluster import connection
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.protocol import rules
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.delta_log import DeltaLog
@@ -44,6 +47,31 @@ def duplicates_not_recognised(patch: Patch) -> None:
 def sequences_not_checked(patch: Patch) -> None:
     """A leader forgets the sequence numbers of producers and recognises no retry."""
     patch.setattr(Sequences, "remembered", lambda *_: [])
+
+
+def older_isr_taken_again(patch: Patch) -> None:
+    """A leader takes the ISR from metadata that were read before its own change of it."""
+    update = LedPartitions.update_state
+
+    def forgetful(self: LedPartitions, state: PartitionState, metadata: Metadata) -> bool:
+        leadership = self[state.key]
+        if state.partition_epoch < leadership.state.partition_epoch:
+            older = leadership.state._replace(partition_epoch=state.partition_epoch - 1)
+            leadership.state = older
+        return update(self, state, metadata)
+
+    patch.setattr(LedPartitions, "update_state", forgetful)
+
+
+def cut_without_leaving_the_isr(patch: Patch) -> None:
+    """A damaged replica is cut if the broker's metadata have it outside the ISR."""
+    repair = Repairs._repair
+
+    def hasty(self: Repairs, *arguments: Any) -> bool:
+        self._left |= set(self._replicas.damaged)
+        return repair(self, *arguments)
+
+    patch.setattr(Repairs, "_repair", hasty)
 
 
 def _change_output(patch: Patch, rule: str, change: Callable[[Row], Row | None]) -> None:
@@ -146,6 +174,8 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
             divergence_not_truncated,
             no_return_to_the_isr,
             log_end_offset_too_small,
+            older_isr_taken_again,
+            cut_without_leaving_the_isr,
         )
     },
 }
@@ -184,5 +214,8 @@ SEEDS_NEEDED: Mapping[str, int] = {
 LATER_SEEDS_NEEDED: Mapping[str, int] = {
     "fence_check_left_out": 7,
     "in_sync_without_being_caught_up": 17,
+    # The seeds that found these two faults of the product.
+    "older_isr_taken_again": 808,
+    "cut_without_leaving_the_isr": 1563,
 }
 """The same from seed `FIRST_ON_STORES` on, for what the earlier seeds do not find."""
