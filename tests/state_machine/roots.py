@@ -9,12 +9,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
-from sparklog.model import FORMAT, LOG
+from sparklog.model import CLEANER_OFFSET_CHECKPOINT, FORMAT, LOG, REPLICA_HISTORY, TRUNCATIONS
 from sparklog.storage.batch_files import file_damage
 from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
+
+_NOT_DERIVED = TRUNCATIONS, REPLICA_HISTORY, CLEANER_OFFSET_CHECKPOINT
 
 
 def clean_up(root: Path, until_ms: float = math.inf) -> None:
@@ -40,14 +43,20 @@ def clean_up(root: Path, until_ms: float = math.inf) -> None:
 
 
 def has_damaged_file(root: Path) -> bool:
-    """Whether the log of an unsynced root names a batch file that a power loss has damaged."""
+    """Whether a power loss has damaged an unsynced root beyond what a broker replaces at its start.
+
+    It has if the log names a damaged batch file, or if a table has a damaged commit that the broker
+    neither reads at its start nor can derive from the log (seed 28643).
+    """
     try:
         log = RecordLog(Location.of(str(root)))
     except (StorageError, DeltaError):
         return False
     batches = (batch for key in log.partitions() for batch in log.batches(key))
     try:
-        return any(file_damage(log, batch) is not None for batch in batches)
+        return any(file_damage(log, batch) is not None for batch in batches) or any(
+            check_log(Location.of(str(root / schema.name))).damaged for schema in _NOT_DERIVED
+        )
     except FileNotFoundError:
         # The power loss took a file, and the marks that identify the log as well.
         return True

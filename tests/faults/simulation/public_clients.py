@@ -126,7 +126,8 @@ class PublicConsumer:
     """A `Consumer` that reads partitions on from where it was; it skips only what is removed.
 
     Parameters: `is_removed`, whether retention, an administrator or compaction may have removed the
-    record at an offset of a partition.
+    record at an offset of a partition; `has_lost_records`, whether a power loss of a cluster that
+    does not sync has taken records of a partition: its consumer begins again.
     """
 
     def __init__(
@@ -135,11 +136,13 @@ class PublicConsumer:
         history: History,
         partitions: Collection[int],
         is_removed: Callable[[int, int], bool],
+        has_lost_records: Callable[[int], bool],
     ) -> None:
         self._consumer = Consumer(connection, auto_offset_reset="earliest")
         self._consumer.assign([TopicPartition(TOPIC, one) for one in partitions])
         self._history = history
         self._is_removed = is_removed
+        self._has_lost_records = has_lost_records
         self.positions = dict.fromkeys(partitions, 0)
         """The offset after the last record that was read, by partition."""
 
@@ -156,6 +159,8 @@ class PublicConsumer:
             found = {one.offset: one.value for one in records}
             first, last = min(found), max(found)
             assert [*found] == sorted(found), f"{partition} is read in the order {[*found]}"
+            if self._has_lost_records(of):
+                self.positions[of] = min(self.positions[of], first)
             assert first >= self.positions[of], f"{partition} is read again from {first}"
             for offset in range(self.positions[of], last):
                 assert offset in found or self._is_removed(of, offset), (
