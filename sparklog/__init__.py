@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.native_read import read
     from sparklog.datasource.plan_options import cluster_options
     from sparklog.errors import ProtocolError, SparklogError
+    from sparklog.groups.admin import GroupAdmin
     from sparklog.groups.committed_offsets import OffsetAndMetadata
     from sparklog.model import TopicPartition
     from sparklog.producer.accumulator import RecordMetadata
@@ -38,6 +39,7 @@ _HOMES = {
     "Connection": "sparklog.cluster.connection",
     "Consumer": "sparklog.consumer.consumer",
     "ConsumerRecord": "sparklog.consumer.assigned_partition",
+    "GroupAdmin": "sparklog.groups.admin",
     "OffsetAndMetadata": "sparklog.groups.committed_offsets",
     "Producer": "sparklog.producer.plain",
     "ProtocolError": "sparklog.errors",
@@ -60,6 +62,7 @@ __all__ = [
     "Connection",
     "Consumer",
     "ConsumerRecord",
+    "GroupAdmin",
     "OffsetAndMetadata",
     "Producer",
     "ProtocolError",

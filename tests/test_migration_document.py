@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog import Admin, Connection, Consumer, ConsumerRecord, Producer
-from sparklog.groups.admin import GroupAdmin
+from sparklog import Admin, Connection, Consumer, ConsumerRecord, GroupAdmin, Producer
 from tests.examples import CHECKOUT, example_cluster, examples
 from tests.record_client_names import parameters
 
