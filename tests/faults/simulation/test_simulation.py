@@ -134,6 +134,73 @@ def test_a_high_watermark_that_was_seen_and_not_synced_is_reached_again() -> Non
     assert outcome.counts["read"] >= 2
 
 
+def test_a_reassignment_does_not_leave_a_damaged_file_alone() -> None:
+    """Seed 23248: the sound replicas were removed before a scrub, which the documents warn of. No
+    sound copy was left, and the cluster could not come to rest.
+    """
+    steps = [
+        Step("producer-0", "send", (0, 1, 0)),
+        Step("producer-1", "send", (0, 1, 1)),
+        Step("actor-0a", "leader_tick"),
+        Step("actor-1a", "follower_tick"),
+        Step("actor-2a", "follower_tick"),
+        Step("actor-0a", "leader_tick"),
+        Step("actor-1a", "follower_tick"),
+        Step("actor-2a", "follower_tick"),
+        Step("actor-2a", "flip", (0, 373589)),
+        Step("admin", "reassign", (0, 2)),
+    ]
+    outcome = play(23248, steps)
+    assert outcome.problems == []
+    assert outcome.counts["flipped"] == outcome.counts["found sound"] == 1
+
+
+def test_a_consumer_begins_again_after_the_only_replica_has_lost_records() -> None:
+    """Seed 23567: the cluster does not sync, and a power loss took the records that were read."""
+    steps = [
+        Step("admin", "reassign", (0, 0)),
+        Step("actor-0a", "controller_tick"),
+        Step("producer-1", "send", (0, 3, 0)),
+        Step("broker-0a", "leader_tick"),
+        Step("consumer-1", "poll"),
+        Step("actor-0a", "power", (1, 1)),
+    ]
+    outcome = play(23567, steps)
+    assert outcome.problems == []
+    assert outcome.counts["power cuts"] == 1
+    assert outcome.counts["read on"] >= 1
+
+
+def test_an_unsynced_root_with_a_torn_commit_of_truncations_is_replaced() -> None:
+    """Seed 28643: the broker started, since it does not read the table, and the audit named it."""
+    steps = [
+        Step("producer-0", "send", (1, 1, 1)),
+        Step("actor-1a", "leader_tick"),
+        Step("actor-2a", "follower_tick"),
+        Step("actor-0a", "controller_tick"),
+        Step("clock", "advance", (12000,)),
+        Step("actor-0a", "heartbeat"),
+        Step("actor-0a", "controller_tick"),
+        Step("broker-0a", "leader_tick"),
+        Step("broker-2a", "leader_tick"),
+        Step("broker-2a", "follower_tick"),
+        Step("clock", "advance", (70000,)),
+        Step("producer-1", "send", (1, 1, 2)),
+        Step("broker-2a", "leader_tick"),
+        Step("broker-2a", "follower_tick"),
+        Step("broker-0a", "leader_tick"),
+        Step("clock", "advance", (3000,)),
+        Step("broker-2a", "follower_tick"),
+        Step("clock", "advance", (1000,)),
+        Step("clock", "advance", (1000,)),
+        Step("broker-2a", "leader_tick"),
+        Step("actor-2a", "power", (1, 0)),
+    ]
+    outcome = play(28643, steps)
+    assert outcome.problems == []
+    assert outcome.counts["replaced roots"] == 1
+
+
 def test_a_broker_whose_clock_was_set_back_verifies_its_log_again() -> None:
     """A commit of its log could not be read once, while its clock was an hour ahead. The broker
     would have verified its log again in an hour, and stayed out of every ISR.
