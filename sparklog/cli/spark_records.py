@@ -169,7 +169,15 @@ def _triggered(writer: DataStreamWriter, trigger: StreamTrigger) -> DataStreamWr
 
 def _records(frame: DataFrame, select: Sequence[str]) -> DataFrame:
     if select:
-        return frame.selectExpr(*select)
+        chosen = frame.selectExpr(*select)
+        unknown = [name for name in chosen.columns if name.lower() not in RECORD_COLUMNS]
+        if unknown:
+            # The sink ignores such columns, as Kafka's does: here each was named to be produced.
+            raise ConfigError(
+                f"a record has no column {', '.join(unknown)}: --select may name "
+                f"{', '.join(RECORD_COLUMNS)}; a record's timestamp is the time of its writing"
+            )
+        return chosen
     names = [name for name in RECORD_COLUMNS if name in frame.columns]
     if "value" not in names:
         raise ConfigError(

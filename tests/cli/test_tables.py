@@ -217,6 +217,10 @@ def rows(table: Path) -> int:
         (["produce", "T", "--from", "ORDERS", "--select=nothing as value"], "nothing"),
         (["produce", "T", "--from", "ORDERS", "--select=id as value"], "value"),
         (
+            ["produce", "T", "--from", "ORDERS", *SELECT, "--select=now() as timestamp"],
+            "a record has no column timestamp: --select may name key, value, headers, partition",
+        ),
+        (
             ["produce", "T", "--from=select 1", "--format=sql", "--stream", "--checkpoint=C"],
             "a SELECT statement is no stream",
         ),
