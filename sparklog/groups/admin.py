@@ -70,7 +70,7 @@ class GroupAdmin:
         if group_id not in {one.group_id for one in self.list_groups()}:
             raise _not_found(group_id)
         self._remove_silent(group_id)
-        group = self._groups.change(group_id, deleted)
+        group = self._groups.change(group_id, deleted, "deleted")
         if group.generation:
             heartbeats = self._connection.root.consumer_group_heartbeats
             remove_heartbeats(heartbeats, group_id, lambda _: True)
@@ -186,7 +186,9 @@ class GroupAdmin:
             require_empty(group)
             return
         silent = [one.member_id for one in first.members]
-        self._groups.change(group_id, lambda group: expired(group, first, silent))
+        self._groups.change(
+            group_id, lambda group: expired(group, first, silent), "session_timeout"
+        )
 
     def _heartbeats(self, group_id: str) -> dict[str, int]:
         table = self._connection.root.consumer_group_heartbeats

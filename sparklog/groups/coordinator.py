@@ -277,5 +277,5 @@ class ConsumerCoordinator:
             # its silence.
             idle_ms = now_ms - self._polled_ms
             _log.warning("max.poll.interval.ms passed without a poll", idle_ms=idle_ms)
-            self._member.leave()
+            self._member.leave("max_poll_interval")
         return None

@@ -28,6 +28,11 @@ from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.sharded_table import ShardedTable
 from sparklog.storage.shards import keys_of
 
+_ASSIGNED = "partitions_assigned"
+
+_MOST_NAMED = 20
+"""Maximum number of members that a commit names: a large group may lose all at once."""
+
 
 class Member(NamedTuple):
     """A member of a group: its subscription and its last assignment.
@@ -234,16 +239,19 @@ class ConsumerGroups:
         self._table.refresh()
         return groups_in(self._table.rows())
 
-    def change(self, group_id: str, step: Callable[[Group], Group]) -> Group:
+    def change(
+        self, group_id: str, step: Callable[[Group], Group], cause: str | None = None
+    ) -> Group:
         """Apply `step` to a group, by compare-and-set, and return the group after that.
 
-        `step` is called again if another member was faster; it may raise an error.
+        `step` is called again if another member was faster; it may raise an error. `cause`: why, in
+        the history of the table; by default it is what the step has changed (`cause_of_change`).
         """
-        after = Group(group_id)
+        seen = after = Group(group_id)
 
         def decide(rows: pa.Table) -> RowChanges | None:
-            nonlocal after
-            before = _of_rows(group_id, rows.to_pylist())
+            nonlocal after, seen
+            seen = before = _of_rows(group_id, rows.to_pylist())
             after = step(before)
             if after == before:
                 return None
@@ -253,9 +261,41 @@ class ConsumerGroups:
                 CONSUMER_GROUPS.rows(_rows(after)), frozenset(keys_of(rows, CONSUMER_GROUPS))
             )
 
-        cause = Cause("CHANGE GROUP", {"groupId": group_id})
-        self._table.change_rows(decide, [(group_id,)], cause=cause)
+        self._table.change_rows(
+            decide,
+            [(group_id,)],
+            cause=lambda: _described(seen, after, cause or cause_of_change(seen, after)),
+        )
         return after
+
+
+def cause_of_change(before: Group, after: Group) -> str:
+    """Return what has changed between two states of a group, as its table's history names it."""
+    known = {one.member_id: one for one in before.members}
+    stay = {one.member_id for one in after.members}
+    joined, gone = stay - known.keys(), known.keys() - stay
+    if joined:
+        return "member_replaced" if gone else "member_joined"
+    if gone:
+        return "member_left"
+    if any(one.topics != known[one.member_id].topics for one in after.members):
+        return "subscription_changed"
+    if before.state == "CompletingRebalance" and after.state == "Stable":
+        return _ASSIGNED
+    return "member_joined_again"
+
+
+def _described(before: Group, after: Group, cause: str) -> Cause:
+    """Return the operation of a commit, with the members that it is about.
+
+    Those that are gone, or else those that have joined; none for an assignment, which is for all.
+    """
+    parameters = {"groupId": after.group_id, "cause": cause, "generation": str(after.generation)}
+    if cause != _ASSIGNED:
+        gone = {one.member_id for one in before.members} - {one.member_id for one in after.members}
+        joined = {one.member_id for one in set(after.members) - set(before.members)}
+        parameters["members"] = json.dumps(sorted(gone or joined)[:_MOST_NAMED])
+    return Cause("CHANGE GROUP", parameters)
 
 
 def groups_in(table: pa.Table) -> list[Group]:

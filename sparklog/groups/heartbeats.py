@@ -70,11 +70,13 @@ class GroupHeartbeats:
         if not alive:
             return group
         heartbeats = self._write([one.member_id for one in group.members], alive)
-        gone = self._silent(group, heartbeats, alive)
+        silent, late = self._silent(group, heartbeats, alive)
+        gone = [*silent, *late]
         if not gone:
             return group
+        cause = "session_timeout" if silent else "max_poll_interval"
         _log.warning("members removed", group=self._group_id, members=gone)
-        return self._groups.change(self._group_id, lambda now: expired(now, group, gone))
+        return self._groups.change(self._group_id, lambda now: expired(now, group, gone), cause)
 
     def forget(self, member_id: str) -> None:
         """Remove the heartbeats of a member that has left."""
@@ -82,27 +84,28 @@ class GroupHeartbeats:
 
     def _silent(
         self, group: Group, heartbeats: Mapping[str, int], alive: Collection[str]
-    ) -> list[str]:
-        """Return the members that were silent, or had not joined, for longer than the timeout."""
+    ) -> tuple[list[str], list[str]]:
+        """Return the members that were silent, and those that had not joined, for too long."""
         now_ms = self._clock.monotonic_ms()
-        gone = []
+        silent: list[str] = []
+        late: list[str] = []
         for one in group.members:
             if one.member_id in alive:
                 continue
             seen = heartbeats.get(one.member_id), one.joined_generation
             since_ms = self._observations.observe(one.member_id, seen, now_ms)
             if is_silent(now_ms, since_ms=since_ms, timeout_ms=one.session_timeout_ms):
-                gone.append(one.member_id)
+                silent.append(one.member_id)
         preparing_ms = self._observations.observe(
             "rebalance", (group.state, group.generation), now_ms
         )
         patience_ms = max((one.rebalance_timeout_ms for one in group.members), default=0)
         if is_silent(now_ms, since_ms=preparing_ms, timeout_ms=patience_ms):
-            late = [one.member_id for one in group.missing]
+            missing = [one.member_id for one in group.missing]
             # A member removes others, not itself: one of the members in `alive` stays.
-            watcher = next((one for one in alive if one not in late), next(iter(alive)))
-            gone += [one for one in late if one != watcher and one not in gone]
-        return gone
+            watcher = next((one for one in alive if one not in missing), next(iter(alive)))
+            late = [one for one in missing if one != watcher and one not in silent]
+        return silent, late
 
     def _write(self, members: Collection[str], alive: Collection[str]) -> dict[str, int]:
         """Increment heartbeats, remove those of former members, and return the group's."""

@@ -82,13 +82,16 @@ class GroupMember:
 
         return self._groups.change(self.group_id, step)
 
-    def leave(self) -> None:
+    def leave(self, cause: str = "member_left") -> None:
         """Leave the group, so that the others need not wait for the session to expire.
 
+        `cause`: why, in the history of the table.
         If that fails, the member's heartbeats end nevertheless, and its session expires.
         """
         try:
-            self._groups.change(self.group_id, lambda group: without(group, [self.member_id]))
+            self._groups.change(
+                self.group_id, lambda group: without(group, [self.member_id]), cause
+            )
         finally:
             self._beats.forget(self.member_id)
             self.generation = -1

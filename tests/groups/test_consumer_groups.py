@@ -67,6 +67,11 @@ class Members:
         for clock in self.clocks.values():
             clock.advance(ms)
 
+    def last_cause(self) -> str:
+        """Return the cause of the newest commit of the group."""
+        [last] = DeltaTable(self.root.consumer_groups.location.uri).history(1)
+        return str(last["operationParameters"]["cause"])
+
     @property
     def group(self) -> Group:
         return ConsumerGroups(self.root.consumer_groups).find("g")
@@ -265,6 +270,7 @@ class TestSilence:
         group = one.beat()
         assert [member.member_id for member in group.members] == [one.member_id]
         assert group.state == "PreparingRebalance"
+        assert members.last_cause() == "session_timeout"
 
     def test_silence_counts_from_when_the_watcher_first_saw_it(self, members: Members) -> None:
         """Silence is measured from the observer's first read, so a member that returns late removes
@@ -298,6 +304,7 @@ class TestSilence:
         one.beat()
         group = two.beat()
         assert [member.member_id for member in group.members] == [two.member_id]
+        assert members.last_cause() == "max_poll_interval"
         assert (group.state, group.leader) == ("CompletingRebalance", two.member_id)
 
     def test_a_removed_member_joins_as_a_new_one(self, members: Members) -> None:

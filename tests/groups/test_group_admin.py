@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
@@ -69,6 +71,34 @@ def test_members_that_died_do_not_keep_a_group_from_being_deleted(
     assert administered.names() == []
     assert administered.offsets.fetch("g") == {}
     assert administered.root.consumer_group_heartbeats.rows().num_rows == 0
+
+
+def test_the_history_of_the_table_says_why_a_group_rebalanced(administered: Administered) -> None:
+    """Each commit of a group has its cause, and the members that it is about."""
+    first = administered.join()
+    second = administered.join()
+    first.join(["t"])
+    second.leave()
+    first.join(["t", "u"])
+    administered.admin.delete("g")
+    table = DeltaTable(administered.root.consumer_groups.location.uri)
+    changes = [
+        one["operationParameters"]
+        for one in reversed(table.history())
+        if one["operation"] == "CHANGE GROUP"
+    ]
+    assert {one["groupId"] for one in changes} == {"g"}
+    one, other = json.dumps([first.member_id]), json.dumps([second.member_id])
+    assert [(each["cause"], each.get("members")) for each in changes] == [
+        ("member_joined", one),
+        ("partitions_assigned", None),
+        ("member_joined", other),
+        ("member_joined_again", one),
+        ("member_left", other),
+        ("subscription_changed", one),
+        ("session_timeout", one),
+        ("deleted", "[]"),
+    ]
 
 
 def test_a_commit_that_was_on_its_way_does_not_bring_a_deleted_group_back(
