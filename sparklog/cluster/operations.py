@@ -75,7 +75,7 @@ OPERATIONS = (
     Operation("BEGIN MICRO-BATCH", ("stream_writes",), "A stream names its files."),
     Operation("REPLACE FILES", ("stream_writes",), "It names others, since some were lost."),
     Operation("FINISH MICRO-BATCH", ("stream_writes",), "All its files are stored."),
-    Operation("CHANGE GROUP", ("consumer_groups",), "Members join or leave, or it rebalances."),
+    Operation("CHANGE GROUP", ("consumer_groups",), "A group rebalances; `cause` says why."),
     Operation("HEARTBEAT", ("consumer_group_heartbeats",), "Members are alive."),
     Operation("REMOVE HEARTBEATS", ("consumer_group_heartbeats",), "Members are gone."),
     Operation("COMMIT OFFSETS", ("consumer_offsets",), "A group commits offsets."),
