@@ -214,7 +214,7 @@ SEEDS_NEEDED: Mapping[str, int] = {
 LATER_SEEDS_NEEDED: Mapping[str, int] = {
     "fence_check_left_out": 7,
     "in_sync_without_being_caught_up": 17,
-    # The seeds that found these two faults of the product.
+    # Upper bounds: the seeds that found these faults of the product.
     "older_isr_taken_again": 808,
     "cut_without_leaving_the_isr": 1563,
 }

@@ -421,7 +421,7 @@ class World:
                 self.history,
                 partitions,
                 invariants.may_be_removed,
-                lambda partition: invariants.unclean_epoch(partition) >= 0,
+                self._has_lost_records,
             )
             self._clients[READER] = found
         assert isinstance(found, PublicConsumer)
@@ -476,8 +476,8 @@ class World:
             admin.elect_leaders("preferred", [key])
         elif what == "reassign":
             if self._has_flipped and len(asked) == 1:
-                # Its damaged file may be the only copy left: no broker verifies the files of the
-                # replica that stays (seed 23248).
+                # Its damaged file may be the only copy left: a reassignment does not verify the
+                # files of the replica that stays (seed 23248).
                 return
             # A target with a broker twice or more than once is refused, as is nothing to cancel.
             admin.alter_partition_reassignments({key: list(asked) or None})
@@ -627,7 +627,7 @@ class World:
 
     def _judge(self) -> None:
         """Check the clients' history, their answers and the audit of a cluster at rest."""
-        if not self._has_lost_records():
+        if not any(map(self._has_lost_records, range(self.shape.partitions))):
             plain = [one.name for one in self._past_producers if one.name.startswith(PLAIN)]
             repeating = plain if self.shape.has_public_clients else []
             found = check(self.history, at_least_once=repeating)
@@ -645,11 +645,10 @@ class World:
         """Whether a record is of a `Producer` that sends batches again without idempotence."""
         return self.shape.has_public_clients and value.startswith(PLAIN.encode())
 
-    def _has_lost_records(self) -> bool:
+    def _has_lost_records(self, partition: int) -> bool:
         """Whether a power loss has taken unsynced records of the last replica that had them."""
         assert self._invariants is not None
-        partitions = range(self.shape.partitions)
-        return any(self._invariants.unclean_epoch(one) >= 0 for one in partitions)
+        return self._invariants.unclean_epoch(partition) >= 0
 
     def _elect_uncleanly(self) -> None:
         connection = self._connection()
