@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.native_read import read
     from sparklog.datasource.plan_options import cluster_options
     from sparklog.errors import ProtocolError, SparklogError
-    from sparklog.groups.admin import GroupAdmin
+    from sparklog.groups.admin import GroupAdmin, ResetTo
     from sparklog.groups.committed_offsets import OffsetAndMetadata
     from sparklog.model import TopicPartition
     from sparklog.producer.accumulator import RecordMetadata
@@ -44,6 +44,7 @@ _HOMES = {
     "Producer": "sparklog.producer.plain",
     "ProtocolError": "sparklog.errors",
     "RecordMetadata": "sparklog.producer.accumulator",
+    "ResetTo": "sparklog.groups.admin",
     "SparkConsumer": "sparklog.consumer.spark",
     "SparkProducer": "sparklog.producer.spark",
     "SparklogError": "sparklog.errors",
@@ -67,6 +68,7 @@ __all__ = [
     "Producer",
     "ProtocolError",
     "RecordMetadata",
+    "ResetTo",
     "SparkConsumer",
     "SparkProducer",
     "SparklogError",

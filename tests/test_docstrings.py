@@ -73,6 +73,8 @@ _FURTHER = {
         "RecordDeserializationError",
         "StorageError",
     ),
+    "sparklog.groups.admin": ("PlannedReset",),
+    "sparklog.groups.group": ("Group", "GroupFence", "Member"),
     "sparklog.model": ("Record", "TopicIdPartition"),
     "sparklog.producer.delivery": ("PendingSend",),
     "sparklog.producer.partitioner": ("Partitioner",),

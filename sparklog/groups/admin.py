@@ -27,9 +27,22 @@ _POLL_MS = 100
 
 
 class ResetTo(NamedTuple):
-    """The target of an offset reset; `value` is an offset, a number of records, or a time in ms.
+    """The target of an offset reset.
 
-    `current` is the committed offset, or the latest one before a commit.
+    Parameters
+    ----------
+    kind : str
+        `"earliest"` and `"latest"`, the ends of the log; `"current"`, the committed offset, or the
+        latest one before a commit; `"offset"`; `"shift"`, relative to the committed offset;
+        `"time_ms"`, the first record with this timestamp or a later one.
+    value : int, optional
+        The offset, the number of records to shift by, or the time in ms since 1970.
+
+    Examples
+    --------
+    >>> from sparklog import ResetTo
+    >>> ResetTo("earliest"), ResetTo("shift", -100)
+    (ResetTo(kind='earliest', value=0), ResetTo(kind='shift', value=-100))
     """
 
     kind: Literal["earliest", "latest", "current", "offset", "shift", "time_ms"]
@@ -37,7 +50,25 @@ class ResetTo(NamedTuple):
 
 
 class PlannedReset(NamedTuple):
-    """The change of one partition by a reset; `committed_offset` is `None` before a commit."""
+    """The change of one partition by a reset.
+
+    Attributes
+    ----------
+    topic : str
+        The topic.
+    partition : int
+        The partition.
+    committed_offset : int or None
+        The offset before the reset; `None` before a commit.
+    new_offset : int
+        The offset after the reset.
+
+    Examples
+    --------
+    >>> from sparklog import GroupAdmin, ResetTo
+    >>> GroupAdmin("sparklog-data/cluster").plan_reset("bills", "clicks", ResetTo("latest"))[0]
+    PlannedReset(topic='clicks', partition=0, committed_offset=None, new_offset=3)
+    """
 
     topic: str
     partition: int
@@ -46,7 +77,36 @@ class PlannedReset(NamedTuple):
 
 
 class GroupAdmin:
-    """Administers the consumer groups of a cluster, without being a member."""
+    """Administers the consumer groups of a cluster, without being a member.
+
+    Parameters
+    ----------
+    connection : Connection, str or os.PathLike
+        The cluster: a connection, the path or URI of its root, or its configuration file (*.yaml).
+    clock : Clock, optional
+        The source of time; the system's by default.
+
+    Raises
+    ------
+    ConfigError
+        The configuration file is not usable.
+    StorageError
+        There is no cluster at that root.
+
+    Examples
+    --------
+    >>> from sparklog import GroupAdmin, ResetTo
+    >>> group_admin = GroupAdmin("sparklog-data/cluster")
+    >>> planned = group_admin.plan_reset("reports", "clicks", ResetTo("latest"))
+    >>> [one.new_offset for one in planned]
+    [3, 0]
+    >>> group_admin.reset("reports", planned)
+    >>> "reports" in [group.group_id for group in group_admin.list_groups()]
+    True
+    >>> group_admin.committed_partitions("reports")
+    [TopicPartition(topic='clicks', partition=0), TopicPartition(topic='clicks', partition=1)]
+    >>> group_admin.delete("reports")
+    """
 
     def __init__(self, connection: Connection | ClusterName, clock: Clock | None = None) -> None:
         connection = self._connection = connection_of(connection)
@@ -55,7 +115,13 @@ class GroupAdmin:
         self._committed = CommittedOffsets(connection.root.consumer_offsets, self._clock)
 
     def list_groups(self) -> list[Group]:
-        """Return all groups by name, also those with committed offsets that never had a member."""
+        """Return all groups, also those with committed offsets that never had a member.
+
+        Returns
+        -------
+        list of Group
+            Sorted by name.
+        """
         groups = {one.group_id: one for one in self._groups.all()}
         for name in self._committed.group_ids() - groups.keys():
             groups[name] = Group(name)
@@ -64,8 +130,17 @@ class GroupAdmin:
     def delete(self, group_id: str) -> None:
         """Delete a group and its committed offsets.
 
-        Raises GROUP_ID_NOT_FOUND, and NON_EMPTY_GROUP if a member is alive. If the group has
-        members, waits for a sign of life, at most for their session.timeout.ms.
+        If the group has members, waits for a sign of life, at most for their session.timeout.ms.
+
+        Parameters
+        ----------
+        group_id : str
+            The group.
+
+        Raises
+        ------
+        ProtocolError
+            GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP, a member is alive.
         """
         if group_id not in {one.group_id for one in self.list_groups()}:
             raise _not_found(group_id)
@@ -79,17 +154,63 @@ class GroupAdmin:
     def plan_reset(self, group_id: str, topic: str, to: ResetTo) -> list[PlannedReset]:
         """Return the changes that setting a group's offsets in all partitions of a topic makes.
 
-        Raises as `plan_resets`.
+        Parameters
+        ----------
+        group_id : str
+            The group; it need not exist.
+        topic : str
+            The topic.
+        to : ResetTo
+            The target.
+
+        Returns
+        -------
+        list of PlannedReset
+            For each partition. `reset` carries them out.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+        SparklogError
+            There is no committed offset to shift.
         """
         return self.plan_resets(group_id, dict.fromkeys(self.partitions_of(topic), to))
 
     def partitions_of(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of a topic; raises UNKNOWN_TOPIC_OR_PARTITION."""
+        """Return the partitions of a topic.
+
+        Parameters
+        ----------
+        topic : str
+            The topic.
+
+        Returns
+        -------
+        list of TopicPartition
+            By number.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+        """
         count = self._connection.metadata().topic(topic).partitions
         return [TopicPartition(topic, number) for number in range(count)]
 
     def committed_partitions(self, group_id: str) -> list[TopicPartition]:
-        """Return the existing partitions in which a group has committed offsets, sorted."""
+        """Return the existing partitions in which a group has committed offsets.
+
+        Parameters
+        ----------
+        group_id : str
+            The group.
+
+        Returns
+        -------
+        list of TopicPartition
+            Sorted; empty without committed offsets.
+        """
         committed = self._committed.fetch(group_id)
         return sorted(names_of(CommittedLogs(self._connection, self._clock), committed).values())
 
@@ -99,8 +220,26 @@ class GroupAdmin:
         """Return the changes that setting a group's offsets in some partitions makes.
 
         Offsets outside a partition's log become the nearest end of the log. A time after the last
-        record becomes the latest offset. Raises UNKNOWN_TOPIC_OR_PARTITION, and `SparklogError` if
-        there is no committed offset to shift.
+        record becomes the latest offset.
+
+        Parameters
+        ----------
+        group_id : str
+            The group; it need not exist.
+        targets : mapping of TopicPartition to ResetTo
+            The target in each partition.
+
+        Returns
+        -------
+        list of PlannedReset
+            In the order of `targets`. `reset` carries them out.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION.
+        SparklogError
+            There is no committed offset to shift.
         """
         committed = self._committed.fetch(group_id)
         offsets = Offsets(CommittedLogs(self._connection, self._clock))
@@ -132,7 +271,17 @@ class GroupAdmin:
     def reset(self, group_id: str, resets: Collection[PlannedReset]) -> None:
         """Set a group's offsets as planned; a group that does not exist is created.
 
-        Raises NON_EMPTY_GROUP as `delete` does.
+        Parameters
+        ----------
+        group_id : str
+            The group.
+        resets : collection of PlannedReset
+            The changes, as `plan_reset` and `plan_resets` return them.
+
+        Raises
+        ------
+        ProtocolError
+            UNKNOWN_TOPIC_OR_PARTITION; NON_EMPTY_GROUP, a member is alive, as in `delete`.
         """
         self._remove_silent(group_id)
         metadata = self._connection.metadata()
@@ -148,7 +297,18 @@ class GroupAdmin:
     def delete_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> None:
         """Remove a group's committed offsets in some partitions.
 
-        Raises GROUP_ID_NOT_FOUND, UNKNOWN_TOPIC_OR_PARTITION, and NON_EMPTY_GROUP as `delete` does.
+        Parameters
+        ----------
+        group_id : str
+            The group.
+        partitions : collection of TopicPartition
+            The partitions.
+
+        Raises
+        ------
+        ProtocolError
+            GROUP_ID_NOT_FOUND; UNKNOWN_TOPIC_OR_PARTITION; NON_EMPTY_GROUP, a member is alive, as
+            in `delete`.
         """
         if group_id not in {one.group_id for one in self.list_groups()}:
             raise _not_found(group_id)

@@ -37,8 +37,37 @@ _MOST_NAMED = 20
 class Member(NamedTuple):
     """A member of a group: its subscription and its last assignment.
 
-    `joined_generation` is the newest generation that it has joined, or waits for.
-    `rebalance_timeout_ms` is the time that it has to give up its partitions and join.
+    Attributes
+    ----------
+    member_id : str
+        The member's id, new at each start of a consumer.
+    group_instance_id : str or None
+        The group.instance.id of a static member.
+    client_id : str
+        The consumer's client.id.
+    joined_generation : int
+        The newest generation that it has joined, or waits for.
+    topics : tuple of str
+        Its subscription.
+    protocols : tuple of str
+        Its assignors, the preferred one first.
+    assignment : tuple of TopicIdPartition
+        The partitions that were last assigned to it.
+    session_timeout_ms : int
+        The time in ms without a heartbeat after which it is removed.
+    rebalance_timeout_ms : int
+        The time in ms that it has to give up its partitions and join.
+
+    Examples
+    --------
+    >>> from sparklog import Consumer, GroupAdmin
+    >>> with Consumer("sparklog-data/cluster", group_id="views") as consumer:
+    ...     consumer.subscribe(["clicks"])
+    ...     records = consumer.poll(timeout_ms=10_000)
+    ...     groups = GroupAdmin("sparklog-data/cluster").list_groups()
+    >>> group = next(group for group in groups if group.group_id == "views")
+    >>> [(member.topics, len(member.assignment)) for member in group.members]
+    [(('clicks',), 2)]
     """
 
     member_id: str
@@ -55,8 +84,18 @@ class Member(NamedTuple):
 class GroupFence(NamedTuple):
     """The state of a group under which offsets are committed.
 
-    `group_epoch` rises with every step of the group. Kafka's generation stays the same when a
-    static member replaces its predecessor.
+    Attributes
+    ----------
+    generation : int
+        Kafka's generation; it stays the same when a static member replaces its predecessor.
+    group_epoch : int
+        It rises with every step of the group.
+
+    Examples
+    --------
+    >>> from sparklog.groups.group import Group
+    >>> Group("reports").fence
+    GroupFence(generation=0, group_epoch=0)
     """
 
     generation: int
@@ -64,7 +103,36 @@ class GroupFence(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group at one version of the table; one that never existed is empty, in generation 0."""
+    """A group at one version of the table; one that never existed is empty, in generation 0.
+
+    Attributes
+    ----------
+    group_id : str
+        The group's name.
+    state : str
+        `Empty`, `PreparingRebalance`, `CompletingRebalance`, `Stable` or `Dead`, as in Kafka.
+    generation : int
+        The number of rebalances so far.
+    protocol : str or None
+        The assignor of this generation.
+    leader : str or None
+        The id of the member that assigns partitions.
+    group_epoch : int
+        It rises with every step of the group.
+    members : tuple of Member
+        The members.
+
+    Examples
+    --------
+    >>> from sparklog import Consumer, GroupAdmin
+    >>> with Consumer("sparklog-data/cluster", group_id="sums") as consumer:
+    ...     consumer.subscribe(["clicks"])
+    ...     records = consumer.poll(timeout_ms=10_000)
+    ...     groups = GroupAdmin("sparklog-data/cluster").list_groups()
+    >>> group = next(group for group in groups if group.group_id == "sums")
+    >>> group.state, group.generation, len(group.members)
+    ('Stable', 1, 1)
+    """
 
     group_id: str
     state: GroupState = "Empty"
@@ -85,7 +153,18 @@ class Group(NamedTuple):
         return self.generation > 0 and self.state != "Dead"
 
     def member(self, member_id: str) -> Member | None:
-        """Return the member with this id, or `None`."""
+        """Return the member with an id.
+
+        Parameters
+        ----------
+        member_id : str
+            The id.
+
+        Returns
+        -------
+        Member or None
+            `None` without such a member.
+        """
         return next((one for one in self.members if one.member_id == member_id), None)
 
     @property
