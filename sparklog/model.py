@@ -665,7 +665,7 @@ STREAM_WRITES = _busy_table(
     files=_STRING,
     is_done=_BOOL,
 )
-CONSUMER_GROUPS = _busy_table(
+CONSUMER_GROUPS = _history_table(
     "consumer_groups",
     ("group_id", "member_id"),
     group_id=_STRING,

@@ -937,6 +937,26 @@ VIEWS: Mapping[str, TableDocumentation] = {
             "version": "Version of `topics` or `configs` with the change.",
         },
     ),
+    "group_history": TableDocumentation(
+        rows=(
+            "A change of a consumer group: a step of a rebalance. It reaches back as far as the "
+            "commits of `consumer_groups`, `metadata.history.retention.ms`."
+        ),
+        writers="",
+        columns={
+            "at_ms": _COMMIT_TIME,
+            "group_id": "Name of the group (`group.id`).",
+            "generation": "Generation of the group after the change.",
+            "state": "State of the group after the change, such as `PreparingRebalance`.",
+            "cause": "Cause, such as `session_timeout`.",
+            "members": (
+                "Ids of at most 20 members that are gone or, if none is, that have joined, as "
+                "JSON; null where partitions were assigned, which is for all."
+            ),
+            "member_count": "Number of members after the change.",
+            "version": "Version of `consumer_groups` with the change.",
+        },
+    ),
     "replica_progress": TableDocumentation(
         rows="A follower as its leader sees it.",
         writers="",

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from sparklog import model
 from sparklog.cli.sql import SPARKS_FUNCTIONS
-from sparklog.cluster.operations import CAUSES, OPERATIONS
+from sparklog.cluster.operations import CAUSES, GROUP_CAUSES, OPERATIONS
 from sparklog.cluster.past import CLUSTER_PAST
 from sparklog.cluster.views import BROKER_VIEWS, RECORDS, SQL_VIEWS
 from sparklog.table_documentation import (
@@ -106,6 +106,8 @@ def as_markdown() -> str:
     parts += [f"| `{one.name}` | {quoted(one.tables)} | {one.meaning} |" for one in OPERATIONS]
     parts += ["", "| cause | meaning |", "|---|---|"]
     parts += [f"| `{name}` | {meaning} |" for name, meaning in CAUSES.items()]
+    parts += ["", "| cause of `CHANGE GROUP` | meaning |", "|---|---|"]
+    parts += [f"| `{name}` | {meaning} |" for name, meaning in GROUP_CAUSES.items()]
     return "\n".join([*parts, ""])
 
 

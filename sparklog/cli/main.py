@@ -180,7 +180,7 @@ def query(
     a table's columns.
 
     Views: leader_imbalance, isr_history, elections, config_history,
-    replica_progress and lag.
+    group_history, replica_progress and lag.
     docs/questions.md has questions about the past and the queries that answer
     them.
 
@@ -189,10 +189,10 @@ def query(
     statements, JSON and CSV.
 
     With --as-of each table is read in its newest version that is not younger
-    than TIME: topics, partition_state and high_watermark_checkpoint reach back
-    metadata.history.retention.ms, batches an hour, other tables 10 minutes. It
-    is refused for leader_epoch_checkpoint, delayed_operations and
-    produce_requests.
+    than TIME: topics, partition_state, configs, consumer_groups and
+    high_watermark_checkpoint reach back metadata.history.retention.ms, batches an
+    hour, other tables 10 minutes. It is refused for leader_epoch_checkpoint,
+    delayed_operations and produce_requests.
 
     A broker root that cannot be read is left out and named on stderr. Records
     need Spark: see the view records of sparklog.cluster.views.

@@ -143,3 +143,16 @@ CAUSES = {
     "broker_restarted": "The controller is a newer process of the same broker.",
 }
 """All causes that commits of `partition_state`, `brokers`, `topics` and `controller` name."""
+
+GROUP_CAUSES = {
+    "member_joined": "A member joins the group.",
+    "member_joined_again": "A member follows a change of another one.",
+    "member_replaced": "A static member was restarted.",
+    "member_left": "A member was closed, or has unsubscribed.",
+    "session_timeout": "Members sent no heartbeat for `session.timeout.ms`.",
+    "max_poll_interval": "Members did not call `poll`, or not join, for `max.poll.interval.ms`.",
+    "subscription_changed": "A member subscribes to other topics.",
+    "partitions_assigned": "The leader has assigned the partitions, and the group is stable.",
+    "deleted": "An operator has deleted the group.",
+}
+"""All causes that commits of `consumer_groups` name."""

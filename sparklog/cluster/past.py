@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cluster.config_past import CONFIG_HISTORY, config_past
+from sparklog.cluster.group_past import GROUP_HISTORY, group_past
 from sparklog.cluster.partition_changes import (
     OF_CONTROLLER,
     OF_PARTITIONS,
@@ -92,6 +93,7 @@ CLUSTER_PAST: dict[str, PastView] = {
     ),
     LEADERSHIP_HISTORY.name: PastView(LEADERSHIP_HISTORY.columns, _leaders),
     "config_history": PastView(CONFIG_HISTORY, config_past),
+    "group_history": PastView(GROUP_HISTORY, group_past),
 }
 """The tables of the cluster root that sparklog reads: they lag behind, or are made of commits."""
 

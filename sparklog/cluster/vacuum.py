@@ -20,6 +20,7 @@ from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
     CONFIGS,
+    CONSUMER_GROUPS,
     FORMAT,
     LOG,
     PARTITION_STATE,
@@ -32,7 +33,7 @@ from sparklog.storage.location import Location, one_line
 from sparklog.storage.request_files import has_further_tables, read_requests
 from sparklog.storage.vacuum import Delays, VacuumReport, vacuum_table
 
-HISTORY_TABLES = (TOPICS.name, PARTITION_STATE.name, CONFIGS.name)
+HISTORY_TABLES = (TOPICS.name, PARTITION_STATE.name, CONSUMER_GROUPS.name, CONFIGS.name)
 """The tables whose earlier versions can be read for metadata.history.retention.ms."""
 
 _ERRORS = (SparklogError, *STORE_ERRORS, *MALFORMED, pa.ArrowException)

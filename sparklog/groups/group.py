@@ -369,7 +369,13 @@ def _described(before: Group, after: Group, cause: str) -> Cause:
 
     Those that are gone, or else those that have joined; none for an assignment, which is for all.
     """
-    parameters = {"groupId": after.group_id, "cause": cause, "generation": str(after.generation)}
+    parameters = {
+        "groupId": after.group_id,
+        "cause": cause,
+        "generation": str(after.generation),
+        "state": after.state,
+        "memberCount": str(len(after.members)),
+    }
     if cause != _ASSIGNED:
         gone = {one.member_id for one in before.members} - {one.member_id for one in after.members}
         joined = {one.member_id for one in set(after.members) - set(before.members)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -71,12 +72,14 @@ class GroupHeartbeats:
             return group
         heartbeats = self._write([one.member_id for one in group.members], alive)
         silent, late = self._silent(group, heartbeats, alive)
-        gone = [*silent, *late]
-        if not gone:
-            return group
-        cause = "session_timeout" if silent else "max_poll_interval"
-        _log.warning("members removed", group=self._group_id, members=gone)
-        return self._groups.change(self._group_id, lambda now: expired(now, group, gone), cause)
+        # One commit for each cause, since a commit names one.
+        found = group
+        for cause, gone in (("session_timeout", silent), ("max_poll_interval", late)):
+            if gone:
+                _log.warning("members removed", group=self._group_id, members=gone, cause=cause)
+                step = partial(expired, seen=found, silent=gone)
+                group = self._groups.change(self._group_id, step, cause)
+        return group
 
     def forget(self, member_id: str) -> None:
         """Remove the heartbeats of a member that has left."""

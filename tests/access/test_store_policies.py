@@ -123,7 +123,7 @@ def audit(cluster: IdentityCluster, name: str) -> None:
         "consumer_offsets scrubs repairs configs high_watermark_checkpoint leader_epoch_checkpoint "
         "delayed_operations producer_state produce_requests cleaner_offset_checkpoint truncations "
         "replica_history refusals high_watermark_history batches leader_imbalance isr_history "
-        "elections config_history replica_progress lag"
+        "elections config_history group_history replica_progress lag"
     )
     counts = ", ".join(f"(select count(*) from {table})" for table in tables.split())
     assert command(cluster, name, "query", f"select {counts}").exit_code == 0

@@ -12,6 +12,7 @@ import pytest
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
 from sparklog.cluster.config_past import CONFIG_HISTORY
+from sparklog.cluster.group_past import GROUP_HISTORY
 from sparklog.cluster.past import BROKER_PAST, PAST_VIEWS
 from sparklog.model import BATCH_INDEX, BROKER_TABLES, CLUSTER_TABLES, REQUEST_INDEX
 from sparklog.storage.location import Location
@@ -22,10 +23,10 @@ from tests.cli.command_line import files_in, run
 NAMES = (
     "batches, brokers, cleaner_offset_checkpoint, config_history, configs, "
     "consumer_group_heartbeats, consumer_groups, consumer_offsets, controller, "
-    "controller_history, delayed_operations, elections, high_watermark_checkpoint, "
-    "high_watermark_history, isr_history, lag, leader_epoch_checkpoint, leader_imbalance, "
-    "leadership_history, partition_history, partition_state, produce_requests, producer_ids, "
-    "producer_state, refusals, repairs, replica_history, replica_progress, scrubs, "
+    "controller_history, delayed_operations, elections, group_history, "
+    "high_watermark_checkpoint, high_watermark_history, isr_history, lag, leader_epoch_checkpoint, "
+    "leader_imbalance, leadership_history, partition_history, partition_state, produce_requests, "
+    "producer_ids, producer_state, refusals, repairs, replica_history, replica_progress, scrubs, "
     "stream_writes, topics, truncations"
 )
 
@@ -124,6 +125,7 @@ def test_every_table_is_there_with_its_columns_and_brokers_tables_begin_with_bro
     for name, past in BROKER_PAST.items():
         expected[name] = ["broker_id", *past.columns.names]
     expected["config_history"] = CONFIG_HISTORY.names
+    expected["group_history"] = GROUP_HISTORY.names
     expected["leader_imbalance"] = ["broker_id", "preferred", "led_by_others", "leader_imbalance"]
     # tests/cluster/test_past.py has their columns.
     views = PAST_VIEWS.keys()

@@ -15,9 +15,11 @@ from deltalake import DeltaTable
 from sparklog import Admin, Consumer, OffsetAndMetadata, TopicPartition
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
-from sparklog.cluster.operations import CAUSES, OPERATIONS
+from sparklog.cluster.operations import CAUSES, GROUP_CAUSES, OPERATIONS
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.views import create_views
+from sparklog.config import ConsumerConfig
+from sparklog.groups.member import GroupMember
 from sparklog.maintenance.scrub import scrub
 from sparklog.model import (
     CONTROLLER,
@@ -77,6 +79,21 @@ def table(cluster: LocalCluster, broker: int | None, schema: TableSchema) -> Con
     return ControlTable(cluster.location(broker), schema)
 
 
+def rebalance(cluster: LocalCluster) -> None:
+    """Let two members join the group "reports", and one of them leave for a slow `poll`."""
+    config = ConsumerConfig.model_validate({"client.id": "nightly"})
+    one, other = (
+        GroupMember(cluster.connection.root, "reports", config, cluster.clock) for _ in range(2)
+    )
+    one.join(["orders"])
+    one.assign({})
+    other.join(["orders"])
+    one.join(["orders"])
+    one.assign({})
+    other.leave("max_poll_interval")
+    one.join(["orders"])
+
+
 def controller(cluster: LocalCluster) -> int:
     return next(one for one, broker in cluster.brokers.items() if broker.is_controller)
 
@@ -102,7 +119,7 @@ def ended_uncleanly(cluster: LocalCluster) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """A slow follower, refusals, two controllers, an unclean election, a truncation, a group, a
+    """A slow follower, refusals, two controllers, an unclean election, a truncation, groups, a
     backfilled record, and a partition without a leader.
     """
     config = {"replica.lag.time.max.ms": LAG_MS}
@@ -135,6 +152,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
         consumer.commit(
             {TopicPartition(*one): OffsetAndMetadata(at) for one, at in committed.items()}
         )
+    rebalance(cluster)
     Admin(cluster.connection).alter_configs("payments", {"retention.ms": 86_400_000})
     cluster.crash(2)
     cluster.fence(2)
@@ -167,7 +185,7 @@ def test_each_commit_names_a_documented_operation_and_cause(prepared: Prepared) 
     documented = {one.name: set(one.tables) for one in OPERATIONS}
     for operation in found.keys() - OF_EVERY_TABLE:
         assert found[operation] <= documented.get(operation, set()), operation
-    assert causes - {None} <= CAUSES.keys()
+    assert causes - {None} <= CAUSES.keys() | GROUP_CAUSES.keys()
     written = {
         "CREATE TOPIC",
         "ELECT LEADERS",
@@ -269,16 +287,21 @@ ANSWERS: dict[int, Rows] = {
         ("orders", 0, 0, "now", "leader_fenced", silent(0)),
         ("payments", 0, 0, "now", "leader_fenced", silent(0)),
     ],
+    29: [
+        ("now", "reports", 1, "member_joined", '["nightly-<uuid>"]', 1),
+        ("now", "reports", 1, "member_joined", '["nightly-<uuid>"]', 2),
+        ("now", "reports", 2, "max_poll_interval", '["nightly-<uuid>"]', 1),
+    ],
 }
 
 
-def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_eight_questions() -> None:
+def test_the_page_has_a_line_and_a_query_for_each_of_its_twenty_nine_questions() -> None:
     text = (CHECKOUT / "docs/questions.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (\d+) \| (.+?) \| `\w+` \| .+ \|$", text, re.MULTILINE)
     headings = re.findall(r"^### (\d+)\. (.+)$", text, re.MULTILINE)
-    assert [number for number, _ in lines] == [str(number) for number in range(1, 29)]
+    assert [number for number, _ in lines] == [str(number) for number in range(1, 30)]
     assert headings == lines
-    assert queries(0).keys() == set(range(1, 29))
+    assert queries(0).keys() == set(range(1, 30))
 
 
 LAGS_IN_SECONDS = """
@@ -360,6 +383,8 @@ def as_answered(row: dict[str, Any], prepared: Prepared) -> tuple[Any, ...]:
     """Return the values of a row without durations; a time of the cluster's life is `now`."""
 
     def shown(name: str, value: Any) -> Any:
+        if name == "members":
+            return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uuid>", value)
         if not name.endswith("_ms") or value is None:
             return value
         return "now" if prepared.first_ms <= value <= time.time() * 1000 else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.cluster.connection import Connection
+from sparklog.cluster.group_past import group_past
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import ConsumerConfig, parse
 from sparklog.consumer.assigned_partition import ConsumerRecord
@@ -306,6 +308,30 @@ class TestSilence:
         assert [member.member_id for member in group.members] == [two.member_id]
         assert members.last_cause() == "max_poll_interval"
         assert (group.state, group.leader) == ("CompletingRebalance", two.member_id)
+
+    def test_silent_and_late_members_are_removed_each_with_its_cause(
+        self, members: Members
+    ) -> None:
+        """They were removed by one commit, which named all of them as silent."""
+        one = members.make("one", max_poll_interval_ms=20_000, session_timeout_ms=25_000)
+        two, late = (members.make(name, max_poll_interval_ms=20_000) for name in ("two", "late"))
+        one.join(["t"])
+        late.join(["t"])
+        one.join(["t"])
+        two.join(["t"])
+        for _ in range(2):
+            late.beat()
+            two.beat()
+            members.advance(14_000)
+        late.beat()
+        group = two.beat()
+        assert [member.member_id for member in group.members] == [two.member_id]
+        history = group_past(members.location).to_pylist()
+        causes = [(row["cause"], row["members"]) for row in history[-2:]]
+        assert causes == [
+            ("session_timeout", json.dumps([one.member_id])),
+            ("max_poll_interval", json.dumps([late.member_id])),
+        ]
 
     def test_a_removed_member_joins_as_a_new_one(self, members: Members) -> None:
         """A removed member joins with a new member id."""
