@@ -55,7 +55,7 @@ def test_the_commits_that_are_kept_are_its_past(tmp_path: Path) -> None:
 
 
 def test_parameters_that_no_member_writes_are_null_or_shown_as_they_are(tmp_path: Path) -> None:
-    """A client may write any commit to the table: a number that is none ended the query."""
+    """A client may write any commit to the table, also with a text in place of a number."""
     cluster, location = opened(tmp_path)
     rows = CONSUMER_GROUPS.rows([])
     for told in (
