@@ -45,7 +45,7 @@ torture: setup-for-tests ## Kill and suspend real processes for hours, fail thei
 	$(VENV_PYTHON) -m tests.faults $(TORTURE_OPTIONS)
 
 clean: ## Remove what the set-up, the tests and the demo made
-	rm -rf .venv .ivy .pytest_cache .mypy_cache .ruff_cache .hypothesis dist conf/databricks/dist \
+	rm -rf .venv .ivy .azurite .pytest_cache .mypy_cache .ruff_cache .hypothesis dist conf/databricks/dist \
 		spark-warehouse sparklog-demo sparklog-benchmarks sparklog-torture
 	find sparklog pyspark_sparklog jobs tests benchmarks -name __pycache__ -prune \
 		-exec rm -rf {} + 2>/dev/null || true

@@ -18,6 +18,7 @@ from sparklog.broker.application import Application
 from sparklog.config import ClusterConfig, load
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
+from tests.azurite import running_azurite
 from tests.cli.command_line import run
 from tests.examples import CHECKOUT, commands, examples
 
@@ -53,15 +54,22 @@ def running_cluster(
                 monkeypatch.setenv(options[key][2:-1], value)
             options |= {"AWS_ENDPOINT_URL": stores[bucket].url, "AWS_ALLOW_HTTP": "true"}
         (folder / file).write_text(yaml.safe_dump(values), encoding="utf-8")
-        application = Application(load(ClusterConfig, folder / file))
-        application.start()
-        rounds = threading.Thread(target=application.run)
-        rounds.start()
-        try:
+        with running_brokers(folder / file):
             yield stores
-        finally:
-            application.stop()
-            rounds.join()
+
+
+@contextmanager
+def running_brokers(file: Path) -> Iterator[None]:
+    """Run the brokers of a configuration file in this process."""
+    application = Application(load(ClusterConfig, file))
+    application.start()
+    rounds = threading.Thread(target=application.run)
+    rounds.start()
+    try:
+        yield
+    finally:
+        application.stop()
+        rounds.join()
 
 
 def commands_on(file: str) -> list[list[str]]:
@@ -100,6 +108,50 @@ def test_three_regions_are_asked_with_credentials_of_their_own(
         for bucket, store in stores.items():
             used = {one for one in stores if store.counts(one).total() > 0}
             assert used == {bucket}
+
+
+@pytest.mark.xdist_group("azurite")  # one process installs it
+@pytest.mark.parametrize("root", ["abfss://logs@myaccount.dfs.core.windows.net", "az://logs"])
+def test_the_commands_for_s3_and_those_of_operators_run_on_azure(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The emulator of Azure's blobs has the account key of the page in place of a tenant."""
+    monkeypatch.chdir(tmp_path)
+    text = configurations()["azure.yaml"].replace(
+        "abfss://logs@myaccount.dfs.core.windows.net", root
+    )
+    values: dict[str, Any] = yaml.safe_load(text)
+    [broker] = values["brokers"]
+    values["brokers"] = [
+        {"broker.id": one, "log.dirs": broker["log.dirs"].replace("broker-0", f"broker-{one}")}
+        for one in range(3)
+    ]
+    values |= {"min.insync.replicas": 2, "default.replication.factor": 3}
+    with running_azurite(tmp_path, "logs") as options:
+        values["storage.options"] = {root: options | {"azure_storage_account_key": "${AZURE_KEY}"}}
+        monkeypatch.setenv("AZURE_KEY", options["azure_storage_account_key"])
+        # The commands and the example of the page name this file.
+        file = tmp_path / "logs.yaml"
+        file.write_text(yaml.safe_dump(values), encoding="utf-8")
+        with running_brokers(file):
+            create, describe, brokers, offsets, audit = commands_on("logs.yaml")
+            run(*create)
+            assert "ReplicationFactor: 3" in run(*describe).printed
+            assert run(*brokers).printed.count("alive") == 3
+            capsys.readouterr()
+            [example] = examples(DOCUMENT)
+            exec(compile(example, DOCUMENT, "exec"), {})
+            assert "[b'a click']" in capsys.readouterr().out
+            assert re.search(r"clicks +\d +1\n", run(*offsets).printed)
+            assert run(*audit).exit_code == 0
+        cluster = ("--cluster", str(file))
+        with running_brokers(file):
+            assert run("scrub", *cluster).exit_code == 0
+            assert run("maintain", *cluster).exit_code == 0
+            query = "select broker_id, sum(record_count) from batches group by all order by all"
+            counted = run("query", query, "--csv", *cluster).printed
+            assert counted.splitlines()[1:] == ["0,1", "1,1", "2,1"]
+        assert run("backup", "--to", f"{root}/backup", *cluster).exit_code == 0
 
 
 @pytest.mark.parametrize("file", ["azure.yaml", "google.yaml"])
