@@ -44,7 +44,7 @@ NOT_RUN = {
     "sparklog cluster --config": "it needs Spark; tests/jobs runs it as a process",
     "sparklog produce orders --from": "it needs Spark; tests/datasource and tests/jobs run it",
     "sparklog produce orders --cluster conf/cluster.yaml --format kafka": (
-        "it needs Spark and a Kafka; tests/test_migration_document.py checks its options"
+        "it needs Spark and a Kafka; tests/kafka_comparison/test_migration.py runs it"
     ),
     "python -m jobs.cluster": "it needs Spark; tests/jobs/test_scheduled_runs.py runs it",
 }

@@ -101,6 +101,19 @@ def produce(
     ] = False,
     checkpoint: CheckpointOption = None,
     processing_time: ProcessingTimeOption = None,
+    packages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="G:A:V,...",
+            help="Maven coordinates of what the Spark source needs, as spark-submit takes them.",
+        ),
+    ] = None,
+    jars: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH,...", help="JARs that the Spark source needs, in place of --packages."
+        ),
+    ] = None,
 ) -> None:
     """Produce records: lines of standard input, or the rows of a Spark source.
 
@@ -125,6 +138,8 @@ def produce(
                 "--stream": stream,
                 "--checkpoint": checkpoint,
                 "--processing-time": processing_time,
+                "--packages": packages,
+                "--jars": jars,
             },
         )
         config = client_config(command_property or [], command_config)
@@ -154,7 +169,9 @@ def produce(
             "need --stream", {"--checkpoint": checkpoint, "--processing-time": processing_time}
         )
     named.connect().metadata().topic(topic)
-    _produce_source(cluster, topic, source, select or [], acks.value, trigger)
+    given = {"spark.jars.packages": packages, "spark.jars": jars}
+    config = {key: value for key, value in given.items() if value}
+    _produce_source(cluster, topic, source, select or [], acks.value, trigger, config)
     typer.echo(f"Produced {from_ or format_} to topic {topic}.", err=True)
 
 
@@ -232,11 +249,12 @@ def _produce_source(
     select: list[str],
     acks: str,
     trigger: StreamTrigger | None,
+    config: dict[str, str],
 ) -> None:
     from sparklog.cli import spark_records
     from sparklog.session import spark_session
 
-    spark = spark_session(f"sparklog produce {topic}")
+    spark = spark_session(f"sparklog produce {topic}", config=config)
     with spark_records.one_sentence():
         if trigger is None:
             spark_records.produce_batch(spark, cluster, topic, source, select, acks)
