@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sparklog.cli.cluster import Cluster
+from sparklog.cli.sql import query
+from sparklog.clock import SystemClock
 from sparklog.errors import ConfigError, ProtocolError, SparklogError
 from sparklog.testing import LocalCluster
 
@@ -344,3 +348,28 @@ def test_no_test_uses_private_fields_of_a_cluster() -> None:
 def test_a_private_use_is_found() -> None:
     assert private_uses("self.topic.cluster._tick()\ncluster.tick()") == ["1: cluster._tick"]
     assert private_uses("self._cluster._tick") == ["1: _cluster._tick"]
+
+
+def test_times_in_views_of_the_past_are_those_of_the_system_clock(tmp_path: Path) -> None:
+    """Commits have the time of the system; records and brokers that of the manual clock."""
+    since_ms = SystemClock().now_ms()
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(0)
+    cluster.fence(0)
+    cluster.clock.advance(86_400_000)
+
+    def times(text: str) -> list[int]:
+        found = query(text, Cluster.of(str(cluster.root / "cluster"))).rows
+        return [int(one) for one in found[0].to_pylist()]
+
+    until_ms = SystemClock().now_ms()
+    for view, column in {"elections": "at_ms", "leadership_history": "since_ms"}.items():
+        at_ms = times(f"select {column} from {view}")
+        assert len(at_ms) == 2
+        assert since_ms <= min(at_ms) <= max(at_ms) <= until_ms
+    assert cluster.log(1, "t", 0)[0].timestamp == 1_000_000
+    documented = inspect.getdoc(LocalCluster) or ""
+    assert "`at_ms` and `since_ms` in views of the past do not follow `clock`" in documented

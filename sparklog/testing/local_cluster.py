@@ -119,6 +119,11 @@ class PartitionView(NamedTuple):
 class LocalCluster:
     """A cluster in a local folder, whose brokers act only when a method is called.
 
+    Timeouts, retention and the default timestamps of records follow `clock`. Commits have the time
+    of the system clock, so `at_ms` and `since_ms` in views of the past do not follow `clock`, and
+    neither do `sparklog query --as-of` and the ages in `sparklog status`. To compare the two, pass
+    the present time as `start_ms`.
+
     Parameters
     ----------
     root : str or os.PathLike
