@@ -191,7 +191,9 @@ def query(
     With --as-of each table is read in its newest version that is not younger
     than TIME: topics, partition_state, configs, consumer_groups and
     high_watermark_checkpoint reach back metadata.history.retention.ms, batches an
-    hour, other tables 10 minutes. It is refused for leader_epoch_checkpoint,
+    hour, other tables 10 minutes. A table without rows of TIME is refused with
+    the earliest time; in a view, the columns that need it are null, which a line
+    on stderr says. --as-of is refused for leader_epoch_checkpoint,
     delayed_operations and produce_requests.
 
     A broker root that cannot be read is left out and named on stderr. Records

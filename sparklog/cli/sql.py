@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +45,21 @@ _WITHOUT_A_PAST = (
 )
 """The tables of broker roots that are known at their newest version only."""
 
+_FURTHER_BACK = {
+    "partition_state": ("partition_history", "partition_history"),
+    "controller": ("controller_history", "controller_history"),
+    "batches": ("high_watermark_history", "high_watermark_history"),
+    # A statement on the view `lag` may need only the part of it that the other view has.
+    "consumer_offsets": ("replica_progress", "partition_state"),
+}
+"""Of tables the view with similar rows that reaches further back, and a table that it needs."""
+
+_EMPTY_WITHOUT = {
+    "batches": "lag_seconds, and last_caught_up_ms of replicas that are behind, are null",
+    "high_watermark_checkpoint": "positions and lags are null",
+}
+"""The columns that views cannot compute without a table."""
+
 SPARKS_FUNCTIONS = (
     "unix_millis(time) as epoch_ms(time)",
     "timestamp_millis(ms) as to_timestamp(ms / 1000)",
@@ -68,7 +82,11 @@ _TIMES_ARE_NUMBERS = (
 
 
 class QueryResult(NamedTuple):
-    """The rows of a statement, and a line for each broker root that could not be read for it."""
+    """The rows of a statement, and a sentence for all that is missing in them.
+
+    That is a broker root that could not be read, or a table without rows of the time that is asked
+    for.
+    """
 
     rows: pa.Table
     left_out: list[str]
@@ -87,9 +105,10 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
     With `as_of` the tables are read as they were at that time, by the commits of each table.
 
     Raises `SparklogError` if the statement cannot be run, `StorageError` if the cluster cannot be
-    reached.
+    reached, or if a table that the statement names has no rows of the time that is asked for.
     """
     tables = _Tables(cluster, as_of)
+    missing: list[str] = []
     # An unknown table must be an error, and not be searched among this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name, table in tables.by_name.items():
@@ -104,11 +123,28 @@ def query(statement: str, cluster: Cluster, as_of: AsOf | None = None) -> QueryR
                 raise SparklogError("only one SELECT statement is run: give one, and nothing else")
             rows = connection.sql(statement).to_arrow_table()
         except duckdb.Error as error:
-            for table in tables.by_name.values():
+            for name, table in tables.by_name.items():
+                if isinstance(table.failure, NoVersionError) and as_of is not None:
+                    refused = _PastReach(tables, as_of, statement).of_cluster(name, table.failure)
+                    raise StorageError(refused) from None
                 if table.failure is not None:
                     raise table.failure from None
             raise _refusal(error, [*tables.by_name, *SQL_VIEWS]) from None
-    return QueryResult(rows, list(tables.left_out.values()))
+    if as_of is not None and tables.later:
+        missing = _PastReach(tables, as_of, statement).missing()
+    return QueryResult(rows, [*tables.left_out.values(), *missing])
+
+
+def _named_in(statement: str) -> set[str]:
+    """Return the tables and views that a statement names itself, in small letters."""
+    # Without the views DuckDB does not replace their names by those of their tables.
+    with duckdb.connect() as connection:
+        for macro in SPARKS_FUNCTIONS:
+            connection.execute(f"create macro {macro}")
+        try:
+            return {name.lower() for name in connection.get_table_names(statement)}
+        except duckdb.Error:
+            return set()
 
 
 def _refusal(error: duckdb.Error, names: list[str]) -> SparklogError:
@@ -146,14 +182,19 @@ class _LazyTable:
     def __arrow_c_schema__(self) -> Any:
         return self._columns.__arrow_c_schema__()
 
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+    def rows(self) -> pa.Table:
+        """Return the rows, which are loaded once."""
         if self._rows is None:
-            try:
-                self._rows = self._load()
-            except SparklogError as error:
-                self.failure = error
-                raise
-        return self._rows.__arrow_c_stream__(requested_schema)
+            self._rows = self._load()
+        return self._rows
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        try:
+            rows = self.rows()
+        except SparklogError as error:
+            self.failure = error
+            raise
+        return rows.__arrow_c_stream__(requested_schema)
 
 
 class _Tables:
@@ -165,6 +206,10 @@ class _Tables:
         self._connection = cluster.connect()
         self.left_out: dict[str, str] = {}
         """The reason why a broker root was left out, by its URI."""
+        self.later: dict[str, dict[tuple[int, str], int]] = {}
+        """Of each table the broker roots without rows of the time, and that of their first rows."""
+        self.found: set[str] = set()
+        """The tables that could be read from at least one broker root."""
         self.by_name: dict[str, _LazyTable] = {
             schema.name: _LazyTable(schema.columns, partial(self._cluster_table, schema))
             for schema in CLUSTER_TABLES
@@ -184,7 +229,7 @@ class _Tables:
             readers[HIGH_WATERMARK_CHECKPOINT.name] = partial(states_as_of, time_ms=as_of.time_ms)
             readers["batches"] = partial(_read_batches_as_of, as_of=as_of)
         for name, columns in BROKER_VIEWS.items():
-            load = partial(self._broker_table, columns, readers[name])
+            load = partial(self._broker_table, name, columns, readers[name])
             if as_of is not None and name in _WITHOUT_A_PAST:
                 load = partial(_refuse_as_of, name)
             self.by_name[name] = _LazyTable(columns, load)
@@ -207,7 +252,9 @@ class _Tables:
         began = "at_ms" if "at_ms" in rows.column_names else "since_ms"
         return rows.filter(pc.less_equal(rows[began], self._as_of.time_ms))
 
-    def _broker_table(self, columns: pa.Schema, read: Callable[[Location], pa.Table]) -> pa.Table:
+    def _broker_table(
+        self, name: str, columns: pa.Schema, read: Callable[[Location], pa.Table]
+    ) -> pa.Table:
         """Read one table of all broker roots in parallel, and prepend the column `broker_id`."""
         with reaching(self._cluster.root):
             brokers = self._connection.metadata().brokers.values()
@@ -218,13 +265,16 @@ class _Tables:
         ]
         # Whole tables are opened and read, which takes long on a local file system as well.
         parts = map_in_parallel(
-            lambda root: self._part(columns, read, *root), roots, 0, is_local=False
+            lambda root: self._part(name, columns, read, *root), roots, 0, is_local=False
         )
         found = [part for part in parts if part is not None]
+        if found:
+            self.found.add(name)
         return pa.concat_tables(found) if found else columns.empty_table()
 
     def _part(
         self,
+        name: str,
         columns: pa.Schema,
         read: Callable[[Location], pa.Table],
         broker_id: int,
@@ -233,6 +283,9 @@ class _Tables:
         try:
             with reaching(root.uri):
                 rows = read(root)
+        except NoVersionError as error:
+            self.later.setdefault(name, {})[broker_id, root.uri] = error.earliest_ms
+            return None
         except StorageError as error:
             reason = " ".join(str(error).split())
             self.left_out[root.uri] = (
@@ -243,27 +296,68 @@ class _Tables:
         return pa.table([of_broker, *rows.columns], schema=columns)
 
 
+class _PastReach:
+    """Sentences about tables without rows of the time that is asked for."""
+
+    def __init__(self, tables: _Tables, as_of: AsOf, statement: str) -> None:
+        self._tables = tables
+        self._as_of = as_of
+        self._named = _named_in(statement)
+
+    def missing(self) -> list[str]:
+        """Return a sentence for each table that has no rows of the time, or not of all brokers.
+
+        Raises `StorageError` if that is a table that the statement names, and no broker has rows.
+        """
+        return [self._of_brokers(*one) for one in [*self._tables.later.items()]]
+
+    def of_cluster(self, name: str, error: NoVersionError) -> str:
+        """Return the sentence of a table of the cluster root."""
+        reason = "did not exist yet at" if error.is_created_later else "no longer has its rows of"
+        return (
+            f"the table at {error.uri} {reason} {self._time(self._as_of.time_ms)}: "
+            f"{self._earliest(name, error.earliest_ms)}"
+        )
+
+    def _of_brokers(self, name: str, later: Mapping[tuple[int, str], int]) -> str:
+        text = f"{name} has no rows of {self._time(self._as_of.time_ms)}"
+        if name in self._tables.found:
+            roots = (
+                f"{uri} of broker {broker_id}, whose first are of {self._time(first_ms)}"
+                for (broker_id, uri), first_ms in sorted(later.items())
+            )
+            text = f"{text} in {'; in '.join(roots)}{self._further(name)}"
+        else:
+            text = f"{text}: {self._earliest(name, min(later.values()))}"
+            if name in self._named:
+                raise StorageError(text)
+        if name in _EMPTY_WITHOUT and name not in self._named:
+            text = f"{text}; without them {_EMPTY_WITHOUT[name]}"
+        return text
+
+    def _earliest(self, name: str, earliest_ms: int) -> str:
+        earliest = self._time(earliest_ms)
+        return f"the earliest time that can be asked for is {earliest}{self._further(name)}"
+
+    def _further(self, name: str) -> str:
+        """Return a clause with the table that has rows of the time, if there is one."""
+        further, needed = _FURTHER_BACK.get(name, ("", ""))
+        if not further or (further != needed and name in self._named):
+            return ""
+        try:
+            is_there = self._tables.by_name[needed].rows().num_rows > 0
+        except SparklogError:
+            return ""
+        return f"; {further} reaches back further" if is_there else ""
+
+    def _time(self, time_ms: int) -> str:
+        return time_text(time_ms, utc=self._as_of.utc)
+
+
 def _read_table(schema: TableSchema, root: Location, *, as_of: AsOf | None) -> pa.Table:
     if as_of is None:
         return ControlTable(root, schema).rows()
-    with _explained(as_of):
-        return rows_as_of(root, schema, as_of.time_ms)
-
-
-@contextmanager
-def _explained(as_of: AsOf) -> Iterator[None]:
-    """Raise `StorageError` with the earliest time in place of `NoVersionError`."""
-    try:
-        yield
-    except NoVersionError as error:
-        asked, earliest = (
-            time_text(ms, utc=as_of.utc) for ms in (as_of.time_ms, error.earliest_ms)
-        )
-        reason = "did not exist yet at" if error.is_created_later else "no longer has its rows of"
-        raise StorageError(
-            f"the table at {error.uri} {reason} {asked}: the earliest time that can be asked for "
-            f"is {earliest}"
-        ) from None
+    return rows_as_of(root, schema, as_of.time_ms)
 
 
 def _refuse_as_of(name: str) -> pa.Table:
@@ -279,9 +373,7 @@ def _read_operations(root: Location) -> pa.Table:
 
 def _read_batches_as_of(root: Location, as_of: AsOf) -> pa.Table:
     """Return the batch index of a log as it was; its versions are kept for an hour at least."""
-    with _explained(as_of):
-        version = version_as_of(root.child(LOG.name), as_of.time_ms)
-    return _read_batches(root, version)
+    return _read_batches(root, version_as_of(root.child(LOG.name), as_of.time_ms))
 
 
 def _read_batches(root: Location, version: int | None = None) -> pa.Table:

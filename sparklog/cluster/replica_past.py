@@ -27,6 +27,7 @@ from sparklog.storage.delta_log_files import has_version
 from sparklog.storage.journal import answers_in, rows_in
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.table_history import NoVersionError
 
 GRAIN_MS = 60_000
 """The grain of the newest rows in ms: a replica's last state in each such time is kept."""
@@ -54,12 +55,20 @@ def states_as_of(root: Location, time_ms: int) -> pa.Table:
     They are exact as far as the journal's commits are kept, and older ones as coarse as
     `replica_history`: a replica's last row that is not younger. Columns that the history does not
     have are null.
+
+    Raises `NoVersionError` if the earliest row that is kept is younger.
     """
     rows, _ = _stored(root)
-    commits = (one for one in journal_commits(root, 0) if (one.made_at_ms or 0) <= time_ms)
-    both = pa.concat_tables([rows, rows_of(commits, {})])
-    both = both.filter(pc.less_equal(both["at_ms"], time_ms))
-    last = _grouped(_states(both), list(_REPLICA))
+    commits = [*journal_commits(root, 0)]
+    earlier = (one for one in commits if (one.made_at_ms or 0) <= time_ms)
+    both = pa.concat_tables([rows, rows_of(earlier, {})])
+    states = _states(both.filter(pc.less_equal(both["at_ms"], time_ms)))
+    if not states.num_rows:
+        kept_ms = _states(pa.concat_tables([rows, rows_of(commits, {})]))["at_ms"]
+        if len(kept_ms):
+            uri = root.child(HIGH_WATERMARK_CHECKPOINT.name).uri
+            raise NoVersionError(uri, pc.min(kept_ms).as_py(), is_created_later=False)
+    last = _grouped(states, list(_REPLICA))
     columns = {
         "log_version": last["version"],
         "reported_at_ms": last["at_ms"],

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from sparklog import Consumer, OffsetAndMetadata, TopicPartition
 from sparklog.cli.times import time_text
+from sparklog.cluster import replica_past
 from sparklog.model import PRODUCER_STATE, TOPICS
 from sparklog.storage.location import Location
 from sparklog.storage.table_history import NoVersionError, rows_as_of
@@ -151,15 +153,154 @@ def test_what_cannot_be_asked_is_one_line(
     assert said in run("query", statement, "--as-of", as_of, cluster=root / "cluster").refusal
 
 
-def test_a_broker_without_that_time_is_left_out(tmp_path: Path) -> None:
-    """The line names the broker, its table and the earliest time."""
+def forget_commits(table: Path) -> int:
+    """Clean up the commits of a table before a checkpoint; return the time of the earliest left."""
+    newest = DeltaTable(table).version()
+    made = commits(table)
+    DeltaTable(table).create_checkpoint()
+    for version in range(newest):
+        (table / "_delta_log" / f"{version:020}.json").unlink()
+    return made[newest]
+
+
+def asked(cluster: LocalCluster, statement: str, as_of_ms: int) -> tuple[list[Any], list[str]]:
+    """Return the rows as of a time, and the lines on standard error."""
+    arguments = ("query", statement, "--json", "--utc", "--as-of", str(as_of_ms))
+    found = run(*arguments, cluster=cluster.root / "cluster")
+    assert found.exit_code == 0, found.stderr
+    return json.loads(found.stdout), found.stderr.splitlines()
+
+
+def refused(cluster: LocalCluster, statement: str, as_of_ms: int) -> str:
+    arguments = ("query", statement, "--utc", "--as-of", str(as_of_ms))
+    return run(*arguments, cluster=cluster.root / "cluster").refusal
+
+
+def text_of(time_ms: int) -> str:
+    return time_text(time_ms, utc=True)
+
+
+@pytest.fixture
+def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalCluster, int]:
+    """A cluster, and a time at which a follower was behind."""
+    # The test takes less than the minute of which the history keeps the last row.
+    monkeypatch.setattr(replica_past, "GRAIN_MS", 1)
+    cluster = LocalCluster(tmp_path, [0, 1])
+    cluster.create_topic("t", assignment={0: [0, 1]})
+    cluster.tick_until_idle()
+    cluster.produce("t", 0, [b"a"])
+    cluster.leader_tick(0)
+    then_ms = now_ms()
+    cluster.tick_until_idle()
+    for broker_id in (0, 1):
+        cluster.vacuum(broker_id, after_ms=0)
+    return cluster, then_ms
+
+
+PROGRESS = "select broker_id, log_end_offset, lag, lag_seconds from replica_progress"
+
+
+class TestBeforeTheRowsThatAreKept:
+    """Cause of a fault that operators met: rows were shown, and "its root cannot be read"."""
+
+    def test_a_view_says_how_far_its_source_reaches_back_and_what_is_empty(
+        self, behind: tuple[LocalCluster, int]
+    ) -> None:
+        cluster, then_ms = behind
+        first_ms = min(forget_commits(cluster.root / f"broker-{one}" / "log") for one in (0, 1))
+        rows, [line] = asked(cluster, PROGRESS, then_ms)
+        assert rows == [{"broker_id": 1, "log_end_offset": 0, "lag": 1, "lag_seconds": None}]
+        assert line == (
+            f"sparklog: batches has no rows of {text_of(then_ms)}: the earliest time that can be "
+            f"asked for is {text_of(first_ms)}; high_watermark_history reaches back further; "
+            "without them lag_seconds, and last_caught_up_ms of replicas that are behind, are null"
+        )
+
+    def test_a_table_of_which_nothing_is_there_is_refused_with_the_earliest_time(
+        self, behind: tuple[LocalCluster, int]
+    ) -> None:
+        cluster, then_ms = behind
+        firsts = [forget_commits(cluster.root / f"broker-{one}" / "log") for one in (0, 1)]
+        for statement in ("from batches", "select count(*) from BATCHES b join replica_progress p"):
+            on = "" if statement == "from batches" else " on b.topic_id = p.topic_id"
+            assert refused(cluster, statement + on, then_ms) == (
+                f"batches has no rows of {text_of(then_ms)}: the earliest time that can be asked "
+                f"for is {text_of(min(firsts))}; high_watermark_history reaches back further"
+            )
+        rows, lines = asked(cluster, "select topic from batches", max(firsts))
+        assert (rows, lines) == ([{"topic": "t"}] * 2, [])
+
+    def test_the_rows_of_one_broker_alone_are_shown_as_such(
+        self, behind: tuple[LocalCluster, int]
+    ) -> None:
+        cluster, then_ms = behind
+        log = cluster.root / "broker-1" / "log"
+        first_ms = forget_commits(log)
+        rows, [line] = asked(cluster, "select broker_id from batches", then_ms)
+        assert rows == [{"broker_id": 0}]
+        assert line == (
+            f"sparklog: batches has no rows of {text_of(then_ms)} in {cluster.root}/broker-1 of "
+            f"broker 1, whose first are of {text_of(first_ms)}; high_watermark_history reaches "
+            "back further"
+        )
+
+    def test_positions_that_nothing_has_kept_are_refused(self, tmp_path: Path) -> None:
+        """They were an empty answer, as if there had been no replica."""
+        cluster = LocalCluster(tmp_path, [0, 1])
+        cluster.create_topic("t", assignment={0: [0, 1]})
+        before_ms = now_ms()
+        cluster.tick_until_idle()
+        assert "t" in [row["topic"] for row in asked(cluster, "from topics", before_ms)[0]]
+        statement = "select min(reported_at_ms) as ms from high_watermark_checkpoint"
+        [[first], []] = asked(cluster, statement, now_ms())
+        text = (
+            f"high_watermark_checkpoint has no rows of {text_of(before_ms)}: the earliest time "
+            f"that can be asked for is {text_of(first['ms'])}"
+        )
+        assert refused(cluster, "from high_watermark_checkpoint", before_ms) == text
+        rows, [line] = asked(cluster, PROGRESS, before_ms)
+        assert [row["lag"] for row in rows] == [None]
+        assert line == f"sparklog: {text}; without them positions and lags are null"
+
+    @pytest.mark.parametrize(
+        ("source", "statement", "further"),
+        [
+            ("partition_state", "from partition_state", "partition_history"),
+            ("partition_state", "from replica_progress", "partition_history"),
+            ("consumer_offsets", "from lag", "replica_progress"),
+            ("consumer_offsets", "from consumer_offsets", None),
+            ("controller", "from controller", "controller_history"),
+        ],
+    )
+    def test_a_table_of_the_cluster_root_names_the_view_that_reaches_further(
+        self, behind: tuple[LocalCluster, int], source: str, statement: str, further: str | None
+    ) -> None:
+        cluster, _ = behind
+        cluster.vacuum(0, after_ms=0)
+        cluster.vacuum(1, after_ms=0)
+        then_ms = now_ms()
+        cluster.elect_leaders("preferred", [("t", 0)])
+        at = int(asked(cluster, "from controller", now_ms())[0][0]["broker_id"])
+        cluster.crash(at)
+        cluster.fence(at)
+        cluster.tick_until_idle()
+        with Consumer(cluster.root / "cluster", group_id="g") as consumer:
+            consumer.commit({TopicPartition("t", 0): OffsetAndMetadata(1)})
+        first_ms = forget_commits(cluster.root / "cluster" / source)
+        hint = f"; {further} reaches back further" if further else ""
+        assert refused(cluster, statement, then_ms) == (
+            f"the table at {cluster.root}/cluster/{source} no longer has its rows of "
+            f"{text_of(then_ms)}: the earliest time that can be asked for is {text_of(first_ms)}"
+            f"{hint}"
+        )
+
+
+def test_a_time_before_a_broker_has_rows_is_refused(tmp_path: Path) -> None:
+    """The sentence has the earliest time; it was a warning, and no rows."""
     cluster = LocalCluster(tmp_path, [0])
     first = commits(tmp_path / "broker-0" / PRODUCER_STATE.name)[0]
     cluster.create_topic("t")
-    asked = run(
-        *("query", "from producer_state", "--json", "--as-of", str(first - 1), "--utc"),
-        cluster=tmp_path / "cluster",
+    assert refused(cluster, "from producer_state", first - 1) == (
+        f"producer_state has no rows of {text_of(first - 1)}: the earliest time that can be asked "
+        f"for is {text_of(first)}"
     )
-    assert (asked.exit_code, json.loads(asked.stdout)) == (0, [])
-    assert "broker 0 is left out" in asked.stderr
-    assert f"that can be asked for is {time_text(first, utc=True)}" in asked.stderr
