@@ -270,6 +270,8 @@ def _loss_json(one: Loss) -> dict[str, Any]:
         "leader_epoch": one.leader_epoch,
         "records_lost": one.records,
         "brokers": list(one.brokers),
+        "outcome": one.outcome,
+        "isr_before": list(one.isr_before),
     }
 
 

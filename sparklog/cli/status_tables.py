@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sparklog.maintenance.losses import Loss
+from sparklog.maintenance.losses import Loss, Outcome
 from sparklog.maintenance.status import BrokerStatus, ClusterStatus, PartitionStatus, Severity
 
 LOSSES_QUERY = "select * from truncations where records_lost > 0"
@@ -80,9 +80,32 @@ def loss_text(loss: Loss, now_ms: int) -> str:
     ago = f"{duration(max(now_ms - loss.at_ms, 0))} ago"
     by = "" if loss.leader is None else f"unclean election of broker {loss.leader}"
     if not loss.records:
-        return f"{by}: {loss.name}, {ago}; no replica has shown a lost record so far"
-    lost = f"{loss.records} record{'' if loss.records == 1 else 's'}"
-    return f"records were lost: {loss.name}, {lost}, {ago} ({by})"
+        return f"{by}: {loss.name}, {ago}; {_outcome_text(loss)}"
+    return f"records were lost: {loss.name}, {_records(loss.records)}, {ago} ({by})"
+
+
+def _outcome_text(loss: Loss) -> str:
+    """Return the outcome of an unclean election by which no record is known to be lost."""
+    is_one = len(loss.isr_before) == 1
+    of = f"broker{'' if is_one else 's'} {', '.join(map(str, loss.isr_before))}"
+    back = f"{of}, in sync before it, {'is' if is_one else 'are'} in sync again"
+    texts: dict[Outcome, str] = {
+        "none": f"no records were lost: {back} and removed nothing",
+        "uncommitted": (
+            f"no committed records are known to be lost: {back} and removed "
+            f"{_records(loss.removed)} above the high watermark"
+        ),
+        "unknown": (
+            f"it is not known whether records were lost: the earlier log of {of} is gone"
+            if loss.isr_before
+            else "it is not known whether records were lost: the ISR before it is not known"
+        ),
+    }
+    return texts.get(loss.outcome, "no replica has shown a lost record so far")
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'' if count == 1 else 's'}"
 
 
 def duration(ms: int) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog.clock import Clock, SystemClock
 from sparklog.cluster.broker_admin import BrokerDescription, described_brokers
@@ -32,9 +34,11 @@ from sparklog.model import (
     CONSUMER_GROUPS,
     CONSUMER_OFFSETS,
     CONTROLLER,
+    FORMAT,
     TableSchema,
     TopicIdPartition,
 )
+from sparklog.storage.commits import read_commit
 from sparklog.storage.errors import UNREADABLE_CONTENT
 from sparklog.storage.journal_tail import DatedCommit, JournalTail
 from sparklog.storage.location import Location, one_line
@@ -84,6 +88,7 @@ class StatusReader:
         self._tails: dict[tuple[str, int], JournalTail] = {}
         self._past = FollowedPast(OF_PARTITIONS, ("topic_id", "partition"))
         self._losses = LossReader()
+        self._created_ms: dict[tuple[str, int], int | None] = {}
         self.roots: tuple[RootReading, ...] = ()
         """The log directories at the last reading."""
         self.new_changes: pa.Table = OF_PARTITIONS.schema.columns.empty_table()
@@ -136,7 +141,7 @@ class StatusReader:
             tuple(self._broker(one, now_ms) for one in described),
             partitions,
             _groups(offsets, groups, {one.state.key: one.high_watermark for one in partitions}),
-            self._losses.losses(),
+            self._losses.losses(partial(self._has_kept_log, metadata)),
         )
 
     # --- loading --------------------------------------------------------------------------------
@@ -177,9 +182,38 @@ class StatusReader:
     def _note_losses(self) -> None:
         changes = self.new_changes
         self._losses.add_elections(changes.filter(changes["is_unclean"]).to_pylist())
+        topic_ids = pa.array(self._losses.topic_ids, pa.string())
+        self._losses.add_changes(
+            changes.filter(pc.is_in(changes["topic_id"], topic_ids)).to_pylist()
+        )
         for one in self.roots:
             if one.tail is not None:
                 self._losses.add_truncations(one.broker_id, one.tail.truncations)
+
+    def _has_kept_log(
+        self, metadata: Metadata, key: TopicIdPartition, broker_id: int, at_ms: int
+    ) -> bool:
+        """Return whether the log directory of a replica was created before a time.
+
+        A directory that replaces a lost one has no trace of the records that were in that one.
+        """
+        state, broker = metadata.partitions.get(key), metadata.brokers.get(broker_id)
+        if state is None or broker is None:
+            return False
+        numbers = [one.root for one in state.replicas if one.broker_id == broker_id]
+        uri = broker.online_roots.get(numbers[0]) if numbers else None
+        if uri is None:
+            return False
+        of = uri, broker.broker_epoch
+        if of not in self._created_ms:
+            location = Location.of(uri, self.connection.storage_options)
+            try:
+                first = read_commit(location.child(FORMAT.name), 0)
+            except UNREADABLE_CONTENT:
+                return False
+            self._created_ms[of] = None if first is None else first.made_at_ms
+        created_ms = self._created_ms[of]
+        return created_ms is not None and created_ms < at_ms
 
     # --- deciding -------------------------------------------------------------------------------
 

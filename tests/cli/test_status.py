@@ -20,6 +20,7 @@ from sparklog.cli import status_history
 from sparklog.cli.status_tables import loss_text
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
+from sparklog.maintenance.losses import LossReader
 from sparklog.maintenance.status import Severity
 from sparklog.maintenance.status_reader import StatusReader
 from sparklog.storage.journal_tail import JournalTail
@@ -324,6 +325,24 @@ def lost(cluster: LocalCluster) -> LocalCluster:
     return cluster
 
 
+@pytest.fixture
+def unclean(cluster: LocalCluster) -> LocalCluster:
+    """A cluster after an unclean election of a replica that had all records; broker 0 is away."""
+    cluster.create_topic(
+        "clicks",
+        assignment={0: [0, 1]},
+        configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+    )
+    cluster.produce("clicks", 0, [b"a"])
+    cluster.tick_until_idle()
+    lose(cluster, 1)
+    cluster.crash(0)
+    cluster.restart(1)
+    cluster.fence(0)
+    cluster.tick_until_idle()
+    return cluster
+
+
 class TestPastLosses:
     def test_are_on_the_screen_and_in_json(self, lost: LocalCluster) -> None:
         """They are past: the exit code is that of the present state, and it names the query."""
@@ -364,6 +383,112 @@ class TestPastLosses:
         assert all(path.endswith(".json") for path in others)
         assert len({*requested}) == len(requested)
         assert not any(Path(path).exists() for path in requested)
+
+    def test_are_open_until_the_former_isr_is_in_sync_again(self, unclean: LocalCluster) -> None:
+        """It said for seven days that no replica had shown a lost record so far."""
+        reader = StatusReader(Connection(root(unclean)))
+        [loss] = reader.read().losses
+        assert (loss.outcome, loss.isr_before) == ("pending", (0,))
+        assert loss_text(loss, loss.at_ms).endswith("; no replica has shown a lost record so far")
+        unclean.restart(0)
+        unclean.tick_until_idle()
+        for one in (reader, StatusReader(Connection(root(unclean)))):
+            [loss] = one.read().losses
+            assert (loss.outcome, loss.records) == ("none", 0)
+            assert loss_text(loss, loss.at_ms).endswith(
+                "; no records were lost: broker 0, in sync before it, is in sync again and removed "
+                "nothing"
+            )
+        for broker in unclean.brokers.values():
+            broker.park()
+        assert "no records were lost" in " ".join(
+            run("status", cluster=root(unclean)).stdout.split()
+        )
+
+    def test_are_unknown_if_the_log_of_the_former_isr_is_gone(self, unclean: LocalCluster) -> None:
+        """An empty log directory removes nothing, and is no proof that nothing was lost."""
+        shutil.rmtree(unclean.root / "broker-0")
+        unclean.restart(0)
+        unclean.tick_until_idle()
+        [loss] = StatusReader(Connection(root(unclean))).read().losses
+        assert loss.outcome == "unknown"
+        assert loss_text(loss, loss.at_ms).endswith(
+            "; it is not known whether records were lost: the earlier log of broker 0 is gone"
+        )
+
+    @pytest.mark.parametrize(
+        ("removed_in", "returned_in", "is_kept", "isr_before", "expected"),
+        [
+            (None, None, True, [0, 2], "pending"),
+            (None, 6, True, [0, 2], "none"),
+            (5, 6, True, [0, 2], "uncommitted"),
+            # It was in sync before, and has removed the end of its log after a later election.
+            (7, 6, True, [0, 2], "none"),
+            # Before the election.
+            (4, 6, True, [0, 2], "none"),
+            (None, 6, False, [0, 2], "unknown"),
+            (None, 6, True, None, "unknown"),
+        ],
+    )
+    def test_have_the_outcome_that_the_former_isr_shows(
+        self,
+        removed_in: int | None,
+        returned_in: int | None,
+        is_kept: bool,
+        isr_before: list[int] | None,
+        expected: str,
+    ) -> None:
+        def change(partition_epoch: int, leader_epoch: int, isr: list[int]) -> dict[str, Any]:
+            return {
+                "topic_id": "t",
+                "topic": "t",
+                "partition": 0,
+                "at_ms": 9,
+                "leader": 1,
+                "partition_epoch": partition_epoch,
+                "leader_epoch": leader_epoch,
+                "is_unclean": False,
+                "isr": json.dumps(isr),
+                "replicas": "[0, 1, 2]",
+            }
+
+        left = None if isr_before is None else json.dumps(isr_before)
+        election = change(7, 5, [1]) | {"is_unclean": True, "joined_isr": "[1]", "left_isr": left}
+        losses = LossReader()
+        losses.add_elections([election])
+        changes = [change(6, 4, [0, 2]), election, change(8, 5, [1, 2])]
+        if returned_in is not None:
+            changes.append(change(9, returned_in, [0, 1, 2]))
+        losses.add_changes(changes)
+        if removed_in is not None:
+            row = {"leader_epoch": removed_in, "version": 3, "at_ms": 9, "topic": "t", "leader": 1}
+            row |= {"topic_id": "t", "partition": 0, "records_lost": 0, "records_removed": 2}
+            losses.add_truncations(0, [row])
+        [loss] = losses.losses(lambda *_: is_kept)
+        assert (loss.outcome, loss.records) == (expected, 0)
+        assert loss.removed == (2 if expected == "uncommitted" else 0)
+        assert ("above the high watermark" in loss_text(loss, 9)) == (expected == "uncommitted")
+
+    def test_of_a_replica_that_was_moved_are_unknown(self) -> None:
+        election = {
+            "topic_id": "t",
+            "topic": "t",
+            "partition": 0,
+            "at_ms": 9,
+            "leader": 1,
+            "partition_epoch": 7,
+            "leader_epoch": 5,
+            "is_unclean": True,
+            "isr": "[1]",
+            "joined_isr": "[1]",
+            "left_isr": "[0]",
+            "replicas": "[0, 1]",
+        }
+        losses = LossReader()
+        losses.add_elections([election])
+        moved = election | {"partition_epoch": 8, "is_unclean": False, "replicas": "[1, 2]"}
+        losses.add_changes([election, moved])
+        assert [one.outcome for one in losses.losses(lambda *_: True)] == ["unknown"]
 
     def test_are_found_while_they_happen(self, cluster: LocalCluster) -> None:
         """--watch shows the election first, and how many records it lost once a replica is back."""
