@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -39,6 +40,12 @@ _LISTED_MS = 7 * 86_400_000
 """The age in ms up to which the screen lists a past loss; earlier ones are counted."""
 
 _MOST_LOSSES = 5
+
+_HEAD_WIDTH = 10
+"""The width in columns to which the heads of numbers are wrapped."""
+
+_KIND_WIDTH = 9
+"""The width in columns of the words before problems and losses, such as `CRITICAL`."""
 
 _MOST_ROWS = 12
 """The number of partitions in trouble, and of groups, that the screen lists."""
@@ -92,12 +99,22 @@ def watch(read: Callable[[], ClusterStatus], seconds: float, *, utc: bool) -> in
             return int(severity)
 
 
-def _judgement(status: ClusterStatus) -> Iterator[Text]:
+def _judgement(status: ClusterStatus) -> Iterator[RenderableType]:
     problems = status.problems()
     if not problems:
         yield Text("OK  nothing is wrong", _STYLES[Severity.OK])
     for one in problems:
-        yield Text(f"{one.severity.name:<9}", _STYLES[one.severity]) + Text(one.text, "default")
+        yield _hanging(Text(one.severity.name, _STYLES[one.severity]), Text(one.text))
+
+
+def _hanging(kind: Text, text: Text) -> Table:
+    """Return a line of the judgement; further lines of its text are indented as the first one."""
+    # A grid of its own: the lines of a common one would all be padded to the longest.
+    grid = Table.grid()
+    grid.add_column(width=_KIND_WIDTH)
+    grid.add_column(overflow="fold")
+    grid.add_row(kind, text)
+    return grid
 
 
 def _summary(status: ClusterStatus, *, utc: bool) -> Table:
@@ -143,27 +160,27 @@ def _number(count: int, of: str) -> str:
     return f"{count} {of}" if count == 1 else f"{count} {of}s"
 
 
-def _losses(status: ClusterStatus, *, utc: bool) -> Iterator[Text]:
+def _losses(status: ClusterStatus, *, utc: bool) -> Iterator[RenderableType]:
     """Yield the newest losses of the last days, the number of earlier ones, and the query."""
     recent = [one for one in status.losses if status.read_at_ms - one.at_ms <= _LISTED_MS]
     for one in recent[:_MOST_LOSSES]:
         kind, style = ("LOST", "bold red") if one.records else ("UNCLEAN", "yellow")
-        yield Text(f"{kind:<9}", style) + Text(loss_text(one, status.read_at_ms), "default")
+        yield _hanging(Text(kind, style), Text(loss_text(one, status.read_at_ms)))
     left = status.losses[len(recent[:_MOST_LOSSES]) :]
     if left:
         before = time_text(left[0].at_ms, utc=utc)
         text = f"{len(left)} earlier unclean elections or losses, the last at {before}"
-        yield Text(f"{'EARLIER':<9}{text}")
+        yield _hanging(Text("EARLIER"), Text(text))
     if status.losses:
         has_records = any(one.records for one in status.losses)
         statement = LOSSES_QUERY if has_records else UNCLEAN_QUERY
-        yield Text(f'{"":<9}sparklog query "{statement}"', "dim")
+        yield _hanging(Text(), Text(f'sparklog query "{statement}"', "dim"))
 
 
 def _brokers(status: ClusterStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in BROKER_COLUMNS:
-        head = "\n".join(column.head.split(" ", 1)) if column.is_number else column.head
+        head = textwrap.fill(column.head, _HEAD_WIDTH) if column.is_number else column.head
         table.add_column(head, justify="right" if column.is_number else "left")
     for one in status.brokers:
         severity = state_severity(one, status)

@@ -46,7 +46,7 @@ BROKER_COLUMNS: Sequence[Column] = (
         lambda one, _: "" if one.activity is None else f"{one.activity.tick_ms} ms",
     ),
     Column(
-        "requests a minute",
+        "requests a minute per process",
         True,
         lambda one, _: "" if one.activity is None else str(one.activity.requests_per_minute),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,8 +16,10 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sparklog.cli import status_history
+from sparklog.cli.status_screen import screen
 from sparklog.cli.status_tables import loss_text
 from sparklog.clock import SystemClock
 from sparklog.cluster.connection import Connection
@@ -265,7 +268,28 @@ def test_fits_in_80_columns(cluster: LocalCluster) -> None:
     # A URI is not cut, however long.
     assert head.startswith("cluster /")
     assert max(len(line) for line in lines) <= 80
-    assert "a minute" in printed
+    assert "process" in printed
+
+
+def test_problems_are_indented_at_80_columns(cluster: LocalCluster) -> None:
+    """A problem's further lines began below CRITICAL, so that its end was hard to find."""
+    cluster.create_topic("p" * 100, assignment={0: [2]})
+    cluster.tick_until_idle()
+    lose(cluster, 2)
+    status = StatusReader(Connection(root(cluster)), clock=LaterClock()).read()
+    console = Console(file=io.StringIO(), width=80)
+    console.print(*screen(status, utc=True), sep="\n")
+    printed = console.file
+    assert isinstance(printed, io.StringIO)
+    lines = [one.rstrip() for one in printed.getvalue().splitlines()]
+    assert max(map(len, lines[1:])) <= 80
+    first = lines.index("") + 1
+    judged = lines[first : lines.index("", first)]
+    assert {one[:9].strip() for one in judged} == {"CRITICAL", "WARNING", ""}
+    text = "".join(one[9:] for one in judged)
+    for problem in status.problems():
+        assert problem.text.replace(" ", "") in text.replace(" ", "")
+    assert len(judged) > len(status.problems())
 
 
 def test_watch_refreshes_until_ctrl_c(cluster: LocalCluster) -> None:
