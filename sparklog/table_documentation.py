@@ -974,7 +974,8 @@ VIEWS: Mapping[str, TableDocumentation] = {
             "last_caught_up_ms": (
                 "Time in ms since 1970 until which the follower had everything: of its newest "
                 "report at the leader's log end, or the timestamp of the first record that it "
-                "lacks."
+                "lacks; after `left_isr_at_ms` if nothing was written for a time after the "
+                "follower had left, or if it has caught up and not joined yet."
             ),
             "reported_at_ms": "Time of the follower's last report, in ms since 1970 on its clock.",
             "left_isr_at_ms": (

@@ -281,7 +281,8 @@ left join departures d
 `last_caught_up_ms` is the time of the newest report of a follower at the leader's log end, or the
 timestamp of the first record that it lacks. `lag_seconds` is the time from this timestamp until
 now, 0 at the leader's log end, and null where the leader, its log end or that record's batch is not
-known. The last three columns say when and why a follower outside the ISR has left it.
+known. The last three columns say when and why a follower outside the ISR has left it, which may be
+before `last_caught_up_ms`: it has everything until the next record is written.
 
 A timestamp is the producer's, so the lag behind backfilled records of last year is a year. The time
 at which a batch was appended is not used: it is lost when batches are merged, two minutes later by

@@ -379,6 +379,33 @@ def test_a_lag_in_a_merged_batch_is_from_about_the_first_missing_record(
     assert rows(cluster, query) == of_spark == [{"lag": 4, "since_ms": first_ms + 6 * 60_000}]
 
 
+def test_a_follower_has_had_everything_until_the_first_record_that_it_lacks(
+    tmp_path: Path,
+) -> None:
+    """That may be after it has left the ISR: nothing was written between."""
+    cluster = LocalCluster(tmp_path, [0, 1], start_ms=time.time_ns() // 1_000_000)
+    cluster.create_topic("t", assignment={0: [0, 1]}, configs={"min.insync.replicas": 1})
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    cluster.crash(1)
+    cluster.fence(1)
+    cluster.tick_until_idle()
+    query = (
+        "select in_isr, lag, reported_at_ms, left_isr_at_ms, last_caught_up_ms "
+        "from replica_progress"
+    )
+    [idle] = rows(cluster, query)
+    assert (idle["in_isr"], idle["lag"]) == (False, 0)
+    assert idle["last_caught_up_ms"] == idle["reported_at_ms"]
+    cluster.clock.advance(60_000)
+    cluster.produce("t", 0, [b"b"], acks=1)
+    cluster.tick_until_idle()
+    [behind] = rows(cluster, query)
+    assert behind["lag"] == 1
+    assert behind["last_caught_up_ms"] == cluster.clock.now_ms() > behind["left_isr_at_ms"]
+    assert behind["reported_at_ms"] == idle["reported_at_ms"]
+
+
 def as_answered(row: dict[str, Any], prepared: Prepared) -> tuple[Any, ...]:
     """Return the values of a row without durations; a time of the cluster's life is `now`."""
 
