@@ -30,6 +30,9 @@ OLDEST_SCHEMA_VERSION = 2
 ALL = -1
 """acks=all: answered when every in-sync replica has the batch (rule 3.2)."""
 
+NOBODY = -1
+"""The `broker_id` of a released lease."""
+
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
@@ -646,7 +649,9 @@ CONTROLLER_HISTORY = _busy_table(
     version=_LONG,
     operation=_STRING,
     cause=_STRING,
-)
+    detail=_STRING,
+    broker_before=_INT,
+)._replace(added=frozenset({"detail", "broker_before"}))
 PRODUCER_IDS = _busy_table(
     "producer_ids",
     ("transactional_id",),

@@ -587,6 +587,14 @@ CLUSTER_ROOT: Mapping[str, TableDocumentation] = {
                 "Cause: `first_controller`, `lease_released`, `lease_lapsed`, `broker_restarted`; "
                 "null for a release, and in commits of an earlier release of sparklog."
             ),
+            "detail": (
+                "Time for which the controller before was silent; null for other causes than "
+                "`lease_lapsed`, and in commits of an earlier release of sparklog."
+            ),
+            "broker_before": (
+                "Id of the broker that was the controller before, also where it released the "
+                "lease; null in the first row."
+            ),
         },
     ),
     "producer_ids": TableDocumentation(

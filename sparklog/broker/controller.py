@@ -30,7 +30,7 @@ from sparklog.cluster.roots import ClusterRoot
 from sparklog.config import Settings
 from sparklog.errors import CommitConflictError, FencedError, StorageError
 from sparklog.logger import RepeatedFailures, get_logger
-from sparklog.model import BROKERS, CONTROLLER, Row, TopicIdPartition
+from sparklog.model import BROKERS, CONTROLLER, NOBODY, Row, TopicIdPartition
 from sparklog.protocol.controller.silent_brokers import may_be_silent
 from sparklog.protocol.rules import Rules
 from sparklog.states import RUNNING_STATES, broker_state_after
@@ -42,9 +42,6 @@ from sparklog.storage.shard_rewrites import RowChanges
 from sparklog.storage.shards import ShardedRows, changed_units
 
 _log = get_logger(__name__)
-
-NOBODY = -1
-"""The `broker_id` of a released lease."""
 
 _VERSIONS_MS = 60_000
 """The time in ms between two commits of the versions that were seen of the brokers' logs."""
@@ -277,15 +274,18 @@ class Controller:
         self._fence = None
         table = self._cluster.controller
         lease = next(iter(table.rows().to_pylist()), None)
+        renewed_ms = now_ms
         if lease is not None:
+            renewed_ms = self._renewed_ms(lease, now_ms)
             has_lapsed = is_silent(
                 now_ms,
-                since_ms=self._renewed_ms(lease, now_ms),
+                since_ms=renewed_ms,
                 timeout_ms=self._settings.broker_session_timeout_ms,
             )
             if lease["broker_id"] not in (self._broker_id, NOBODY) and not has_lapsed:
                 return False
         epoch = lease["controller_epoch"] + 1 if lease else 1
+        detail = None
         if lease is None:
             cause = "first_controller"
         elif lease["broker_id"] == NOBODY:
@@ -293,6 +293,8 @@ class Controller:
         else:
             is_own = lease["broker_id"] == self._broker_id
             cause = "broker_restarted" if is_own else "lease_lapsed"
+            if not is_own:
+                detail = _silence(lease["broker_id"], now_ms - renewed_ms)
         row = {
             "broker_id": self._broker_id,
             "controller_epoch": epoch,
@@ -301,7 +303,8 @@ class Controller:
         }
         try:
             table.compare_and_set(
-                CONTROLLER.rows([row]), cause=self._cause("ELECT CONTROLLER", epoch, cause)
+                CONTROLLER.rows([row]),
+                cause=self._cause("ELECT CONTROLLER", epoch, cause, detail),
             )
         except CommitConflictError:
             return False
@@ -318,9 +321,12 @@ class Controller:
         _log.info("became controller", broker=self._broker_id, controller_epoch=epoch)
         return True
 
-    def _cause(self, operation: str, epoch: int, cause: str | None = None) -> Cause:
+    def _cause(
+        self, operation: str, epoch: int, cause: str | None = None, detail: str | None = None
+    ) -> Cause:
         of = {"brokerId": str(self._broker_id), "controllerEpoch": str(epoch)}
-        return Cause(operation, of | ({"cause": cause} if cause else {}))
+        why = {"cause": cause, "detail": detail}
+        return Cause(operation, of | {name: text for name, text in why.items() if text})
 
     def _keep_brokers(self, now_ms: int, wall_clock_ms: int, fence: Fence) -> None:
         """Fence the silent brokers; note the versions of the logs if that is due (rule 7.2)."""
@@ -349,8 +355,7 @@ class Controller:
             fenced.update(silent)
             for row in brokers:
                 if row["broker_id"] in silent:
-                    silent_s = (now_ms - row["last_changed_ms"]) / 1000
-                    text = f"broker {row['broker_id']} was silent for {silent_s:.1f} s"
+                    text = _silence(row["broker_id"], now_ms - row["last_changed_ms"])
                     self._silences[row["broker_id"]] = text
                 elif row["state"] in RUNNING_STATES:
                     self._silences.pop(row["broker_id"], None)
@@ -504,3 +509,8 @@ _OF_SILENCE = (
     "parked_session_timeout_ms",
 )
 """The columns of a broker's row that `may_be_silent` takes."""
+
+
+def _silence(broker_id: int, silent_ms: int) -> str:
+    """Return the detail of a cause: for how long a broker was silent."""
+    return f"broker {broker_id} was silent for {silent_ms / 1000:.1f} s"

@@ -20,6 +20,7 @@ from sparklog.logger import get_logger
 from sparklog.model import (
     CONTROLLER,
     CONTROLLER_HISTORY,
+    NOBODY,
     PARTITION_HISTORY,
     PARTITION_STATE,
     Row,
@@ -44,13 +45,15 @@ class PastOfTable(NamedTuple):
 
     `in_commits` returns the rows of the commits of the source from a version to another one, and
     whether all of these commits could be read; `now`, those of its current rows. Both receive the
-    rows of the past that are known.
+    rows of the past that are known. `fill` sets columns that depend on earlier rows where they are
+    null, as in rows of an earlier release.
     """
 
     schema: TableSchema
     source: TableSchema
     in_commits: Callable[[pa.Table, ControlTable, int, int], tuple[_Rows, bool]]
     now: Callable[[pa.Table, _Rows, Commit], _Rows]
+    fill: Callable[[pa.Table], pa.Table] = lambda rows: rows
 
 
 def further_rows(
@@ -71,7 +74,7 @@ def further_rows(
         current = history.now(both, source.rows().to_pylist(), Commit(newest, made_at_ms=now_ms))
         unexplained = [row | {"operation": None} for row in current]
         both = pa.concat_tables([both, history.schema.rows(unexplained)])
-    return both.slice(max(0, both.num_rows - MOST_CHANGES))
+    return history.fill(both.slice(max(0, both.num_rows - MOST_CHANGES)))
 
 
 def commits_between(source: ControlTable, first: int, last: int) -> Iterator[Commit]:
@@ -259,6 +262,7 @@ def _leases(known: tuple[int, int] | None, stored: Iterable[Row], commit: Commit
             "version": commit.version,
             "operation": commit.cause.operation,
             "cause": commit.cause.parameters.get("cause"),
+            "detail": commit.cause.parameters.get("detail"),
         }
         for row in stored
         if (row["controller_epoch"], row["broker_id"]) != known
@@ -269,5 +273,24 @@ def _controller_now(rows: pa.Table, stored: _Rows, commit: Commit) -> _Rows:
     return _leases(_last_lease(rows), stored, commit)
 
 
+def _with_controllers_before(rows: pa.Table) -> pa.Table:
+    """Return the rows with the last controller before each, where that is null."""
+    before: list[int | None] = []
+    last: int | None = None
+    for broker_id, known in zip(
+        rows["broker_id"].to_pylist(), rows["broker_before"].to_pylist(), strict=True
+    ):
+        before.append(last if known is None else known)
+        last = before[-1] if broker_id == NOBODY else broker_id
+    number = rows.schema.get_field_index("broker_before")
+    return rows.set_column(number, rows.field(number), pa.array(before, rows.field(number).type))
+
+
 OF_PARTITIONS = PastOfTable(PARTITION_HISTORY, PARTITION_STATE, _partition_changes, _partitions_now)
-OF_CONTROLLER = PastOfTable(CONTROLLER_HISTORY, CONTROLLER, _controller_changes, _controller_now)
+OF_CONTROLLER = PastOfTable(
+    CONTROLLER_HISTORY,
+    CONTROLLER,
+    _controller_changes,
+    _controller_now,
+    _with_controllers_before,
+)

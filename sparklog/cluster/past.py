@@ -63,7 +63,7 @@ def _completed(history: PastOfTable, root: Location) -> pa.Table:
         table = ControlTable(root, history.schema)
         rows, covered = table.rows(), table.transaction(history.source.name)
     newer = further_rows(history, rows, covered, source, now_ms)
-    return rows if newer is None else newer
+    return history.fill(rows) if newer is None else newer
 
 
 def _leaders(root: Location) -> pa.Table:

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.cluster.formats import THIS_RELEASE
 from sparklog.maintenance.upgrade import Upgrade
-from sparklog.model import CONSUMER_GROUPS, CONTROLLER, PARTITION_STATE
+from sparklog.model import CONSUMER_GROUPS, CONTROLLER, CONTROLLER_HISTORY, PARTITION_STATE
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.cli.command_line import files_in, run
@@ -46,7 +46,7 @@ def test_upgrade_shows_its_steps_and_is_refused_while_an_older_broker_runs(
     )
     columns = {
         one.name: ", ".join(name for name in one.columns.names if name in one.added)
-        for one in (CONTROLLER, PARTITION_STATE, CONSUMER_GROUPS)
+        for one in (CONTROLLER, PARTITION_STATE, CONTROLLER_HISTORY, CONSUMER_GROUPS)
     }
     lease, *tables = (f"{root}: add to {name}: {added}\n" for name, added in columns.items())
     steps = "".join(tables) + (

@@ -16,6 +16,7 @@ from sparklog import Admin, Consumer, OffsetAndMetadata, TopicPartition
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
 from sparklog.cluster.operations import CAUSES, GROUP_CAUSES, OPERATIONS
+from sparklog.cluster.partition_changes import OF_CONTROLLER
 from sparklog.cluster.past import BROKER_PAST, CLUSTER_PAST
 from sparklog.cluster.views import create_views
 from sparklog.config import ConsumerConfig
@@ -24,6 +25,7 @@ from sparklog.maintenance.scrub import scrub
 from sparklog.model import (
     CONTROLLER,
     CONTROLLER_HISTORY,
+    NOBODY,
     PARTITION_HISTORY,
     PARTITION_STATE,
     TRUNCATIONS,
@@ -256,8 +258,8 @@ ANSWERS: dict[int, Rows] = {
     9: [],
     10: [("alone", 0)],
     11: [("now", "[0]", 0, "follower_fenced")],
-    12: [(1, 0, 2, "now", "lease_lapsed")],
-    13: [("now", 0, 1, "lease_lapsed")],
+    12: [(1, 0, 2, "now", "lease_lapsed", silent(0))],
+    13: [("now", 0, 1, "lease_lapsed", silent(0))],
     14: [("now", 0, "orders", 0, 5, 3, 1, "divergence", 5, 2)],
     15: [("now", "orders", 0, 0, 1, "leader_fenced", 2, 3, 4)],
     16: [(0, 4, 4, 4, 0), (2, 3, 3, 4, 1)],
@@ -493,7 +495,15 @@ def test_delta_shows_the_cause_of_each_commit_of_control_state(prepared: Prepare
             "ELECT CONTROLLER",
             {"brokerId": "0", "controllerEpoch": "1", "cause": "first_controller"},
         ),
-        ("ELECT CONTROLLER", {"brokerId": "1", "controllerEpoch": "2", "cause": "lease_lapsed"}),
+        (
+            "ELECT CONTROLLER",
+            {
+                "brokerId": "1",
+                "controllerEpoch": "2",
+                "cause": "lease_lapsed",
+                "detail": silent(0),
+            },
+        ),
     ]
     fenced = [one for of, one in history("brokers") if of == "FENCE BROKERS"]
     assert {one["cause"] for one in fenced} == {"session_timeout"}
@@ -583,6 +593,56 @@ class TestOfPartitions:
         assert [row["leader"] for row in found] == [0, 1, 0]
         [row] = rows(cluster, "from elections where leader_epoch = 2")
         assert (row["cause"], row["is_unclean"]) == ("requested", False)
+
+
+class TestOfTheController:
+    COLUMNS = "select controller_epoch, broker_id, broker_before, cause from controller_history"
+
+    def test_each_row_has_the_controller_before(self, tmp_path: Path) -> None:
+        """The row before says it, unless it is the release of a lease."""
+        cluster = LocalCluster(tmp_path, [0, 1])
+        cluster.create_topic("t")
+        cluster.tick_until_idle()
+        first = controller(cluster)
+        other = 1 - first
+        cluster.brokers[first].park()
+        cluster.crash(first)
+        for _ in range(10):
+            cluster.clock.advance(3_000)
+            cluster.tick_until_idle()
+        cluster.restart(first)
+        cluster.crash(other)
+        for _ in range(10):
+            cluster.clock.advance(3_000)
+            cluster.tick_until_idle()
+        expected = [
+            (1, first, None, "first_controller"),
+            (1, -1, first, None),
+            (2, other, first, "lease_released"),
+            (3, first, other, "lease_lapsed"),
+        ]
+        assert [tuple(row.values()) for row in rows(cluster, self.COLUMNS)] == expected
+        details = rows(cluster, "select detail from controller_history order by version")
+        *others, lapsed = (row["detail"] for row in details)
+        assert others == [None] * 3
+        assert re.fullmatch(rf"broker {other} was silent for (9|12)\.0 s", lapsed)
+        cluster.vacuum(first, after_ms=0)
+        stored = table(cluster, None, CONTROLLER_HISTORY).rows()
+        assert stored["broker_before"].to_pylist() == [None, first, first, other]
+        assert [tuple(row.values()) for row in rows(cluster, self.COLUMNS)] == expected
+
+    def test_rows_of_an_earlier_release_get_it_when_they_are_read(self) -> None:
+        """The column is null there, as in a table that lacks it."""
+        earlier = [(1, 0, None), (1, NOBODY, None), (2, 1, None), (3, 2, 1), (4, 2, None)]
+        stored = CONTROLLER_HISTORY.rows(
+            [
+                {"controller_epoch": epoch, "broker_id": broker_id, "broker_before": before}
+                for epoch, broker_id, before in earlier
+            ]
+        )
+        found = OF_CONTROLLER.fill(stored)
+        assert found["broker_before"].to_pylist() == [None, 0, 0, 1, 2]
+        assert found.schema == CONTROLLER_HISTORY.columns
 
 
 class TestTruncations:

@@ -239,6 +239,7 @@ class TestInterruptions:
                 "add to partition_state: delete_records_offset, delete_records_epoch, "
                 "removed_replicas, replication_throttled_rate"
             ),
+            "add to controller_history: detail, broker_before",
             (
                 "add to consumer_groups: state, leader, group_instance_id, client_id, "
                 "joined_generation, topics, protocols, session_timeout_ms, rebalance_timeout_ms, "
