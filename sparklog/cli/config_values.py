@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparklog.cli.times import time_text
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
     from sparklog.cluster.admin import Admin
     from sparklog.cluster.topic_admin import ConfigEntry
+    from sparklog.storage.location import Location
 
 SOURCES = {
     "topic": "DYNAMIC_TOPIC_CONFIG",
@@ -56,6 +58,61 @@ class ValueInForce(NamedTuple):
                 for one in self.entry.synonyms
             ],
         }
+
+
+class LastChange(NamedTuple):
+    """The newest change of a key's dynamic value that the history has.
+
+    `entity` is topics or brokers, and `name` is `None` for all brokers. A value is `None` where the
+    entity does not set the key.
+    """
+
+    at_ms: int
+    entity: str
+    name: str | None
+    value_before: str | None
+    value: str | None
+    operation: str | None
+
+    @property
+    def text(self) -> str:
+        """The time, whose value it is, and the values before and after."""
+        whose = f"all {self.entity}" if self.name is None else f"{self.entity[:-1]} {self.name}"
+        before, after = (
+            "not set" if one is None else one for one in (self.value_before, self.value)
+        )
+        return f"{time_text(self.at_ms, utc=False)}, {whose}: {before} -> {after}"
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The change as JSON, by the columns of `config_history`."""
+        return {
+            "at_ms": self.at_ms,
+            "entity_type": self.entity,
+            "entity_name": self.name,
+            "value_before": self.value_before,
+            "value": self.value,
+            "operation": self.operation,
+        }
+
+
+def last_changes(root: Location, key: str, name: str | None) -> dict[str, LastChange]:
+    """Return the newest change of a key by entity: topics or brokers.
+
+    Parameters: `root`, that of the cluster; `name`, the topic or broker whose value is asked for,
+    `None` for all. The value that all brokers share is also that of each.
+    """
+    from sparklog.cluster.config_past import config_past
+    from sparklog.cluster.dynamic_configs import DEFAULT_ENTITY
+
+    found: dict[str, LastChange] = {}
+    for row in config_past(root).to_pylist():
+        of = row["entity_name"] if row["entity_name"] != DEFAULT_ENTITY else None
+        if row["key"] == key and (name is None or of in (name, None)):
+            values = (row[one] for one in ("value_before", "value", "operation"))
+            change = LastChange(row["at_ms"], row["entity_type"], of, *values)
+            found[change.entity] = change
+    return found
 
 
 def shown(entry: ConfigEntry) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, OptionalClusterOption, reaching
 from sparklog.cli.config_values import (
+    last_changes,
     registered_brokers,
     shown,
     synonyms,
@@ -34,7 +35,7 @@ from sparklog.cli.properties_files import read_properties
 from sparklog.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
-    from sparklog.cli.config_values import ValueInForce
+    from sparklog.cli.config_values import LastChange, ValueInForce
     from sparklog.cluster.admin import Admin
     from sparklog.cluster.topic_admin import ConfigEntry
 
@@ -170,29 +171,34 @@ def explain(
     """Print the meaning of a key: description, default, values, places, and Kafka's default.
 
     With a cluster, also the values in force in it, with their sources: for all
-    topics or brokers, and for each that sets the key itself. Without KEY all
-    keys are listed, and no cluster is needed.
+    topics or brokers, and for each that sets the key itself; and the last
+    change that the view config_history has. Without KEY all keys are listed,
+    and no cluster is needed.
     """
     from sparklog.cli import explain as explaining
     from sparklog.cli import output
 
     found = explaining.all_explanations() if key is None else explaining.explanations(key)
     in_force: list[ValueInForce] = []
+    changes: dict[str, LastChange] = {}
     if key is not None and cluster is not None:
         in_force = _values_in_force(cluster, key, entity_type, entity_name)
+        named = Cluster.of(cluster)
+        with reaching(named.root):
+            changes = last_changes(named.location(), key, entity_name)
     elif entity_type is not None or entity_name is not None:
         raise ConfigError("values are those of a key in a cluster: give KEY and --cluster")
     if in_force and entity_name is not None:
         # Not the places in which this topic or broker has no value.
         found = explaining.with_values(found, in_force)
     if as_json:
-        output.print_value([explaining.as_json(one, in_force) for one in found])
+        output.print_value([explaining.as_json(one, in_force, changes) for one in found])
     elif key is None:
         rows = [(one.key, one.default, "; ".join(one.valid_in)) for one in found]
         columns = dict.fromkeys(("key", "default", "valid_in"), "string")
         output.print_rows(rows, columns, as_json=False)
     else:
-        typer.echo("\n\n".join(explaining.text_of(one, in_force) for one in found))
+        typer.echo("\n\n".join(explaining.text_of(one, in_force, changes) for one in found))
         if in_force and Cluster.of(cluster or "").settings is None:
             typer.echo(
                 "\nValues of the brokers' configuration file are shown if --cluster names it."

@@ -8,12 +8,13 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sparklog.cli.config_values import ValueInForce
+from sparklog.cli.config_values import LastChange, ValueInForce
 from sparklog.cli.kafka_keys import DELIBERATE, KAFKA_DEFAULTS, PRODUCER_DEFAULTS
 from sparklog.cluster.dynamic_configs import CLUSTER_WIDE_KEYS, DYNAMIC_BROKER_KEYS
 from sparklog.config import (
@@ -82,20 +83,51 @@ def all_explanations() -> list[Explanation]:
     return sorted(merged, key=lambda one: one.key)
 
 
-def text_of(one: Explanation, in_force: Sequence[ValueInForce] = ()) -> str:
-    """Return a meaning as lines of 80 columns, with those of the values that are of its places."""
+def text_of(
+    one: Explanation,
+    in_force: Sequence[ValueInForce] = (),
+    changes: Mapping[str, LastChange] = MappingProxyType({}),
+) -> str:
+    """Return a meaning as lines of 80 columns.
+
+    With values of its places in a cluster, they follow with the last change by entity.
+    """
     lines = [one.key, *_filled("", one.description)]
     lines += _filled("Default: ", one.default) + _filled("Values: ", one.values)
     lines += [line for place in one.valid_in for line in _filled("Valid in: ", place)]
     lines += _filled("Kafka: ", one.kafka)
-    lines += [line for value in _of(one, in_force) for line in _filled("In force: ", value.text)]
+    values = _of(one, in_force)
+    lines += [line for value in values for line in _filled("In force: ", value.text)]
+    if values:
+        last = _last_change(values, changes)
+        lines += _filled("Changed: ", "never, in the history" if last is None else last.text)
+        statement = f"from config_history where key = '{one.key}'"
+        # Not filled: a command is copied as one line.
+        lines.append(f'  History: sparklog query "{statement}"')
     return "\n".join(lines)
 
 
-def as_json(one: Explanation, in_force: Sequence[ValueInForce]) -> dict[str, Any]:
-    """Return a meaning as JSON, with the values of its places, if there are values at all."""
-    values = {"in_force": [value.fields for value in _of(one, in_force)]} if in_force else {}
-    return one._asdict() | values
+def as_json(
+    one: Explanation, in_force: Sequence[ValueInForce], changes: Mapping[str, LastChange]
+) -> dict[str, Any]:
+    """Return a meaning as JSON; if there are values at all, with those of its places."""
+    if not in_force:
+        return one._asdict()
+    values = _of(one, in_force)
+    last = _last_change(values, changes)
+    return {
+        **one._asdict(),
+        "in_force": [value.fields for value in values],
+        "last_change": None if last is None else last.fields,
+    }
+
+
+def _last_change(
+    values: Sequence[ValueInForce], changes: Mapping[str, LastChange]
+) -> LastChange | None:
+    entities = {value.entity for value in values}
+    found = [change for entity, change in changes.items() if entity in entities]
+    return max(found, key=lambda change: change.at_ms, default=None)
 
 
 def with_values(

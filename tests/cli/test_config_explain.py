@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,12 @@ def test_with_a_cluster_the_values_in_force_are_shown_with_their_sources(cluster
     assert of_brokers.endswith(
         """
   In force: 1 for all brokers (STATIC_BROKER_CONFIG); without it 1
-            (DEFAULT_CONFIG:min.insync.replicas)"""
+            (DEFAULT_CONFIG:min.insync.replicas)
+  Changed: never, in the history
+  History: sparklog query "from config_history where key = 'min.insync.replicas'\""""
     )
+    of_topics, _, last = of_topics.partition("  Changed: ")
+    assert re.fullmatch(r"\S+ \S+, topic t: not set -> 2", last.splitlines()[0])
     assert of_topics.endswith(
         """
   In force: 1 for all topics (STATIC_BROKER_CONFIG); without it 1
@@ -103,6 +108,8 @@ def test_the_value_of_one_topic_or_broker_is_shown_alone(cluster: Path) -> None:
     assert of_topic.printed.endswith(
         """
   In force: 1073741824 for topic t (DEFAULT_CONFIG)
+  Changed: never, in the history
+  History: sparklog query "from config_history where key = 'max.message.bytes'"
 
 Values of the brokers' configuration file are shown if --cluster names it.
 """
@@ -111,6 +118,43 @@ Values of the brokers' configuration file are shown if --cluster names it.
     told = run("config", "explain", BACKOFF, *of_broker, "0", cluster=root).printed
     assert "  In force: 15000 for broker 0 (DEFAULT_CONFIG)" in told
     assert told.count("In force") == 1
+
+
+def test_the_last_change_is_shown_with_the_values_before_and_after(tmp_path: Path) -> None:
+    """It did not point to `config_history`, which has who was changed when."""
+    made = LocalCluster(tmp_path, [0, 1])
+    for name in ("t", "u"):
+        made.create_topic(name)
+    root = made.root / "cluster"
+
+    def alter(*options: str) -> None:
+        run("configs", "alter", *options, cluster=root)
+
+    def changed(*options: str) -> dict[str, object]:
+        explained = run("config", "explain", *options, "--json", cluster=root).printed
+        [last] = [one["last_change"] for one in json.loads(explained) if one["last_change"]]
+        assert isinstance(last, dict)
+        return last
+
+    of_t = ("--entity-type", "topics", "--entity-name", "t")
+    alter(*of_t, "--add-config", "retention.ms=60000")
+    alter(*of_t, "--add-config", "retention.ms=70000")
+    alter("--topic", "u", "--add-config", "retention.ms=1")
+    of_brokers = ("--entity-type", "brokers")
+    alter(*of_brokers, "--entity-default", "--add-config", f"{BACKOFF}=1000")
+    alter(*of_brokers, "--entity-default", "--delete-config", BACKOFF)
+
+    newest = changed("retention.ms")
+    assert (newest["entity_name"], newest["value_before"], newest["value"]) == ("u", None, "1")
+    of_topic = changed("retention.ms", *of_t)
+    assert (of_topic["value_before"], of_topic["value"]) == ("60000", "70000")
+    assert (of_topic["entity_type"], of_topic["operation"]) == ("topics", "ALTER CONFIGS")
+    of_broker = changed(BACKOFF, *of_brokers, "--entity-name", "1")
+    assert (of_broker["entity_name"], of_broker["value_before"]) == (None, "1000")
+    told = run("config", "explain", BACKOFF, cluster=root).printed
+    assert re.search(r"^  Changed: \S+ \S+, all brokers: 1000 -> not set$", told, re.MULTILINE)
+    [command] = re.findall(r'^  History: sparklog query "(.*)"$', told, re.MULTILINE)
+    assert "(2 rows)" in run("query", command, cluster=root).stdout
 
 
 @pytest.mark.parametrize(
