@@ -30,14 +30,16 @@ from jobs.demo_output import (
     print_description,
     print_how_to_look,
     print_jobs,
+    show_page,
     step,
     title,
 )
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
 from jobs.spark_status import counted, jobs_since
-from sparklog.cli import output, sql
+from sparklog.cli import output, sql, status_page
 from sparklog.cli.application import one_line_errors
 from sparklog.cli.cluster import Cluster
+from sparklog.cli.status_history import past_status
 from sparklog.clock import wait_until
 from sparklog.cluster.admin import Admin
 from sparklog.cluster.connection import Connection
@@ -45,6 +47,8 @@ from sparklog.cluster.views import create_views
 from sparklog.consumer.spark import SparkConsumer
 from sparklog.errors import ProtocolError, SparklogError
 from sparklog.logger import ROOT
+from sparklog.maintenance.cluster_past import ClusterPast
+from sparklog.maintenance.status_reader import StatusReader
 from sparklog.producer.produce_requests import ProduceResponse
 from sparklog.producer.spark import SparkProducer
 from sparklog.session import spark_session
@@ -64,7 +68,8 @@ CRASH_IN_BATCH = 3
 MARKER = ".sparklog-demo"
 CONFIG = "cluster.yaml"
 BROKER_IDS = (0, 1, 2)
-CONTENT = {MARKER, CONFIG, "cluster"}
+PAGE = "status.html"
+CONTENT = {MARKER, CONFIG, PAGE, "cluster"}
 CONTENT |= {f"broker-{number}{end}" for number in BROKER_IDS for end in ("", ".yaml")}
 """The names of all files and folders that a demo creates, which the next demo may remove."""
 
@@ -366,6 +371,17 @@ def json_records(spark: SparkSession, flights: pa.Table) -> DataFrame:
     return frame.select("row", key.alias("key"), value.alias("value"))
 
 
+def write_page(config: Path) -> Path:
+    """Write the status of the cluster beside its configuration; return the file."""
+    cluster = Cluster.of(str(config))
+    reader = StatusReader(cluster.connect(), cluster.settings)
+    past = ClusterPast(reader, hours=1)
+    status = reader.read()
+    page = config.with_name(PAGE)
+    status_page.write(page, status, past_status(past.read(status.read_at_ms)), None, utc=False)
+    return page
+
+
 def _interrupt(*_: object) -> None:
     """Interrupt without py4j's log of the current call."""
     logging.disable()
@@ -425,6 +441,8 @@ def main(
         holds = Demo(config, flights, kills_process=kill_process).run()
     console.print(f"\nDone in {time.monotonic() - started:.0f} s.")
     print_how_to_look(TOPIC, config)
+    with one_line_errors():
+        show_page(write_page(config))
     if not holds:
         console.print("[bold red]The proof has failed.[/bold red]")
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,9 +121,21 @@ def print_how_to_look(topic: str, config: Path) -> None:
         f"topics describe {topic}",
         "query 'select * from partition_state'",
         "query 'select broker_id, path, record_count from batches order by base_offset'",
+        "status",
     ):
         console.print(f"  [bold]{escape(f'{command} {arguments} --cluster {shown}')}[/bold]")
-    console.print("The state of the cluster as a page for the browser, status.html:")
-    console.print(
-        f"  [bold]{escape(f'{command} status --cluster {shown} --html status.html')}[/bold]"
-    )
+
+
+def show_page(page: Path) -> None:
+    """Print the URL of a page, and open it in a browser if there is a terminal with a display."""
+    console.print("The status of the cluster as a page:")
+    console.print(f"  [bold]{escape(page.as_uri())}[/bold]")
+    if sys.stdout.isatty() and has_display():
+        webbrowser.open(page.as_uri())
+
+
+def has_display() -> bool:
+    """Return whether a browser of this process has a window to open."""
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

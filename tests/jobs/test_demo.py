@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from jobs.demo import BROKER_IDS, CONFIG, MARKER, flights_in_order_of_time, prepare
-from jobs.demo_output import STORY
+from jobs.demo import BROKER_IDS, CONFIG, MARKER, PAGE, flights_in_order_of_time, prepare
+from jobs.demo_output import STORY, show_page
 from jobs.demo_proof import answer_claim, once_claim, order_claim, replica_claims
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.roots import ClusterRoot
@@ -81,9 +82,9 @@ def test_the_demo_proves_what_it_claims_in_the_place_of_an_earlier_one(
         has_jobs = re.search(rf"^ {job} +[1-9]\d* +[1-9]\d* *$", told, re.MULTILINE)
         assert bool(has_jobs) == (not options), job
     *_, last_line = told.strip().splitlines()
-    assert last_line.endswith(f"sparklog status --cluster {folder / CONFIG} --html status.html"), (
-        last_line
-    )
+    # Nothing is opened: the output of this demo is no terminal.
+    assert last_line.strip() == (folder / PAGE).as_uri()
+    assert "<b>controller</b>" in (folder / PAGE).read_text(encoding="utf-8")
     assert f"sparklog topics describe flights --cluster {folder / CONFIG}" in told
 
     connection = Connection(load(ClusterConfig, folder / CONFIG).cluster_root)
@@ -117,6 +118,39 @@ def test_every_event_of_the_story_is_one_that_brokers_log() -> None:
         assert f'"{event}"' in source or f'"{event.replace(" ", "_")}"' in source, event
         for field in re.findall(r"\{(\w+)\}", sentence):
             assert re.search(rf"\b{field}=", source), f"{event}: {field}"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "is_opened"),
+    [
+        (True, {"DISPLAY": ":0"}, True),
+        (True, {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        (False, {"DISPLAY": ":0"}, False),
+        (True, {"DISPLAY": ""}, False),
+        (True, {}, False),
+    ],
+)
+def test_the_page_is_opened_in_a_terminal_with_a_display_only(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+    variables: dict[str, str],
+    is_opened: bool,
+) -> None:
+    """Without a display a browser of the terminal would take it over. The URL is always printed."""
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    url = (tmp_path / PAGE).as_uri()
+    show_page(tmp_path / PAGE)
+    assert opened == ([url] if is_opened else [])
+    assert url in capsys.readouterr().out
 
 
 # --- the folder -----------------------------------------------------------------------------------
