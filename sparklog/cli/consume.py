@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from sparklog.cli.produce import (
     SelectOption,
     trigger_of,
 )
+from sparklog.cli.progress import is_file, progress_bars
 from sparklog.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -204,11 +206,11 @@ def _append_to_table(
     from sparklog.session import spark_session
 
     spark = spark_session(f"sparklog consume {topic}")
-    with spark_records.one_sentence():
+    with spark_records.one_sentence(), progress_bars() as on_progress:
         query = spark_records.consume_to_delta(
             spark, cluster, topic, options, select, spark_records.Target(*target), trigger
         )
-        spark_records.await_end(query)
+        spark_records.await_end(query, on_progress)
 
 
 def _formatted(properties: dict[str, str], as_json: bool) -> Callable[[ConsumerRecord], bytes]:
@@ -232,11 +234,14 @@ def _print_records(
     max_messages: int | None,
     timeout_ms: int | None,
 ) -> int:
-    """Print records, and return their number."""
+    """Print records, and return their number; in a terminal it is shown if they go to a file."""
     from sparklog.consumer.consumer import Consumer
 
     count = 0
-    with Consumer(cluster.connect(), group, **config) as consumer:
+    with (
+        progress_bars() if is_file(sys.stdout.buffer) else nullcontext() as on_progress,
+        Consumer(cluster.connect(), group, **config) as consumer,
+    ):
         topics = topics_matching(topic, consumer.topics(), if_exists=False)
         known = [name for one in topics for name in consumer.partitions_for_topic(one)]
         if group is not None and not is_name(topic):
@@ -257,6 +262,8 @@ def _print_records(
             # Offsets are committed after the records have left this process.
             sys.stdout.buffer.flush()
             count += len(records)
+            if on_progress is not None:
+                on_progress("records", count, max_messages)
             if group is not None:
                 consumer.commit()
     return count

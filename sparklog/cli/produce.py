@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +14,7 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.name_completion import complete_topics
+from sparklog.cli.progress import bytes_left, progress_bars
 from sparklog.errors import ConfigError, SparklogError
 
 if TYPE_CHECKING:
@@ -225,8 +228,9 @@ def _produce_lines(
     failure: SparklogError | None = None
     connection = cluster.connect()
     connection.metadata().topic(topic)
-    with Producer(connection, **config) as producer:
+    with _line_progress() as on_line, Producer(connection, **config) as producer:
         for number, line in enumerate(sys.stdin.buffer, 1):
+            on_line(line)
             try:
                 key, value, headers = reader.read(line, number)
                 producer.send(topic, value, key=key, headers=headers, on_delivery=outcomes.note)
@@ -242,6 +246,30 @@ def _produce_lines(
     return outcomes.count
 
 
+@contextmanager
+def _line_progress() -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that takes each line of standard input, and shows the bytes read of a file.
+
+    Nothing is shown of a terminal or of another program's output: their end is not known.
+    """
+    total = bytes_left(sys.stdin.buffer)
+    if total is None:
+        yield lambda _: None
+        return
+    done = shown = 0
+    with progress_bars() as on_progress:
+
+        def on_line(line: bytes) -> None:
+            nonlocal done, shown
+            done += len(line)
+            # A bar of 100 columns needs no more.
+            if on_progress is not None and (done - shown) * 100 >= total:
+                shown = done
+                on_progress("bytes read", done, total)
+
+        yield on_line
+
+
 def _produce_source(
     cluster: str,
     topic: str,
@@ -255,9 +283,10 @@ def _produce_source(
     from sparklog.session import spark_session
 
     spark = spark_session(f"sparklog produce {topic}", config=config)
-    with spark_records.one_sentence():
+    with spark_records.one_sentence(), progress_bars() as on_progress:
         if trigger is None:
-            spark_records.produce_batch(spark, cluster, topic, source, select, acks)
+            with spark_records.reporting_tasks(spark, on_progress):
+                spark_records.produce_batch(spark, cluster, topic, source, select, acks)
             return
         query = spark_records.produce_stream(spark, cluster, topic, source, select, acks, trigger)
-        spark_records.await_end(query)
+        spark_records.await_end(query, on_progress)

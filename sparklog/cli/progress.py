@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparklog.storage.progress import OnProgress
@@ -31,7 +33,10 @@ def progress_bars() -> Iterator[OnProgress | None]:
         TimeElapsedColumn(),
     )
     shown: dict[str, TaskID] = {}
-    with Progress(*columns, console=console_of(sys.stderr), transient=True) as bars:
+    console = console_of(sys.stderr)
+    # Rich would move standard output to standard error, also if it is a file.
+    is_same = sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=is_same) as bars:
 
         def show(name: str, done: int, total: int | None) -> None:
             if name not in shown:
@@ -43,3 +48,22 @@ def progress_bars() -> Iterator[OnProgress | None]:
             bars.update(shown[name], completed=done, total=total, count=count)
 
         yield show
+
+
+def is_file(stream: IO[Any]) -> bool:
+    """Return whether a stream is a regular file: no terminal, and not another program's."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def bytes_left(stream: IO[Any]) -> int | None:
+    """Return the number of bytes from the position of a regular file to its end; `None` of others.
+
+    Call it before anything is read, since a stream reads ahead.
+    """
+    if not is_file(stream):
+        return None
+    number = stream.fileno()
+    return max(os.fstat(number).st_size - os.lseek(number, 0, os.SEEK_CUR), 0)

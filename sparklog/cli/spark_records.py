@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.cli.cluster import given_storage_options
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from sparklog.storage.progress import OnProgress
+
 RECORD_COLUMNS = ("key", "value", "headers", "partition")
 """The columns of a source that are a record's; the time of a record is that of its writing."""
+
+_PROGRESS_SECONDS = 1
 
 TABLE, SQL = "table", "sql"
 """The formats of a source or target that is a table's name, or of a source that is a query."""
@@ -116,8 +120,11 @@ def consume_to_delta(
     return writer.toTable(target.name) if target.is_table else writer.start(absolute(target.name))
 
 
-def await_end(query: StreamingQuery) -> None:
-    """Wait for the end of a query; SIGTERM and SIGINT stop it after its current micro-batch."""
+def await_end(query: StreamingQuery, on_progress: OnProgress | None = None) -> None:
+    """Wait for the end of a query; SIGTERM and SIGINT stop it after its current micro-batch.
+
+    The number of records is reported after each micro-batch.
+    """
 
     def stop(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -126,7 +133,48 @@ def await_end(query: StreamingQuery) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    query.awaitTermination()
+    if on_progress is None:
+        query.awaitTermination()
+        return
+    records: dict[int, int] = {}
+    has_ended: bool | None = False
+    while not has_ended:
+        has_ended = query.awaitTermination(_PROGRESS_SECONDS)
+        records |= {one.batchId: one.numInputRows for one in query.recentProgress}
+        on_progress("records", sum(records.values()), None)
+
+
+@contextmanager
+def reporting_tasks(spark: SparkSession, on_progress: OnProgress | None) -> Iterator[None]:
+    """Report the tasks of the session's running stages, from a thread, until the body ends.
+
+    A session of Spark Connect has no tracker of them.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if on_progress is None or context is None:
+        yield
+        return
+    tracker = context.statusTracker()
+    has_ended = Event()
+
+    def report() -> None:
+        while not has_ended.wait(_PROGRESS_SECONDS):
+            found = map(tracker.getStageInfo, tracker.getActiveStageIds())
+            stages = [stage for stage in found if stage is not None]
+            if stages:
+                done, total = (
+                    sum(getattr(stage, name) for stage in stages)
+                    for name in ("numCompletedTasks", "numTasks")
+                )
+                on_progress("tasks", done, total)
+
+    thread = Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -8,9 +8,12 @@ import typer
 
 from sparklog.cli.cluster import Cluster, ClusterOption, reaching
 from sparklog.cli.options import JsonOption
+from sparklog.cli.progress import progress_bars
 
 if TYPE_CHECKING:
-    from sparklog.maintenance.upgrade import UpgradeStep
+    from collections.abc import Callable
+
+    from sparklog.maintenance.upgrade import Upgrade, UpgradeStep
 
 
 def upgrade(
@@ -42,7 +45,7 @@ def upgrade(
                 show(step)
             planned.check_brokers()
         else:
-            planned.make(show)
+            _make(planned, show)
     for sentence in planned.left_to_brokers:
         typer.echo(f"sparklog: {sentence}: its broker upgrades it at its next start", err=True)
     if as_json:
@@ -52,6 +55,28 @@ def upgrade(
         typer.echo(f"The cluster has format {planned.target}: nothing to do.")
     elif not dry_run:
         typer.echo(f"Upgraded the cluster to format {planned.target}.")
+
+
+def _make(planned: Upgrade, show: Callable[[UpgradeStep], None]) -> None:
+    """Make the steps; each is shown when it is made, in a terminal after the progress bar."""
+    made: list[UpgradeStep] = []
+    try:
+        with progress_bars() as on_progress:
+
+            def note(step: UpgradeStep) -> None:
+                made.append(step)
+                if on_progress is None:
+                    show(step)
+                else:
+                    on_progress("steps", len(made), len(planned.steps))
+
+            if on_progress is not None:
+                on_progress("steps", 0, len(planned.steps))
+            planned.make(note)
+    finally:
+        if on_progress is not None:
+            for step in made:
+                show(step)
 
 
 def features(

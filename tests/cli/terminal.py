@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from contextlib import ExitStack
 from pathlib import Path
 
 
@@ -17,9 +18,14 @@ def run_in_terminal(
     cluster: Path,
     columns: int = 80,
     lines: int = 24,
+    stdin: Path | None = None,
+    stdout: Path | None = None,
     **environment: str,
 ) -> str:
-    """Run `sparklog` in a terminal of some size; return all that it printed there."""
+    """Run `sparklog` in a terminal of some size; return all that it printed there.
+
+    Parameters: `stdin` and `stdout`, files in place of the terminal, as by a shell's `<` and `>`.
+    """
     of_terminal, of_process = pty.openpty()
     fcntl.ioctl(of_process, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     inherited = {
@@ -27,10 +33,11 @@ def run_in_terminal(
         for name, value in os.environ.items()
         if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PAGER", "TTY_COMPATIBLE")
     }
+    files = ExitStack()
     process = subprocess.Popen(
         [sys.executable, "-c", "from sparklog.cli import main; main()", *map(str, arguments)],
-        stdin=of_process,
-        stdout=of_process,
+        stdin=of_process if stdin is None else files.enter_context(stdin.open("rb")),
+        stdout=of_process if stdout is None else files.enter_context(stdout.open("wb")),
         stderr=of_process,
         env=inherited
         | {"TERM": "xterm", "TZ": "Asia/Kolkata", "SPARKLOG_CLUSTER": str(cluster)}
@@ -38,6 +45,7 @@ def run_in_terminal(
         close_fds=True,
     )
     os.close(of_process)
+    files.close()
     printed = b""
     try:
         while chunk := os.read(of_terminal, 65536):
