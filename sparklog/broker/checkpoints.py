@@ -23,6 +23,7 @@ from sparklog.logger import RepeatedFailures, get_logger
 from sparklog.model import TRUNCATIONS, Row
 from sparklog.storage.commits import LOG_VERSION, Cause
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.control_table_damage import CREATED_AGAIN
 from sparklog.storage.fence import Fence
 from sparklog.storage.journal import inbox_transaction
 from sparklog.storage.location import one_line
@@ -260,6 +261,15 @@ class CheckpointWriter:
         return table.held_by(LOG_VERSION) or 0
 
 
+def notice_creation(table: ControlTable) -> None:
+    """Reload a table that a repair has created again: it may have the version of the lost one.
+
+    Commits to an object store do not name the table, so that one with that version is continued.
+    """
+    if table.location.is_local and table.schema.name in CREATED_AGAIN:
+        table.refresh()
+
+
 def overwrite(
     table: ControlTable,
     rows: pa.Table,
@@ -274,6 +284,7 @@ def overwrite(
     memory are still current.
     """
     try:
+        notice_creation(table)
         table.compare_and_set(rows, fence, transactions, cause)
     except CommitConflictError:
         table.refresh()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.broker.checkpoints import overwrite
+from sparklog.broker.checkpoints import notice_creation, overwrite
 from sparklog.clock import Interval, SystemClock
 from sparklog.cluster.replica_past import covered_by, journal_commits, kept, rows_of
 from sparklog.cluster.roots import BrokerRoot
@@ -60,6 +60,7 @@ class ReplicaHistory:
         with self._lock:
             # Opened between two ticks: a damaged table is replaced among the root's tables.
             table = root.replica_history
+            notice_creation(table)
             newest = root.log.version
             topics = {
                 (key.topic_id, key.partition): str(row["topic"])

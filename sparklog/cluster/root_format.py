@@ -28,6 +28,7 @@ from sparklog.errors import (
 )
 from sparklog.storage.commits import Cause
 from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.control_table_damage import missing_remedy
 from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.location import Location, one_line
@@ -322,7 +323,7 @@ def _check_present(found: RootFormat, tables: Sequence[model.TableSchema]) -> No
             raise DamagedError(
                 location.child(schema.name).uri,
                 "it is missing",
-                "restore the cluster root from a copy"
+                missing_remedy(schema.name)
                 if found.is_cluster
                 else f"restore it with all of {location.uri}, or delete that folder: the broker "
                 "then copies its replicas from their leaders",

@@ -25,7 +25,7 @@ from sparklog.model import (
     TopicIdPartition,
 )
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.control_table_damage import is_in_place, remedy
+from sparklog.storage.control_table_damage import is_in_place, missing_remedy, remedy
 from sparklog.storage.damaged_commits import COMMIT_REMEDY
 from sparklog.storage.delta_log_check import DamagedLogFile, LogCheck, check_log
 from sparklog.storage.execution import Execution
@@ -117,7 +117,7 @@ class Checks:
                 item.root.uri,
                 name,
                 broker_id=item.broker_id,
-                remedy=self._table_remedy(item, "missing_table"),
+                remedy=missing_remedy(name),
                 now_ms=now_ms,
             )
             return [missing], nothing

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Fault, Repair, finding
+from sparklog.maintenance.missing_tables import create_in_broker_roots, create_in_cluster_root
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
 from sparklog.storage.delta_log_check import hint_fault
 from sparklog.storage.delta_log_files import (
@@ -50,7 +51,8 @@ def restore_cluster_root(
 ) -> list[Repair]:
     """Restore the damaged files of a cluster root that have copies; return them.
 
-    A hint that names no checkpoint that is there is removed: Delta lists the log without it.
+    A hint that names no checkpoint that is there is removed: Delta lists the log without it. A
+    missing table that may be empty is created again.
 
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
@@ -58,6 +60,7 @@ def restore_cluster_root(
     return [
         *_restored(root, tables, None, now_ms, is_dry_run=is_dry_run),
         *_without_wrong_hints(root, tables, now_ms, is_dry_run=is_dry_run),
+        *create_in_cluster_root(root, is_dry_run=is_dry_run, now_ms=now_ms),
     ]
 
 
@@ -71,6 +74,7 @@ def restore_broker_roots(
             root = Location.of(uri, connection.storage_options)
             tables = (FORMAT, *BROKER_TABLES)
             found += _restored(root, tables, broker.broker_id, now_ms, is_dry_run=is_dry_run)
+    found += create_in_broker_roots(connection, is_dry_run=is_dry_run, now_ms=now_ms)
     return found
 
 

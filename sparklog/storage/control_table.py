@@ -46,6 +46,7 @@ from sparklog.storage.commits import (
     read_commit,
 )
 from sparklog.storage.control_table_damage import (
+    CREATED_AGAIN,
     content_fault,
     damaged_file,
     find_damage,
@@ -323,7 +324,10 @@ class ControlTable:
             self._log.transactions,
             set(self._files),
         )
-        if opened.table_id != self._log.table_id or not (is_later or is_equal or self._reopens):
+        is_same = opened.table_id == self._log.table_id
+        is_accepted = is_same and (is_later or is_equal or self._reopens)
+        is_created_again = not is_same and self.schema.name in CREATED_AGAIN
+        if not is_accepted and not is_created_again:
             raise TableReplacedError(
                 f"the table at {self.location.uri} is not the one that was opened: its root was "
                 "lost or restored; restore its newest state, or open it again"
@@ -373,7 +377,7 @@ class ControlTable:
         """Fence the table; see the function `take_fence`."""
         with self._lock:
             if take_fence(self.location, fence, self._load, may_hold=may_hold):
-                self.commits += 1
+                self._note_commit()
 
     def compare_and_set(
         self,
@@ -397,7 +401,7 @@ class ControlTable:
             check_fence(self._log, fence)
             if not self._log.commit("SET TRANSACTIONS", transactions=transactions):
                 raise moved(self._log)
-            self.commits += 1
+            self._note_commit()
             if self._rows is not None:
                 self._rows = self.version, self._rows[1]
 
@@ -442,7 +446,12 @@ class ControlTable:
             if not self._log.commit(cause, [file], removed, transactions):
                 raise moved(self._log)
         self._files = dict.fromkeys([file.path])
+        self._note_commit()
+
+    def _note_commit(self) -> None:
+        """Count a commit of this instance, and note its file, as `_follow` does for others'."""
         self.commits += 1
+        self._stamp = self._log.stamp()
 
     @contextmanager
     def _discarding(self, *files: AddedFile) -> Iterator[None]:

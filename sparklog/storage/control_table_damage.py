@@ -17,15 +17,23 @@ import pyarrow as pa
 
 from sparklog.errors import DamagedError
 from sparklog.model import (
+    CLEANER_OFFSET_CHECKPOINT,
     CONSUMER_GROUP_HEARTBEATS,
+    CONTROLLER_HISTORY,
     DELAYED_OPERATIONS,
     FORMAT,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    LEADERSHIP_HISTORY,
     LOG,
+    PARTITION_HISTORY,
     PRODUCER_STATE,
+    REPAIRS,
+    REPLICA_HISTORY,
     REQUEST_TABLES,
+    SCRUBS,
     TOPICS,
+    TRUNCATIONS,
 )
 from sparklog.storage.damaged_commits import MALFORMED, check_commit_text, place_of
 from sparklog.storage.delta_log_files import commit_path
@@ -40,17 +48,19 @@ _RESTORE = (
     "backup or an earlier version of the file (docs/damaged-tables.md)"
 )
 
+_MENDED_AT_START = {
+    table.name
+    for table in (
+        HIGH_WATERMARK_CHECKPOINT,
+        LEADER_EPOCH_CHECKPOINT,
+        PRODUCER_STATE,
+        *REQUEST_TABLES,
+        DELAYED_OPERATIONS,
+    )
+}
+
 _REMEDIES = {
-    **{
-        table.name: _RESTART
-        for table in (
-            HIGH_WATERMARK_CHECKPOINT,
-            LEADER_EPOCH_CHECKPOINT,
-            PRODUCER_STATE,
-            *REQUEST_TABLES,
-            DELAYED_OPERATIONS,
-        )
-    },
+    **dict.fromkeys(_MENDED_AT_START, _RESTART),
     FORMAT.name: (
         f"{_RESTORE}; a broker can also start with an empty root, which its leaders refill"
     ),
@@ -58,6 +68,23 @@ _REMEDIES = {
         "delete the table's folder: the groups' members recreate it (docs/damaged-tables.md)"
     ),
 }
+
+CREATED_AGAIN = {
+    CONSUMER_GROUP_HEARTBEATS.name: "nothing is lost: members write their heartbeats again",
+    SCRUBS.name: "the next scrub begins at the start",
+    REPAIRS.name: "the findings are lost: run sparklog scrub",
+    LEADERSHIP_HISTORY.name: "the leaders before the commits of partition_state are lost",
+    PARTITION_HISTORY.name: "the changes before the commits of partition_state are lost",
+    CONTROLLER_HISTORY.name: "the controllers before the commits of controller are lost",
+    CLEANER_OFFSET_CHECKPOINT.name: "the cleaner begins at the start of each log",
+    REPLICA_HISTORY.name: "the past of the replicas before the commits of log is lost",
+    TRUNCATIONS.name: "the truncations before the commits of log are no longer listed",
+}
+"""The tables that may be created again where they are missing, and what their loss costs.
+
+No decision about records, offsets or members depends on their rows: they are notes of maintenance,
+and the past.
+"""
 
 REBUILT_FROM_LOG = (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, PRODUCER_STATE)
 """Tables of a broker root that are rebuilt from its log, which has only part of their content."""
@@ -69,6 +96,17 @@ _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 def remedy(table: str) -> str:
     """Return the remedy for damage to the control table of this name, as a clause."""
     return _REMEDIES.get(table, _RESTORE)
+
+
+def missing_remedy(table: str) -> str:
+    """Return the remedy for a control table of this name that is missing, as a clause."""
+    if table in CREATED_AGAIN:
+        return "run sparklog repair, which creates it again, empty (docs/damaged-tables.md)"
+    if table in _MENDED_AT_START:
+        return _RESTART
+    return (
+        "restore it from a backup, or from earlier versions of its objects (docs/damaged-tables.md)"
+    )
 
 
 def damaged_file(table: Location, path: str, fault: str) -> DamagedError:
@@ -96,7 +134,7 @@ def find_damage(root: Location, name: str) -> DamagedError | None:
     try:
         found = table.names("_delta_log")
         if not found:
-            missing = DamagedError(table.uri, "the table is missing", remedy(name))
+            missing = DamagedError(table.uri, "the table is missing", missing_remedy(name))
             return missing if is_in_place(root, name) else None
         return _log_damage(table, found)
     except OSError:

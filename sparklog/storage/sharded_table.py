@@ -211,7 +211,7 @@ class ShardedTable(ControlTable):
         for file, shard in written:
             self._files[file.path] = None
             self._shards[file.path] = shard
-        self.commits += 1
+        self._note_commit()
 
     def _overwrite(
         self,

@@ -102,7 +102,10 @@ def check_named(text: str, schema: TableSchema) -> None:
     """
     assert f"/{schema.name}" in text
     assert "is damaged: " in text
-    assert any(word in text for word in ("restart the broker", "restore it", "delete the table"))
+    assert any(
+        word in text
+        for word in ("restart the broker", "restore it", "delete the table", "sparklog repair")
+    )
     assert "\n" not in text
 
 
