@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from sparklog.config import Settings
 from tests.benchmark_figures import figures, number, replaced
 from tests.examples import CHECKOUT
 
@@ -22,6 +23,7 @@ DOCUMENT = "docs/calculator.md"
 FORM = CHECKOUT / "docs/javascripts/calculator.js"
 
 SECONDS_A_MONTH = 30.44 * 86_400
+PUT_PRICE, GET_PRICE = 0.005, 0.0004
 BATCHES = 4
 """Batches of the measured round, one of each partition."""
 
@@ -37,8 +39,16 @@ class Load(NamedTuple):
     request_ms: float
 
 
+DEFAULT_S = Settings.model_fields["tick_interval_ms"].default / 1000
+"""The default of tick.interval.ms, in s."""
+
+FORM_VALUES = Load(1, 1, 4, 0.1, 7, 30)
+"""The values with which the form begins."""
+
 EXAMPLES = (
-    Load(1, 1, 4, 0.1, 7, 30),
+    Load(DEFAULT_S, 0.05, 4, 0.1, 7, 30),
+    Load(DEFAULT_S, 0, 4, 0, 7, 30),
+    FORM_VALUES,
     Load(5, 1, 4, 0.1, 7, 30),
     Load(60, 1, 4, 0.1, 7, 30),
     Load(1, 0.01, 1, 0.001, 7, 30),
@@ -72,6 +82,13 @@ def constants() -> dict[str, float]:
         number(month[f"at rest, ticks every {tick} s"]["three brokers, a process each"])
         for tick in (1, 5)
     )
+    default = figures("A month's requests to an object store with the default tick.interval.ms")
+    rest_default, every_second = (
+        number(default[f"{load}, ticks every {DEFAULT_S:g} s"]["three brokers, a process each"])
+        for load in ("at rest", "a request every second")
+    )
+    # The files of a round are counted by the formula.
+    files_a_month = 3 * BATCHES * (PUT_PRICE + GET_PRICE) / 1_000 * SECONDS_A_MONTH
     latency = figures("One record on an object store: send to acks=all")
     at_10_ms, at_100_ms = (
         number(latency[f"one record, {ms} ms a request, p50"]["three brokers, a process each"])
@@ -84,10 +101,12 @@ def constants() -> dict[str, float]:
         "get_round": number(round_["GET"]) - 3 * BATCHES,
         "rest": at_1_s - of_tick,
         "rest_tick": of_tick,
+        "rest_default": rest_default,
+        "round_default": every_second - rest_default - files_a_month,
         "latency": at_10_ms - 10 * slope,
         "latency_request": slope,
-        "put_price": 0.005,
-        "get_price": 0.0004,
+        "put_price": PUT_PRICE,
+        "get_price": GET_PRICE,
         "gb_price": 0.023,
     }
     return {name: round(value, 4) for name, value in found.items()}
@@ -104,14 +123,15 @@ class Result(NamedTuple):
 def cost(load: Load, of: dict[str, float]) -> Result:
     rounds = load.busy / load.tick_s
     batches = max(rounds * load.partitions, load.mib_s / 4)
-    put = of["put_round"] * rounds + 3 * batches
-    get = of["get_round"] * rounds + 3 * batches
-    rest = of["rest"] + of["rest_tick"] / load.tick_s
-    prices = (put * of["put_price"] + get * of["get_price"]) / 1_000
+    files = 3 * batches * (of["put_price"] + of["get_price"]) / 1_000
+    fixed = (of["put_round"] * of["put_price"] + of["get_round"] * of["get_price"]) / 1_000
+    rest = of["rest"] + of["rest_tick"] / load.tick_s + fixed * rounds * SECONDS_A_MONTH
+    if load.tick_s < 1:
+        rest = of["rest_default"] + of["round_default"] * rounds
     gigabytes = load.mib_s * (1 << 20) * 86_400 * load.retention_days * 3 / 1e9
     wait = load.tick_s * 500 if load.tick_s >= 1 else 0
     return Result(
-        rest + prices * SECONDS_A_MONTH,
+        rest + files * SECONDS_A_MONTH,
         gigabytes * of["gb_price"],
         of["latency"] + of["latency_request"] * load.request_ms + wait,
     )
@@ -160,6 +180,14 @@ def test_the_formula_gives_the_measured_months(tick_s: int) -> None:
     assert 0.85 * measured < computed < 1.05 * measured
 
 
+def test_the_formula_gives_the_measured_month_with_default_ticks() -> None:
+    month = figures("A month's requests to an object store with the default tick.interval.ms")
+    row = month[f"a request every second, ticks every {DEFAULT_S:g} s"]
+    measured = number(row["three brokers, a process each"])
+    found = cost(Load(DEFAULT_S, DEFAULT_S, 4, 0, 0, 30), constants()).requests
+    assert found == pytest.approx(measured, rel=1e-3)
+
+
 def test_the_formula_gives_the_measured_latency_between_its_points() -> None:
     latency = figures("One record on an object store: send to acks=all")
     row = latency["one record, 30 ms a request, p50"]
@@ -186,5 +214,5 @@ def test_the_form_computes_the_same(tmp_path: Path) -> None:
     of = constants()
     for one, expected in zip(json.loads(title), EXAMPLES, strict=True):
         assert one == pytest.approx(cost(expected, of)._asdict())
-    first = cost(EXAMPLES[0], of)
+    first = cost(FORM_VALUES, of)
     assert f"Requests: ${first.requests:.2f} a month" in shown

@@ -39,6 +39,7 @@ WORKS: tuple[Work, ...] = (
     executors.WORK,
     storage_requests.WORK,
     store_month.WORK,
+    store_month.DEFAULT_TICKS,
     store_record.WORK,
     store_spark.WORK,
     store_start.WORK,

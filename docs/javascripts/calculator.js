@@ -7,6 +7,8 @@ const CONSTANTS = {
   "get_round": 60.0,
   "rest": 19.75,
   "rest_tick": 12.75,
+  "rest_default": 125.0,
+  "round_default": 479.575,
   "latency": 31.4444,
   "latency_request": 8.4556,
   "put_price": 0.005,
@@ -17,15 +19,21 @@ const CONSTANTS = {
 
 const SECONDS_A_MONTH = 30.44 * 86400;
 
+// The default of tick.interval.ms: between it and 1 s nothing was measured.
+const DEFAULT_S = 0.05;
+
 // Keys as in tests/test_calculator_document.py.
 function cost(input, constants = CONSTANTS) {
   const rounds = input.busy / input.tick_s;
   const batches = Math.max(rounds * input.partitions, input.mib_s / 4);
-  const put = constants.put_round * rounds + 3 * batches;
-  const get = constants.get_round * rounds + 3 * batches;
-  const rest = constants.rest + constants.rest_tick / input.tick_s;
-  const requests =
-    rest + ((put * constants.put_price + get * constants.get_price) * SECONDS_A_MONTH) / 1000;
+  const files = (3 * batches * (constants.put_price + constants.get_price)) / 1000;
+  const fixed =
+    (constants.put_round * constants.put_price + constants.get_round * constants.get_price) / 1000;
+  const rest =
+    input.tick_s < 1
+      ? constants.rest_default + constants.round_default * rounds
+      : constants.rest + constants.rest_tick / input.tick_s + fixed * rounds * SECONDS_A_MONTH;
+  const requests = rest + files * SECONDS_A_MONTH;
   const gigabytes = (input.mib_s * 1048576 * 86400 * input.retention_days * 3) / 1e9;
   const wait = input.tick_s >= 1 ? (input.tick_s * 1000) / 2 : 0;
   return {
@@ -36,7 +44,7 @@ function cost(input, constants = CONSTANTS) {
 }
 
 const FIELDS = [
-  ["tick_s", "tick.interval.ms, in seconds (at least 1)", 1, 1],
+  ["tick_s", "tick.interval.ms, in seconds (0.05, the default, or at least 1)", 1, DEFAULT_S],
   ["busy", "share of the ticks with a record (0 to 1)", 1, 0],
   ["partitions", "partitions written to in such a tick", 4, 1],
   ["mib_s", "MiB/s, compressed", 0.1, 0],
@@ -68,6 +76,7 @@ function show(place) {
       values[name] = Math.max(least, Number(input.value) || 0);
     }
     values.busy = Math.min(1, values.busy);
+    if (values.tick_s < 1) values.tick_s = DEFAULT_S;
     const of = cost(values);
     result.textContent =
       `Requests: $${of.requests.toFixed(2)} a month; storage: $${of.storage.toFixed(2)} a month; ` +
