@@ -96,7 +96,7 @@ def _outcome_text(loss: Loss) -> str:
             f"{_records(loss.removed)} above the high watermark"
         ),
         "unknown": (
-            f"it is not known whether records were lost: the earlier log of {of} is gone"
+            f"it is not known whether records were lost: the log of {of} may not be the one of then"
             if loss.isr_before
             else "it is not known whether records were lost: the ISR before it is not known"
         ),

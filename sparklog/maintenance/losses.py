@@ -27,7 +27,7 @@ none
 uncommitted
     As `none`, but they have removed records that they did not know as committed.
 unknown
-    The log of one of them is gone, or the ISR before is not known.
+    The log of one of them may not be the one of then, or the ISR before is not known.
 """
 
 
