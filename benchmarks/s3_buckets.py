@@ -105,6 +105,13 @@ class Bucket:
             index = bisect_left(keys, common[:-1] + chr(ord(common[-1]) + 1), index)
         return listing
 
+    def copy(self) -> Bucket:
+        """Return a bucket with the same objects and no open uploads."""
+        other = Bucket()
+        other._objects = dict(self._objects)
+        other._keys = list(self._keys)
+        return other
+
     def age(self, seconds: float) -> None:
         """Set the times of all objects back."""
         for key, one in self._objects.items():

@@ -9,6 +9,7 @@ Beside S3's API, below names that no bucket has:
 
     GET  /_counts          {"counts": {sender: {kind: requests}}, "cpu_seconds": CPU time so far}
     POST /_latency?ms=30   set the latency of the requests that arrive from now on
+    POST /_copy?bucket=a&to=b  replace bucket b by a copy of a, with the times of its objects
     POST /_log             forget the log and log from now on
     GET  /_log             stop logging and return the log: fields of `Logged`, in order of effect
 """
@@ -205,6 +206,9 @@ class S3Api:
             return _json({"counts": self._counts, "cpu_seconds": time.process_time()})
         if asked == ("POST", "_latency"):
             self.latency_ms = float(request.query["ms"])
+            return Response(204)
+        if asked == ("POST", "_copy"):
+            self._buckets[request.query["to"]] = self._buckets[request.query["bucket"]].copy()
             return Response(204)
         if asked == ("POST", "_log"):
             self._log, self._log_began = [], time.monotonic()

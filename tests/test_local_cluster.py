@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.s3_store import running_store
 from sparklog.cli.cluster import Cluster
 from sparklog.cli.sql import query
 from sparklog.clock import SystemClock
@@ -29,6 +30,18 @@ def test_coming_to_rest_never_moves_the_clock(cluster: LocalCluster) -> None:
     before = cluster.clock.now_ms()
     cluster.tick_until_idle()
     assert cluster.clock.now_ms() == before
+
+
+def test_a_cluster_may_be_on_an_object_store(tmp_path: Path) -> None:
+    with running_store(tmp_path / "log") as store:
+        root, options = f"{store.bucket('tests')}/one", store.options()
+        cluster = LocalCluster(root, brokers=[0, 1], storage_options=options)
+        cluster.create_topic("t", assignment={0: [0, 1]})
+        cluster.produce("t", 0, [b"a"])
+        cluster.tick_until_idle()
+        assert cluster.location(1).uri == "s3://tests/one/broker-1"
+        assert [record.value for record in cluster.log(1, "t", 0)] == [b"a"]
+        assert [record.value for record in cluster.consume("t", 0)] == [b"a"]
 
 
 def test_time_does_not_go_back(cluster: LocalCluster) -> None:

@@ -1,4 +1,4 @@
-"""A whole cluster in one process and one local folder, tick by tick, for tests.
+"""A whole cluster in one process and one folder or bucket, tick by tick, for tests.
 
 The tables and the code are those of production. Only the time and the order of the ticks are
 controlled by the test. Without Spark the same code copies files in this process.
@@ -127,7 +127,8 @@ class LocalCluster:
     Parameters
     ----------
     root : str or os.PathLike
-        The local folder; it is created if it is missing.
+        The local folder, which is created if it is missing, or a prefix of an object store, such as
+        s3://bucket/prefix.
     brokers : sequence of int, default (0, 1, 2)
         The ids of the brokers.
     spark : SparkSession, optional
@@ -148,7 +149,8 @@ class LocalCluster:
     Attributes
     ----------
     root : pathlib.Path
-        The local folder with all roots: `cluster`, and `broker-0` and so on.
+        The local folder with all roots: `cluster`, and `broker-0` and so on. `location` also has
+        the roots of a cluster on an object store.
     settings : Settings
         The cluster-wide settings.
     brokers : dict of int to Broker
@@ -189,6 +191,7 @@ class LocalCluster:
         start_ms: int = 1_000_000,
     ) -> None:
         self.root = Path(root)
+        self._uri = str(root).rstrip("/")
         self.log_dirs: dict[int, Sequence[str]] = {
             broker_id: (f"broker-{broker_id}",) for broker_id in brokers
         } | dict(log_dirs or {})
@@ -423,7 +426,7 @@ class LocalCluster:
         Answers to earlier requests can still be read. Idempotent producers keep their ids.
         """
         self.connection = Connection(
-            str(self.root / "cluster"), storage_options=self._storage_options, rules=self._rules
+            self.location().uri, storage_options=self._storage_options, rules=self._rules
         )
         self._producer_ids = ProducerIds(self.connection, clock=self.clock)
         self._client = ProduceClient(self.connection, client_id="local", clock=self.clock)
@@ -872,7 +875,7 @@ class LocalCluster:
             The folder, or the prefix of an object store.
         """
         name = "cluster" if broker_id is None else self._log_dirs_of(broker_id)[0]
-        return Location.of(str(self.root / name), self._storage_options)
+        return self._root_of(name)
 
     def log(self, broker_id: int, topic: str, partition: int) -> list[Record]:
         """Return all records of a replica's log, committed or not, by ascending offset.
@@ -1049,12 +1052,14 @@ class LocalCluster:
         # A broker that the cluster began without may be started later.
         return self.log_dirs.setdefault(broker_id, (f"broker-{broker_id}",))
 
+    def _root_of(self, name: str) -> Location:
+        return Location.of(f"{self._uri}/{name}", self._storage_options)
+
     def _start(self, broker_id: int) -> None:
-        options = self._storage_options
         self.brokers[broker_id] = Broker(
             broker_id,
             self.location(),
-            [Location.of(str(self.root / one), options) for one in self._log_dirs_of(broker_id)],
+            [self._root_of(one) for one in self._log_dirs_of(broker_id)],
             rules=self._rules,
             execution=self._execution,
             clock=self.clock,

@@ -23,6 +23,7 @@ from benchmarks import s3_server
 from benchmarks.s3_buckets import LEAST_PART_BYTES, Bucket, S3Error
 from benchmarks.s3_server import BYTES, BYTES_READ, NOT_FOUND, REFUSED, Request, S3Api, charged_as
 from benchmarks.s3_store import Store, await_port, running_store
+from sparklog.storage.location import Location
 
 needs_moto = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("moto", "flask_cors", "boto3")),
@@ -243,6 +244,21 @@ def test_of_many_puts_of_a_new_object_one_succeeds(store: Store, bucket: S3Store
         store.set_latency(0)
     counts = store.counts(bucket.config["access_key_id"])
     assert (counts["PUT"], counts[REFUSED]) == (20, 19)
+
+
+def test_a_copy_of_a_bucket_has_its_objects_and_is_independent(store: Store) -> None:
+    """A copy replaces the bucket that is there, and has the times of the original's objects."""
+    original, copy = (
+        Location.of(store.bucket(f"{name}-{time.time_ns()}"), store.options()).child("a")
+        for name in ("original", "copy")
+    )
+    original.put_new("1", b"first")
+    copy.put_new("of the bucket before", b"")
+    names = [one.uri.split("/")[2] for one in (original, copy)]
+    assert store.copy_bucket(names[0], names[1]) == f"s3://{names[1]}"
+    assert list(copy.files()) == list(original.files())
+    copy.replace("1", b"second")
+    assert original.read_bytes("1") == b"first"
 
 
 def test_a_large_object_is_put_in_parts_and_read_whole(bucket: S3Store) -> None:
