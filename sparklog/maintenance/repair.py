@@ -34,7 +34,7 @@ from sparklog.states import RUNNING_STATES
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import LOG_FILE_FAULTS, check_log
-from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, newest_version
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.progress import OnProgress, counted
@@ -248,8 +248,14 @@ class _Repairs:
     def _is_sound(self, one: Repair) -> bool:
         """Return whether a damaged table is sound: restored from copies, or written again."""
         root = Location.of(one.root, self._connection.storage_options)
-        if check_log(root.child(one.table_name)).damaged:
+        table = root.child(one.table_name)
+        if check_log(table).damaged:
             return False
+        if one.fault == "missing_commit" and one.path is not None:
+            # Without its newest commit a table is a sound one of an earlier version.
+            name = one.path.removeprefix(f"{LOG_FOLDER}/")
+            if newest_version(table) < int(name[:20]):
+                return False
         schema = next(schema for schema in _TABLES if schema.name == one.table_name)
         if schema is not LOG:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import is_in_place, missing_remedy, remedy
 from sparklog.storage.damaged_commits import COMMIT_REMEDY
 from sparklog.storage.delta_log_check import DamagedLogFile, LogCheck, check_log
+from sparklog.storage.delta_log_files import commit_path, has_commit, newest_version
 from sparklog.storage.execution import Execution
 from sparklog.storage.file_states import FileFault, FileState, NamedFile, find_fault
 from sparklog.storage.location import one_line
@@ -126,12 +127,31 @@ class Checks:
             # A log may change while it is read: damage shows in each reading.
             again = {(one.kind, one.path) for one in check_log(table).damaged}
             damaged = [one for one in damaged if (one.kind, one.path) in again]
+        damaged = [*damaged, *self._lost_commits(item, {one.path for one in damaged})]
         found = [self._log_file(item, one, now_ms) for one in damaged]
         if item.schema is LOG:
             return [*found, *self._headers(item, now_ms)], check
         if not found:
             found = self._table_files(item, now_ms)
         return found, check
+
+    def _lost_commits(self, item: TableItem, known: set[str]) -> Iterator[DamagedLogFile]:
+        """Yield the newest commits of a cluster root's table that are gone on an object store.
+
+        Without them the table is a sound one of an earlier version. Journals carry the versions of
+        the tables that their brokers follow. In a local folder second copies show the same.
+        """
+        if item.broker_id is not None or item.root.is_local:
+            return
+        seen, broker_id = self._reading.seen_version(item.schema.name)
+        table = item.root.child(item.schema.name)
+        newest = newest_version(table) if seen >= 0 else seen
+        for version in range(newest + 1, seen + 1):
+            path = commit_path(version)
+            # A list may lag.
+            if path not in known and not has_commit(table, version):
+                fault = f"it is missing: broker {broker_id} has seen version {seen}"
+                yield DamagedLogFile("missing_commit", path, fault)
 
     def _table_files(self, item: TableItem, now_ms: int) -> list[Repair]:
         """Read the live files of a control table; clients write those of request tables."""

@@ -29,10 +29,11 @@ from sparklog.model import (
 )
 from sparklog.storage.control_table_damage import is_in_place
 from sparklog.storage.errors import UNREADABLE_CONTENT
-from sparklog.storage.journal import Journal
+from sparklog.storage.journal import Journal, newest_seen
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.seen_versions import SeenVersions
 
 PHASES = ("tables", "files", "records")
 """The phases of a scrub, in their order."""
@@ -139,6 +140,8 @@ class ScrubbedRoot:
     location: Location
     log: RecordLog | None = None
     rows: Mapping[TopicIdPartition, Row] = field(default_factory=dict)
+    seen: SeenVersions = field(default_factory=SeenVersions)
+    """The newest versions of other roots that the journal carries."""
     failure: str | None = None
     """The reason why the root cannot be read; damage to its log is reported by the tables."""
 
@@ -207,6 +210,17 @@ class ScrubReading:
             for key in root.log.partitions()
             for batch in root.log.batches(key, -1)
         }
+
+    def seen_version(self, table_name: str) -> tuple[int, int]:
+        """Return the newest version of a table of the cluster root that a journal carries, and its
+        broker; -1 if none does.
+
+        Invariant: that version existed before the reading began.
+        """
+        found = [
+            (one.seen.tables.get(table_name, -1), one.broker_id) for one in self.roots.values()
+        ]
+        return max(found, default=(-1, -1))
 
     def _row(self, state: PartitionState, broker_id: int) -> Row | None:
         root = self.root_of(state, broker_id)
@@ -282,6 +296,7 @@ def _read_root(broker_id: int, location: Location) -> ScrubbedRoot:
     try:
         journal = Journal(location)
         root.log, root.rows = journal, dict(journal.rows)
+        root.seen = newest_seen(journal.location, journal.version)
     except DamagedError:
         with suppress(*UNREADABLE_CONTENT):
             # A checkpoint is damaged; the log itself may be sound.

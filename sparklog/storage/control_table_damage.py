@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from sparklog.errors import DamagedError
 from sparklog.model import (
@@ -36,7 +39,8 @@ from sparklog.model import (
     TRUNCATIONS,
 )
 from sparklog.storage.damaged_commits import MALFORMED, check_commit_text, place_of
-from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_log_files import commit_path, write_log
+from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
@@ -65,7 +69,7 @@ _REMEDIES = {
         f"{_RESTORE}; a broker can also start with an empty root, which its leaders refill"
     ),
     CONSUMER_GROUP_HEARTBEATS.name: (
-        "delete the table's folder: the groups' members recreate it (docs/damaged-tables.md)"
+        f"{_RESTORE}; otherwise delete the table's folder: the groups' members recreate it"
     ),
 }
 
@@ -124,6 +128,34 @@ def content_fault(content: bytes, error: Exception) -> str:
     return f"it cannot be read as Parquet ({one_line(error)})" if content else "it is empty"
 
 
+def checkpoint_fault(parts: Mapping[str, bytes]) -> str | None:
+    """Return the reason why a checkpoint cannot be read, or `None`.
+
+    pyarrow reads all of it. delta-rs, which opens tables, refuses some footers that pyarrow reads.
+    Parameters: `parts`, the contents of its files by name. Raises the error of a limit of this
+    process: memory, for example.
+    """
+    for content in parts.values():
+        try:
+            ParquetContent(content).read()
+        except (OSError, pa.ArrowException) as error:
+            return content_fault(content, error)
+    with TemporaryDirectory(prefix="sparklog-") as folder:
+        write_log(Path(folder), parts)
+        try:
+            DeltaTable(folder)
+        except STORE_ERRORS as error:
+            if is_exhausted(error):
+                raise
+            return f"delta-rs cannot read it ({one_line(error)})"
+        except BaseException as error:
+            # delta-rs panics at some contents, with an exception of its own.
+            if is_exhausted(error) or type(error).__name__ != "PanicException":
+                raise
+            return "delta-rs panics when it reads it"
+    return None
+
+
 def find_damage(root: Location, name: str) -> DamagedError | None:
     """Return the damage that prevents opening the table `name` of `root`.
 
@@ -169,11 +201,10 @@ def _log_damage(table: Location, names: list[str]) -> DamagedError | None:
     newest = max(checkpoints, default=-1)
     if newest >= 0:
         path = f"_delta_log/{newest:020}.checkpoint.parquet"
-        content = table.read_bytes(path)
-        try:
-            ParquetContent(content).read()
-        except (OSError, pa.ArrowException) as error:
-            return damaged_file(table, path, content_fault(content, error))
+        name = path.removeprefix("_delta_log/")
+        fault = checkpoint_fault({name: table.read_bytes(path)})
+        if fault is not None:
+            return damaged_file(table, path, fault)
     expected = newest + 1
     for version in sorted(one for one in commits if one > newest):
         path = commit_path(version)

@@ -31,8 +31,9 @@ METADATA_CHECKSUM = "sparklogMetadataChecksum"
 """The field of `commitInfo` with the checksum of the writer's own text."""
 
 COMMIT_REMEDY = (
-    "run sparklog repair, or restore it from a copy of the root, or, in a broker's root, stop the "
-    "broker, move the root away and start the broker: it copies its replicas from the other brokers"
+    "run sparklog repair, or restore it from a copy of the root or an earlier version of the file "
+    "(docs/damaged-tables.md), or, in a broker's root, stop the broker, move the root away and "
+    "start the broker: it copies its replicas from the other brokers"
 )
 
 MALFORMED = (

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from sparklog.storage.control_table_damage import commit_fault, content_fault
+from sparklog.storage.control_table_damage import checkpoint_fault, commit_fault, content_fault
 from sparklog.storage.damaged_commits import MALFORMED, TABLE_ID, place_of
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
@@ -23,7 +23,7 @@ from sparklog.storage.delta_log_files import (
     has_version,
     last_checkpoint,
 )
-from sparklog.storage.file_copies import MISSING, find_faults
+from sparklog.storage.file_copies import MISSING, find_faults, has_copies
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
@@ -83,6 +83,10 @@ def check_log(table: Location) -> LogCheck:
             fault = _checkpoint_fault(content)
             if fault is not None:
                 faults.append((part, fault))
+        if parts and not faults and not has_copies(table):
+            # Elsewhere bytes are compared with the second copy.
+            fault = checkpoint_fault(dict(zip(parts, checkpoint, strict=True)))
+            faults += [(parts[0], fault)] if fault is not None else []
         if not faults:
             break
         damaged += [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from benchmarks.s3_store import Store, running_store
@@ -12,9 +14,17 @@ from sparklog import Admin, Producer
 from sparklog.broker.application import Application
 from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, parse
+from sparklog.errors import DamagedError
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
+from sparklog.model import STREAM_WRITES
+from sparklog.producer.stream_writes import MicroBatch, StreamWrites
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.control_table_damage import checkpoint_fault
+from sparklog.storage.delta_checkpoints import write_checkpoint
+from sparklog.storage.delta_log_files import newest_version
 from sparklog.storage.location import Location
+from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.record_log import RecordLog
 
 RECORDS = 12
@@ -28,6 +38,10 @@ class OnStore(NamedTuple):
 
     def connect(self) -> Connection:
         return Connection("s3://scrubbed/cluster", storage_options=self.store.options())
+
+    @property
+    def root_of_cluster(self) -> Location:
+        return Location.of("s3://scrubbed/cluster", self.store.options())
 
     def root(self, broker: int) -> Location:
         return Location.of(f"s3://scrubbed/broker-{broker}", self.store.options())
@@ -114,3 +128,70 @@ def test_a_commit_that_was_changed_is_found_on_a_store_too(on_store: OnStore) ->
     assert (found.fault, found.path) == ("damaged_commit", path)
     log.replace(path, content)
     assert scrub(on_store.connect()).findings == []
+
+
+@pytest.mark.parametrize("table_name", ["topics", "partition_state"])
+def test_a_newest_commit_that_is_gone_is_found_by_the_journals(
+    on_store: OnStore, table_name: str
+) -> None:
+    """Without its newest commit a table is a sound one of the version before.
+
+    Brokers refused to start with such a cluster root, but `sparklog scrub` found nothing, so that
+    nobody named the file that had to be restored. The journals carry the version that was seen.
+    """
+    table = on_store.root_of_cluster.child(table_name)
+    path = f"_delta_log/{newest_version(table):020}.json"
+    content = table.read_bytes(path)
+    table.remove(path)
+    [found] = scrub(on_store.connect()).findings
+    assert (found.fault, found.table_name, found.path) == ("missing_commit", table_name, path)
+    assert "has seen version" in found.detail
+    [left] = repair(on_store.connect())
+    assert left.state == "unrepairable"
+    assert "an earlier version of the file" in left.outcome
+    table.replace(path, content)
+    assert scrub(on_store.connect()).findings == []
+
+
+def test_a_checkpoint_that_only_arrow_reads_is_found(on_store: OnStore) -> None:
+    """delta-rs refused a checkpoint with a flipped bit in its footer, which pyarrow could read.
+
+    `sparklog scrub` then could not read the table, named no file and found nothing.
+    """
+    table = on_store.root_of_cluster.child("stream_writes")
+    StreamWrites(on_store.connect()).begin(MicroBatch("query", 0, "a topic"), {})
+    version = newest_version(table)
+    write_checkpoint(table)
+    path = f"_delta_log/{version:020}.checkpoint.parquet"
+    content = table.read_bytes(path)
+    table.replace(path, _refused_by_delta_rs(content))
+    with pytest.raises(DamagedError, match=rf"{path} is damaged: delta-rs cannot read it"):
+        ControlTable(on_store.root_of_cluster, STREAM_WRITES)
+    assert [(one.fault, one.path) for one in scrub(on_store.connect()).findings] == [
+        ("damaged_checkpoint", path)
+    ]
+    # All commits are there, so another checkpoint is written.
+    assert [one.state for one in repair(on_store.connect())] == ["repaired"]
+    for number in range(version):
+        table.remove(f"_delta_log/{number:020}.json")
+    table.replace(path, _refused_by_delta_rs(content))
+    assert {(one.fault, one.path) for one in scrub(on_store.connect()).findings} == {
+        ("damaged_checkpoint", path),
+        ("missing_commit", f"_delta_log/{0:020}.json"),
+    }
+    assert {one.state for one in repair(on_store.connect())} == {"unrepairable"}
+    table.replace(path, content)
+    assert scrub(on_store.connect()).findings == []
+
+
+def _refused_by_delta_rs(content: bytes) -> bytes:
+    """Return a checkpoint with one changed bit that pyarrow reads, and delta-rs does not."""
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for bit in range(footer * 8, len(content) * 8):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        with suppress(OSError, pa.ArrowException):
+            ParquetContent(bytes(changed)).read()
+            if checkpoint_fault({f"{0:020}.checkpoint.parquet": bytes(changed)}) is not None:
+                return bytes(changed)
+    raise AssertionError("no bit of the footer matters to delta-rs alone")
