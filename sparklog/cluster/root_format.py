@@ -104,6 +104,14 @@ def check_kind(
     """Return `found` after checking the kind of root and its format; raises `StorageError`."""
     kind, other = ("cluster", "broker") if is_cluster else ("broker", "cluster")
     if found is None:
+        table = location.child(model.FORMAT.name)
+        if has_commit(table, 0):
+            raise StorageError(
+                f"the {kind} root at {location.uri} is not complete: its table {table.uri} has no "
+                "row. Start its brokers, which complete a new root; if it was in use, restore the "
+                "newest commit of that table from an earlier version of the file "
+                "(docs/damaged-tables.md)"
+            )
         raise StorageError(
             f"there is no {kind} root at {location.uri}: check the path, or create the cluster "
             "by starting its brokers"

@@ -40,8 +40,10 @@ from sparklog.storage.damaged_commits import (
     with_info_checksum,
 )
 from sparklog.storage.delta_log_files import (
+    LOG_FOLDER,
     commit_path,
     has_version,
+    is_checkpoint,
     log_names,
     newest_checkpoint,
 )
@@ -313,6 +315,40 @@ def check_commits(
             # A checkpoint was written meanwhile, and clean-up removed the commits before it.
             number = checkpoint
         number += 1
+
+
+def check_contents(
+    table: Location,
+    contents: Mapping[str, bytes],
+    explains: Callable[[Commit], bool] | None = None,
+    table_id: str | None = None,
+) -> None:
+    """Raise `DamagedError` for a damaged commit among the files of a log that were read.
+
+    A store verifies its objects, but an object may have been replaced by another one. Raises it
+    also for the checkpoint of another table: the commit of its version names the table.
+
+    Parameters: `contents`, the files by name; `explains`, see `read_commit`; `table_id`, the id of
+    the opened table.
+    """
+    newest = newest_checkpoint(contents)
+    for name, text in contents.items():
+        if not has_version(name) or name[20:] != ".json":
+            continue
+        version = int(name[:20])
+        if matches_checksum(text, place_of(table, version), table_id):
+            continue
+        if version > newest:
+            # Raises, unless `explains` accepts the change.
+            commit = parse_commit(table, version, text, explains)
+            try:
+                check_table(commit.table_id, table_id)
+            except MisplacedCommitError as error:
+                raise damaged_commit(table, commit_path(version), error) from error
+        elif version == newest and matches_checksum(text, place_of(table, version)):
+            fault = f"it is of the table with id {table_id}, and the commit of its version is not"
+            part = next(one for one in contents if is_checkpoint(one) and int(one[:20]) == newest)
+            raise DamagedError(f"{table.uri}/{LOG_FOLDER}/{part}", fault, COMMIT_REMEDY)
 
 
 def _read_action(commit: Commit, action: Mapping[str, Any]) -> None:

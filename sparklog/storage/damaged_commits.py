@@ -30,6 +30,9 @@ INFO_CHECKSUM = "sparklogInfoChecksum"
 METADATA_CHECKSUM = "sparklogMetadataChecksum"
 """The field of `commitInfo` with the checksum of the writer's own text."""
 
+_CREATION = "CREATE TABLE"
+"""The operation of the commit that creates a table, which is version 0."""
+
 COMMIT_REMEDY = (
     "run sparklog repair, or restore it from a copy of the root or an earlier version of the file "
     "(docs/damaged-tables.md), or, in a broker's root, stop the broker, move the root away and "
@@ -78,6 +81,9 @@ def check_written(text: bytes, first: Mapping[str, Any], place: str | None = Non
     written_at = info.get(PLACE)
     if place is not None and written_at is not None and written_at != place:
         raise MisplacedCommitError(f"it is another commit: that of {written_at}")
+    if place is not None and info.get("operation") == _CREATION and not place.endswith("/0"):
+        # delta-rs writes it, without a place.
+        raise MisplacedCommitError("it is another commit: that which creates a table")
     checksum = info.get(CHECKSUM)
     if checksum is not None and xxhash.xxh3_64_hexdigest(lines) != checksum:
         raise ValueError("it is cut or changed: its lines do not match their checksum")

@@ -34,6 +34,7 @@ from sparklog.storage.commits import (
     Protocol,
     RemovedFile,
     check_commits,
+    check_contents,
     commit_content,
     commit_properties,
     commit_text,
@@ -156,6 +157,9 @@ class DeltaLog:
         """The versions of the table's app transactions by name: epochs, and versions of tables."""
         # Checked after delta-rs has read the commits, since clean-up may remove them at any time.
         check_commits(self.location, self.version, self._explains, self._named_id())
+        if self._opened.contents is not None:
+            check_contents(self.location, self._opened.contents, self._explains, self._named_id())
+            self._opened = self._opened._replace(contents=None)
         newest = (
             read_commit(self.location, self.version, self._explains, self._named_id())
             if self.location.is_local

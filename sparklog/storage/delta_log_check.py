@@ -76,17 +76,9 @@ def check_log(table: Location) -> LogCheck:
     checkpoint: list[bytes] = []
     while True:
         version, parts = complete_checkpoint(names, last)
-        faults = []
         checkpoint = [table.read_bytes(f"{LOG_FOLDER}/{part}") for part in parts]
-        for part, content in zip(parts, checkpoint, strict=True):
-            files, size_bytes = files + 1, size_bytes + len(content)
-            fault = _checkpoint_fault(content)
-            if fault is not None:
-                faults.append((part, fault))
-        if parts and not faults and not has_copies(table):
-            # Elsewhere bytes are compared with the second copy.
-            fault = checkpoint_fault(dict(zip(parts, checkpoint, strict=True)))
-            faults += [(parts[0], fault)] if fault is not None else []
+        files, size_bytes = files + len(parts), size_bytes + sum(map(len, checkpoint))
+        faults = list(_checkpoint_faults(table, version, dict(zip(parts, checkpoint, strict=True))))
         if not faults:
             break
         damaged += [
@@ -167,6 +159,36 @@ def _ids_in_checkpoint(content: bytes) -> Iterator[str]:
     if "metaData" in read.column_names:
         for metadata in read["metaData"].drop_null().to_pylist():
             yield str(metadata["id"])
+
+
+def _checkpoint_faults(
+    table: Location, version: int, parts: Mapping[str, bytes]
+) -> Iterator[tuple[str, str]]:
+    """Yield the damaged files of a checkpoint with their faults; `parts` has all files by name."""
+    faults = {part: _checkpoint_fault(content) for part, content in parts.items()}
+    damaged = [(part, fault) for part, fault in faults.items() if fault is not None]
+    if damaged or not parts or has_copies(table):
+        # Where there are second copies, bytes are compared with them.
+        yield from damaged
+        return
+    fault = checkpoint_fault(parts) or _fault_by_commit(table, version, list(parts.values()))
+    if fault is not None:
+        yield next(iter(parts)), fault
+
+
+def _fault_by_commit(table: Location, version: int, checkpoint: Sequence[bytes]) -> str | None:
+    """Return the reason why a checkpoint is not of the table of its version's commit, or `None`.
+
+    Clean-up may have removed that commit.
+    """
+    commit = _commit(table, version)
+    if commit is None or commit_fault(commit, place_of(table, version)) is not None:
+        return None
+    named = set(_ids(commit))
+    found = {one for content in checkpoint for one in _ids_in_checkpoint(content)}
+    if not named or not found or named & found:
+        return None
+    return f"it is of another table than the commit of its version: not of {min(named)}"
 
 
 def _of_other_tables(

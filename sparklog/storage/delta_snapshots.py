@@ -43,6 +43,8 @@ class OpenedTable(NamedTuple):
 
     snapshot: DeltaTable
     transactions: Mapping[str, int] | None = None
+    contents: Mapping[str, bytes] | None = None
+    """The files of the log that were read, by name, if the table is on an object store."""
 
     def transaction(self, name: str) -> int | None:
         """Return the version of an app transaction, or `None` if the table does not have it."""
@@ -175,7 +177,8 @@ def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
     # Clients commit to request tables: their content may be anything.
     with suppress(Exception), TemporaryDirectory(prefix="sparklog-") as folder:
         write_log(Path(folder), contents)
-        return OpenedTable(DeltaTable(folder, version=version), _transactions(contents))
+        opened = DeltaTable(folder, version=version)
+        return OpenedTable(opened, _transactions(contents), contents)
     return None
 
 

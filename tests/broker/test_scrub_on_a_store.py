@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from benchmarks.s3_store import Store, running_store
 from sparklog import Admin, Producer
@@ -17,12 +18,13 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.errors import DamagedError
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
-from sparklog.model import STREAM_WRITES
+from sparklog.model import PARTITION_STATE, STREAM_WRITES
 from sparklog.producer.stream_writes import MicroBatch, StreamWrites
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import checkpoint_fault
 from sparklog.storage.delta_checkpoints import write_checkpoint
-from sparklog.storage.delta_log_files import newest_version
+from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, newest_version
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.record_log import RecordLog
@@ -182,6 +184,47 @@ def test_a_checkpoint_that_only_arrow_reads_is_found(on_store: OnStore) -> None:
     assert {one.state for one in repair(on_store.connect())} == {"unrepairable"}
     table.replace(path, content)
     assert scrub(on_store.connect()).findings == []
+
+
+@pytest.mark.parametrize("other", ["the first commit", "the commit before"])
+def test_a_commit_in_the_place_of_another_one_is_refused_at_opening(
+    on_store: OnStore, other: str
+) -> None:
+    """Tables on stores were opened without a look at their commits: a store verifies its objects.
+
+    With an older commit in the place of the newest one, brokers started with the rows of two
+    versions of `partition_state`, and their ticks failed with a `ValueError`. The first commit is
+    delta-rs's own and names no version, so that nothing found it in another place.
+    """
+    table = on_store.root_of_cluster.child("partition_state")
+    version = newest_version(table)
+    path = f"_delta_log/{version:020}.json"
+    content = table.read_bytes(path)
+    before = 0 if other == "the first commit" else version - 1
+    table.replace(path, table.read_bytes(f"_delta_log/{before:020}.json"))
+    with pytest.raises(DamagedError, match=f"{path} is damaged: it is another commit"):
+        ControlTable(on_store.root_of_cluster, PARTITION_STATE)
+    table.replace(path, content)
+    ControlTable(on_store.root_of_cluster, PARTITION_STATE)
+
+
+def test_a_checkpoint_of_another_table_is_found_by_the_commit_of_its_version(
+    on_store: OnStore,
+) -> None:
+    """With another broker's checkpoint of the same columns a table had that broker's rows."""
+    own, others = (on_store.root(one).child("log") for one in (0, 1))
+    version = min(newest_version(one) for one in (own, others))
+    path = f"_delta_log/{version:020}.checkpoint.parquet"
+    for log in (own, others):
+        DeltaTable(log.uri, version, log.store_options).create_checkpoint()
+    own.replace(path, others.read_bytes(path))
+    with pytest.raises(DamagedError, match=f"{path} is damaged: it is of the table with id"):
+        RecordLog(on_store.root(0))
+    assert ("damaged_checkpoint", path) in {(one.kind, one.path) for one in check_log(own).damaged}
+    for log in (own, others):
+        log.remove(path)
+        log.remove(f"_delta_log/{CHECKPOINT_HINT}")
+    assert check_log(own).damaged == []
 
 
 def _refused_by_delta_rs(content: bytes) -> bytes:
