@@ -190,7 +190,7 @@ def test_a_checkpoint_that_only_arrow_reads_is_found(on_store: OnStore) -> None:
 def test_a_commit_in_the_place_of_another_one_is_refused_at_opening(
     on_store: OnStore, other: str
 ) -> None:
-    """Tables on stores were opened without a look at their commits: a store verifies its objects.
+    """Opening a table on a store did not verify its commits, since a store verifies its objects.
 
     With an older commit in the place of the newest one, brokers started with the rows of two
     versions of `partition_state`, and their ticks failed with a `ValueError`. The first commit is

@@ -8,6 +8,11 @@ from random import Random
 
 def flip_bit(file: Path, random: Random) -> None:
     """Change a random bit of a file."""
-    content = bytearray(file.read_bytes())
-    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    file.write_bytes(content)
+    file.write_bytes(flipped(file.read_bytes(), random))
+
+
+def flipped(content: bytes, random: Random) -> bytes:
+    """Return content with a random bit changed."""
+    changed = bytearray(content)
+    changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return bytes(changed)

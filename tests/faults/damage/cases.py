@@ -6,8 +6,7 @@ brokers write new files, so the file is found in the tree when it is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -16,7 +15,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from sparklog.model import FORMAT, LOG, REQUEST_TABLES
-from tests.faults.bit_flips import flip_bit
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER
+from sparklog.storage.local_files import StoredFile
+from sparklog.storage.location import Location
+from tests.faults.bit_flips import flipped
 from tests.faults.damage.sound_cluster import AGES
 
 FILE_KINDS = (
@@ -49,6 +51,8 @@ ROOTS = ("cluster", "broker-0", "broker-1")
 its other tables are those of broker 1, and broker 2 is as broker 1.
 """
 
+_REQUEST_TABLES = frozenset(one.name for one in REQUEST_TABLES)
+
 
 class FileOfTable(NamedTuple):
     """A file of a table of a cluster: its root, its table, its path below the table, its kind."""
@@ -76,43 +80,52 @@ class Case(NamedTuple):
 # --- the files of a cluster -----------------------------------------------------------------------
 
 
-def files_of(cluster: Path, root: str) -> list[FileOfTable]:
+def files_of(cluster: Location, root: str) -> list[FileOfTable]:
     """Return every file below a root, with its kind; raises `ValueError` for one without a kind."""
-    found: list[FileOfTable] = []
-    for table in sorted((cluster / root).iterdir()):
-        if table.is_file():
-            raise ValueError(f"{table} belongs to no table")
-        found += _files_of_table(root, table)
-    return found
+    of_tables: dict[str, list[StoredFile]] = {}
+    for file in cluster.child(root).files():
+        table, slash, path = file.path.partition("/")
+        if not slash:
+            raise ValueError(f"{file.path} in {root} belongs to no table")
+        of_tables.setdefault(table, []).append(file._replace(path=path))
+    return [
+        FileOfTable(root, table, path, kind)
+        for table in sorted(of_tables)
+        for path, kind in _kinds(cluster.child(root).child(table), of_tables[table])
+    ]
 
 
-def _files_of_table(root: str, table: Path) -> Iterator[FileOfTable]:
-    commits = sorted((table / "_delta_log").glob("[0-9]*.json"))
+def _kinds(table: Location, files: Iterable[StoredFile]) -> Iterator[tuple[str, str]]:
+    """Yield the paths of the files of a table with their kinds."""
+    files = sorted(files, key=lambda one: one.path.split("/"))
+    commits = [one.path for one in files if _is_commit(one.path)]
     live = _live(table)
-    batches = [table / one for one, count in live.items() if _is_batch(one) and count == 1]
-    newest = max(batches, key=lambda one: one.stat().st_mtime_ns, default=None)
-    for file in sorted(table.rglob("*")):
-        if file.is_dir():
-            continue
-        path = str(file.relative_to(table))
-        yield FileOfTable(root, table.name, path, _kind(path, file, commits, live, newest))
+    batches = [one for one in files if _is_batch(one.path) and live.get(one.path) == 1]
+    newest = max(batches, key=lambda one: one.modified_at_ms, default=None)
+    for file in files:
+        yield file.path, _kind(file, commits, live, newest)
+
+
+def _is_commit(path: str) -> bool:
+    return path.startswith(f"{LOG_FOLDER}/") and path.endswith(".json")
 
 
 def _kind(
-    path: str, file: Path, commits: Sequence[Path], live: dict[str, int], newest: Path | None
+    file: StoredFile, commits: Sequence[str], live: Mapping[str, int], newest: StoredFile | None
 ) -> str:
+    path = file.path
     if path.startswith("_second_copies/"):
         return "copy of a file"
-    if path.startswith("_delta_log/"):
-        if file.name == "_last_checkpoint":
+    if path.startswith(f"{LOG_FOLDER}/"):
+        if path == f"{LOG_FOLDER}/{CHECKPOINT_HINT}":
             return "checkpoint hint"
-        if file.name.endswith(".checkpoint.parquet"):
+        if path.endswith(".checkpoint.parquet"):
             return "checkpoint"
-        if file not in commits:
-            raise ValueError(f"{file} is no file of a Delta log")
-        if file == commits[-1]:
+        if path not in commits:
+            raise ValueError(f"{path} is no file of a Delta log")
+        if path == commits[-1]:
             return "newest commit"
-        return "first commit" if file == commits[0] else "a commit"
+        return "first commit" if path == commits[0] else "a commit"
     if path not in live:
         return "replaced file"
     if not _is_batch(path):
@@ -126,11 +139,12 @@ def _is_batch(path: str) -> bool:
     return path.startswith("_inbox/")
 
 
-def _live(table: Path) -> dict[str, int]:
+def _live(table: Location) -> dict[str, int]:
     """Return the numbers of records of a table's live files by path."""
-    if table.name in {one.name for one in REQUEST_TABLES}:
+    if table.uri.rsplit("/", 1)[-1] in _REQUEST_TABLES:
         return {}
-    actions = DeltaTable(str(table)).get_add_actions(flatten=True)
+    opened = DeltaTable(table.uri, storage_options=table.store_options)
+    actions = opened.get_add_actions(flatten=True)
     names = actions.schema.names
     return {
         unquote(path): count
@@ -145,40 +159,35 @@ def _live(table: Path) -> dict[str, int]:
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def _remove(file: Path, _: Sequence[Path], __: Random) -> None:
-    file.unlink()
+_Damage = Callable[[bytes, Iterable[bytes], Random], bytes | None]
+"""Returns the new content of a file from its content, those of others of its kind, and a random
+generator; `None` removes the file.
+"""
 
 
-def _empty(file: Path, _: Sequence[Path], __: Random) -> None:
-    file.write_bytes(b"")
+def _cut(content: bytes, _: Iterable[bytes], __: Random) -> bytes:
+    return content[: len(content) // 2]
 
 
-def _cut(file: Path, _: Sequence[Path], __: Random) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
+def _flip(content: bytes, _: Iterable[bytes], random: Random) -> bytes:
+    return flipped(content, random)
 
 
-def _flip(file: Path, _: Sequence[Path], random: Random) -> None:
-    flip_bit(file, random)
+def _replace(content: bytes, others: Iterable[bytes], random: Random) -> bytes:
+    different = [one for one in others if one != content]
+    return random.choice(different) if different else content
 
 
-def _replace(file: Path, others: Sequence[Path], random: Random) -> None:
-    content = file.read_bytes()
-    different = [one for one in others if one.read_bytes() != content]
-    if different:
-        file.write_bytes(random.choice(different).read_bytes())
-
-
-DAMAGES: dict[str, Callable[[Path, Sequence[Path], Random], None]] = {
-    "removed": _remove,
-    "emptied": _empty,
+DAMAGES: dict[str, _Damage] = {
+    "removed": lambda *_: None,
+    "emptied": lambda *_: b"",
     "cut": _cut,
     "flipped": _flip,
     "replaced by an older one": _replace,
     "replaced by another table's": _replace,
     ANOTHER_BROKERS: _replace,
 }
-"""The kinds of damage: functions of the file, of others of its kind, and of a random generator."""
+"""The kinds of damage."""
 
 
 def replacements(files: Sequence[FileOfTable], file: FileOfTable, damage: str) -> list[FileOfTable]:
@@ -205,7 +214,15 @@ def _replacement_group(kind: str) -> str:
     return "data" if kind in ("live file", "replaced file") else kind
 
 
-def inflict(cluster: Path, case: Case, seed: int) -> FileOfTable | None:
+class Damaged(NamedTuple):
+    """A damaged file: its content before, and after; `None` if it was removed."""
+
+    file: FileOfTable
+    before: bytes
+    after: bytes | None
+
+
+def inflict(cluster: Location, case: Case, seed: int) -> Damaged | None:
     """Damage a file of the case's kind; return it, or `None` if there is no such file."""
     files = [one for root in ROOTS for one in files_of(cluster, root)]
     fitting = [
@@ -217,40 +234,51 @@ def inflict(cluster: Path, case: Case, seed: int) -> FileOfTable | None:
         return None
     random = Random(f"{seed}/{case}")
     file = fitting[random.randrange(len(fitting))]
-    path = path_of(cluster, file)
-    others = [path_of(cluster, one) for one in replacements(files, file, case.damage)]
-    before = path.read_bytes()
-    DAMAGES[case.damage](path, others, random)
-    is_changed = not path.exists() or path.read_bytes() != before
-    return file if is_changed else None
+    before = read(cluster, file)
+    others = (read(cluster, one) for one in replacements(files, file, case.damage))
+    after = DAMAGES[case.damage](before, others, random)
+    if after == before:
+        return None
+    if after is None:
+        table_of(cluster, file).remove(file.path)
+    else:
+        table_of(cluster, file).replace(file.path, after)
+    return Damaged(file, before, after)
 
 
-def is_needed(cluster: Path, file: FileOfTable) -> bool:
+def is_needed(cluster: Location, file: FileOfTable) -> bool:
     """Return whether a file that was damaged before belongs to the newest version of its table.
 
     A table that cannot be opened needs it. Requests are not read again once they are taken.
     """
-    log = cluster / file.root / file.table / "_delta_log"
-    if file.kind in UNREAD_KINDS or file.table in {one.name for one in REQUEST_TABLES}:
+    if file.kind in UNREAD_KINDS or file.table in _REQUEST_TABLES:
         return False
-    newest = max((int(one.name[:20]) for one in log.glob("*.checkpoint*.parquet")), default=-1)
+    table = table_of(cluster, file)
+    checkpoints = [one for one in table.names(LOG_FOLDER) if ".checkpoint" in one]
+    newest = max((int(one[:20]) for one in checkpoints if one.endswith(".parquet")), default=-1)
+    name = file.path.rsplit("/", 1)[-1]
     if file.kind == "checkpoint":
-        return int(Path(file.path).name[:20]) >= newest
-    if file.path.startswith("_delta_log/"):
-        return int(Path(file.path).name[:20]) > newest
+        return int(name[:20]) >= newest
+    if file.path.startswith(f"{LOG_FOLDER}/"):
+        return int(name[:20]) > newest
     try:
-        return file.path in _live(log.parent)
+        return file.path in _live(table)
     except (DeltaError, OSError):
         return True
 
 
-def path_of(cluster: Path, file: FileOfTable) -> Path:
-    """Return the path of a file."""
-    return cluster / file.root / file.table / file.path
+def table_of(cluster: Location, file: FileOfTable) -> Location:
+    """Return the location of the table of a file."""
+    return cluster.child(file.root).child(file.table)
 
 
-def all_cases(trees: dict[str, Path]) -> list[Case]:
-    """Return every case of the sound clusters, whose folders are `trees` by age."""
+def read(cluster: Location, file: FileOfTable) -> bytes:
+    """Return the content of a file."""
+    return table_of(cluster, file).read_bytes(file.path)
+
+
+def all_cases(trees: Mapping[str, Location]) -> list[Case]:
+    """Return every case of the sound clusters, whose locations are `trees` by age."""
     cases: dict[Case, None] = {}
     for age in AGES:
         for root in ROOTS:

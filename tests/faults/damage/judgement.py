@@ -11,14 +11,26 @@ from typing import Literal, NamedTuple
 
 from sparklog.storage.file_copies import WITHOUT_COPIES
 from tests.faults.damage.sound_cluster import BROKERS, COMMITTED_OFFSET, PARTITIONS
-from tests.faults.damage.trial import Observed, Trial
+from tests.faults.damage.trial import Observed, Trial, is_finding
 
-Verdict = Literal["kept", "traceback", "lost", "silent", "too much", "not repaired"]
-"""kept: the promise is kept. traceback: a process raised an exception that it does not expect.
-lost: an acknowledged record or a committed offset is gone after the repair. silent: nothing named a
-damaged file that is read. too much: damage to a replica cost another one, or clients. not repaired:
-after the command something is still damaged, out of sync or refused.
+Verdict = Literal[
+    "kept", "by hand", "unnoticed", "traceback", "lost", "silent", "too much", "not repaired"
+]
+"""The verdicts of a case; by hand and unnoticed exist on object stores only.
+
+kept: the promise is kept. by hand: it is kept by the remedy that the commands have named, since
+files of tables have no second copies there (docs/damaged-tables.md). unnoticed: nothing can show
+the damage, see `_is_unnoticed`; at most the last change of a table is lost, which the outcome says.
+traceback: a process raised an exception that it does not expect. lost: an acknowledged record or a
+committed offset is gone after the repair. silent: nothing named a damaged file that is read. too
+much: damage to a replica cost another one, or clients. not repaired: after the command something is
+still damaged, out of sync or refused.
 """
+
+KNOWN: frozenset[Verdict] = frozenset({"kept", "by hand", "unnoticed"})
+"""The verdicts of cases whose outcome is documented as the right one."""
+
+LAST_CHANGE_LOST = "its last change is lost"
 
 
 class Outcome(NamedTuple):
@@ -36,6 +48,9 @@ class Outcome(NamedTuple):
 def judge(trial: Trial) -> Outcome:
     """Return the outcome of a trial."""
     after = sorted(set(_problems(trial)))
+    verdict = _verdict(trial, after)
+    if verdict == "unnoticed" and trial.case.damage == "removed":
+        after = [LAST_CHANGE_LOST, *after]
     return Outcome(
         brokers=_brokers(trial),
         clients=_clients(trial.damaged),
@@ -43,13 +58,15 @@ def judge(trial: Trial) -> Outcome:
         scrub=_scrub(trial),
         repair=_repair(trial),
         after="; ".join(after) or "sound",
-        verdict=_verdict(trial, after),
+        verdict=verdict,
     )
 
 
 def _verdict(trial: Trial, after: list[str]) -> Verdict:
     if trial.damaged.tracebacks or trial.repaired.tracebacks or trial.restarted.tracebacks:
         return "traceback"
+    if _is_unnoticed(trial, after):
+        return "unnoticed"
     if any(one.startswith("lost") for one in after):
         return "lost"
     # An older state of a table that its owner writes again is a sound one, without an effect.
@@ -58,7 +75,24 @@ def _verdict(trial: Trial, after: list[str]) -> Verdict:
         return "silent"
     if _too_much(trial):
         return "too much"
-    return "not repaired" if after else "kept"
+    if after:
+        return "not repaired"
+    return "by hand" if trial.by_hand else "kept"
+
+
+def _is_unnoticed(trial: Trial, after: list[str]) -> bool:
+    """Return whether damage to an object of a table was one that nothing can show.
+
+    A table without its newest commit is a sound table of the version before, unless a journal
+    carries the version. A checkpoint of Delta has no checksum, so a flipped bit may change nothing
+    that is needed. In local folders second copies show both.
+    """
+    case = trial.case
+    if trial.storage == "folder" or not trial.is_read or _is_named(trial):
+        return False
+    if (case.kind, case.damage) == ("newest commit", "removed"):
+        return set(after) <= {"lost: a committed offset"}
+    return (case.kind, case.damage) == ("checkpoint", "flipped") and not after
 
 
 # --- the damaged cluster --------------------------------------------------------------------------
@@ -123,14 +157,19 @@ def _is_named(trial: Trial) -> bool:
 def _scrub(trial: Trial) -> str:
     if not trial.scrub:
         return "clean"
-    faults = {line.split()[0] for line in trial.scrub if re.match(r"[a-z_]+ /", line)}
+    faults = {line.split()[0] for line in trial.scrub if is_finding(line)}
     if faults:
         return ", ".join(sorted(faults))
     return "names it" if any(_mentions(trial, one) for one in trial.scrub) else "other findings"
 
 
 def _repair(trial: Trial) -> str:
-    states = {line.split()[0] for line in trial.repair if re.match(r"[a-z]+ [a-z_]+ /", line)}
+    told = _repair_alone(trial)
+    return f"{told}, {trial.by_hand}" if trial.by_hand else told
+
+
+def _repair_alone(trial: Trial) -> str:
+    states = {line.split()[0] for line in trial.repair if is_finding(line.partition(" ")[2])}
     if states:
         return ", ".join(sorted(states))
     if not trial.repair:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.queues
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.damage.cases import Case, all_cases
 from tests.faults.damage.judgement import Outcome, judge
 from tests.faults.damage.sound_cluster import Place
+from tests.faults.damage.storage import StorageKind, new_storage
 from tests.faults.damage.trial import play
-
-MEMORY = Path("/dev/shm")
-"""A file system in memory, where it exists: clusters are copied once for each case."""
 
 
 class Result(NamedTuple):
@@ -46,15 +43,11 @@ def read_results(file: Path) -> list[Result]:
     return results
 
 
-def new_place() -> Place:
-    """Return a folder with the sound clusters; the caller removes it by `remove_place`."""
-    within = MEMORY if MEMORY.is_dir() else None
-    return Place(Path(tempfile.mkdtemp(prefix="sparklog-damage-", dir=within)))
-
-
-def remove_place(place: Place) -> None:
-    """Remove a folder that `new_place` has made."""
-    shutil.rmtree(place.root.parent, ignore_errors=True)
+@contextmanager
+def new_place(kind: StorageKind = "folder") -> Iterator[Place]:
+    """Yield a new storage with the sound clusters, which is removed when the block ends."""
+    with new_storage(kind) as storage:
+        yield Place(storage)
 
 
 def cases_of(place: Place, matches: Sequence[str] = ()) -> list[Case]:
@@ -78,12 +71,20 @@ def sample(cases: Sequence[Case], count: int) -> list[Case]:
     return chosen
 
 
-def run(cases: Sequence[Case], seed: int, processes: int, done: Callable[[Result], object]) -> None:
+def run(
+    kind: StorageKind,
+    cases: Sequence[Case],
+    seed: int,
+    processes: int,
+    done: Callable[[Result], object],
+) -> None:
     """Play cases in processes of their own; call `done` with each result."""
     shares = [cases[number::processes] for number in range(processes)]
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    workers = [context.Process(target=_play_share, args=(share, seed, results)) for share in shares]
+    workers = [
+        context.Process(target=_play_share, args=(kind, share, seed, results)) for share in shares
+    ]
     for worker in workers:
         worker.start()
     running = len(workers)
@@ -98,14 +99,16 @@ def run(cases: Sequence[Case], seed: int, processes: int, done: Callable[[Result
 
 
 def _play_share(
-    cases: Sequence[Case], seed: int, results: multiprocessing.queues.SimpleQueue[Result | None]
+    kind: StorageKind,
+    cases: Sequence[Case],
+    seed: int,
+    results: multiprocessing.queues.SimpleQueue[Result | None],
 ) -> None:
-    place = new_place()
     try:
-        for case in cases:
-            trial = play(place, case, seed)
-            if trial is not None:
-                results.put(Result(case, judge(trial)))
+        with new_place(kind) as place:
+            for case in cases:
+                trial = play(place, case, seed)
+                if trial is not None:
+                    results.put(Result(case, judge(trial)))
     finally:
-        remove_place(place)
         results.put(None)

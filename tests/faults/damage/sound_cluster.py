@@ -6,9 +6,6 @@ has a Delta checkpoint with two commits after it, and clean-up has removed the c
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 from deltalake import DeltaTable
 
 from sparklog.cluster.admin import Admin
@@ -30,8 +27,10 @@ from sparklog.producer.stream_writes import MicroBatch, SentFile, StreamWrites
 from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import await_checkpoints, write_checkpoint
+from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
+from tests.faults.damage.storage import Storage
 
 BROKERS = (0, 1, 2)
 START_MS = 1_000_000
@@ -59,9 +58,15 @@ def tables_of(root: str) -> tuple[str, ...]:
     return (FORMAT.name, *(one.name for one in of_root))
 
 
-def build(root: Path, age: str) -> None:
-    """Build a cluster of `age` in a folder, and stop its brokers."""
-    cluster = LocalCluster(root, BROKERS, config=SETTINGS, start_ms=START_MS)
+def build(storage: Storage, age: str) -> None:
+    """Build a cluster of `age` at the place of a storage, and stop its brokers."""
+    cluster = LocalCluster(
+        storage.place.uri,
+        BROKERS,
+        config=SETTINGS,
+        storage_options=storage.options,
+        start_ms=START_MS,
+    )
     cluster.create_topic("plain", assignment=_ASSIGNMENT, configs={"min.insync.replicas": "2"})
     cluster.create_topic("compacted", assignment={0: [1, 2, 0]}, configs=_COMPACTED)
     cluster.tick_until_idle()
@@ -69,7 +74,10 @@ def build(root: Path, age: str) -> None:
     _lose_uncommitted_records(cluster)
     _repair_a_file(cluster)
     if age == "grown":
-        _clean_up(cluster.root)
+        _clean_up(storage.place)
+        if not storage.place.is_local:
+            # Processes on object stores rely on the ten minutes for which clean-up keeps commits.
+            _restart(cluster)
     for number in (1, 2):
         _work(cluster, number)
     for broker in cluster.brokers.values():
@@ -146,58 +154,64 @@ def _lose_uncommitted_records(cluster: LocalCluster) -> None:
 
 def _repair_a_file(cluster: LocalCluster) -> None:
     """Damage a batch file and have it repaired, so that `repairs` has a row."""
-    file = next(Path(cluster.root, "broker-2", "log", "_inbox").glob("*.parquet"))
-    file.write_bytes(b"")
+    log = cluster.location(2).child("log")
+    name = next(one for one in log.names("_inbox") if one.endswith(".parquet"))
+    log.replace(f"_inbox/{name}", b"")
     scrub(cluster.connection, clock=cluster.clock)
     repair(cluster.connection, clock=cluster.clock)
 
 
-def _clean_up(root: Path) -> None:
+def _restart(cluster: LocalCluster) -> None:
+    for broker in BROKERS:
+        cluster.crash(broker)
+        cluster.restart(broker)
+    cluster.reconnect()
+    cluster.tick_until_idle()
+
+
+def _clean_up(place: Location) -> None:
     """Write the checkpoint of each table, and remove the commits before it, as clean-up does.
 
     The table `format` has two commits in its life, and never a checkpoint.
     """
     await_checkpoints()
-    for log in sorted(root.glob("*/*/_delta_log")):
-        if log.parent.name == FORMAT.name:
+    roots = [place.child(name) for name in place.names()]
+    for table in [root.child(name) for root in roots for name in root.names()]:
+        if table.uri.endswith(f"/{FORMAT.name}"):
             continue
-        write_checkpoint(Location.of(str(log.parent)))
-        version = DeltaTable(str(log.parent)).version()
-        for commit in log.glob("[0-9]*.json"):
-            if int(commit.stem) < version:
-                commit.unlink()
+        write_checkpoint(table)
+        version = DeltaTable(table.uri, storage_options=table.store_options).version()
+        table.remove_all(
+            [
+                f"{LOG_FOLDER}/{name}"
+                for name in table.names(LOG_FOLDER)
+                if name.endswith(".json") and has_version(name) and int(name[:20]) < version
+            ]
+        )
 
 
 class Place:
-    """A folder with both sound clusters, and the one path at which a copy of either is damaged.
+    """The place of a storage at which copies of both sound clusters are damaged."""
 
-    The tables of a cluster name the paths of its roots, so each copy is at the same path.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "cluster"
-        self._folder = folder
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
         self._values: dict[str, dict[TopicPartition, list[bytes | None]]] = {}
         for age in AGES:
-            saved = self._saved(age)
-            if not saved.exists():
-                shutil.rmtree(self.root, ignore_errors=True)
-                build(self.root, age)
-                self.root.rename(saved)
-
-    def _saved(self, age: str) -> Path:
-        return self._folder / age
+            build(storage, age)
+            storage.save(age)
 
     @property
-    def trees(self) -> dict[str, Path]:
-        """The folders of the sound clusters by age."""
-        return {age: self._saved(age) for age in AGES}
+    def trees(self) -> dict[str, Location]:
+        """The locations of the sound clusters by age."""
+        return {age: self.storage.saved(age) for age in AGES}
 
     def values(self, age: str) -> dict[TopicPartition, list[bytes | None]]:
         """Return the committed values of a sound cluster by partition, in the order of offsets."""
         if age not in self._values:
-            self.restore(age)
-            with Consumer(str(self.root / "cluster"), auto_offset_reset="earliest") as consumer:
+            root = self.restore(age).child("cluster")
+            with Consumer(
+                root.uri, storage_options=self.storage.options, auto_offset_reset="earliest"
+            ) as consumer:
                 consumer.assign(list(PARTITIONS))
                 found: dict[TopicPartition, list[bytes | None]] = {}
                 while polled := consumer.poll(timeout_ms=0):
@@ -206,8 +220,7 @@ class Place:
             self._values[age] = found
         return self._values[age]
 
-    def restore(self, age: str) -> Path:
-        """Put a copy of a sound cluster in place; return its folder."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        shutil.copytree(self._saved(age), self.root)
-        return self.root
+    def restore(self, age: str) -> Location:
+        """Put a copy of a sound cluster in place; return its location."""
+        self.storage.restore(age)
+        return self.storage.place

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.faults.damage.cases import DAMAGES, FILE_KINDS, STATES
 from tests.faults.damage.matrix import Result
+from tests.faults.damage.storage import StorageKind
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "damage.md"
-BEGIN, END = "<!-- outcomes: begin -->\n", "<!-- outcomes: end -->\n"
+_MARKS: dict[StorageKind, tuple[str, str]] = {
+    "folder": ("<!-- outcomes: begin -->\n", "<!-- outcomes: end -->\n"),
+    "s3": ("<!-- outcomes on stores: begin -->\n", "<!-- outcomes on stores: end -->\n"),
+}
+"""The lines before and after the tables of a kind of storage."""
 
 _HEAD = (
     "| file | tables | damage | brokers | clients | audit | scrub | repair | afterwards |\n"
@@ -23,21 +29,34 @@ _TITLES = {
 }
 
 
-def outcome_tables(results: Sequence[Result]) -> str:
+def outcome_tables(results: Sequence[Result], kind: StorageKind) -> str:
     """Return a table for each kind of root and state, with a row for each outcome of a file."""
-    text = ""
+    text = "" if kind == "folder" else _counts(results)
     for root in ("cluster", "broker"):
         for state in STATES:
             of_table = [
                 one for one in results if one.case.root.startswith(root) and one.case.state == state
             ]
             if of_table:
-                text += f"\n### Files of {_TITLES[root]}, {_TITLES[state]}\n\n{_HEAD}"
-                text += "".join(_rows(of_table))
+                where = "" if kind == "folder" else "On an object store: "
+                what = "Files" if kind == "folder" else "files"
+                text += f"\n### {where}{what} of {_TITLES[root]}, {_TITLES[state]}\n\n{_HEAD}"
+                text += "".join(_rows(of_table, abbreviates=kind == "folder"))
     return text + "\n"
 
 
-def _rows(results: Sequence[Result]) -> Iterable[str]:
+def _counts(results: Sequence[Result]) -> str:
+    """Return a sentence with the number of cases by verdict."""
+    counts = Counter(one.outcome.verdict for one in results)
+    return (
+        f"\nSo far {len(results)} cases were played, drawn from all files: {counts['kept']} end as "
+        f"in local folders, {counts['by hand']} by a\nremedy that an operator carries out, and "
+        f"{counts['unnoticed']} unnoticed.\n"
+    )
+
+
+def _rows(results: Sequence[Result], *, abbreviates: bool) -> Iterable[str]:
+    """Yield the rows of one table; a sample of the cases names its tables and damages."""
     every = {one.case.damage for one in results}
     for kind in FILE_KINDS:
         of_kind = [one for one in results if one.case.kind == kind]
@@ -47,17 +66,18 @@ def _rows(results: Sequence[Result]) -> Iterable[str]:
             groups.setdefault(one.outcome[:-1], []).append(one)
         for outcome, members in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
             named = {one.case.table for one in members}
-            is_all = named == tables and len(tables) > 1
+            is_all = abbreviates and named == tables and len(tables) > 1
             of = f"all {len(tables)}" if is_all else ", ".join(f"`{one}`" for one in sorted(named))
             damages = {one.case.damage for one in members}
             how = ", ".join(one for one in DAMAGES if one in damages)
-            if damages == every:
+            if abbreviates and damages == every:
                 how = "all"
             yield f"| {kind} | {of} | {how} | {' | '.join(outcome)} |\n"
 
 
-def with_tables(document: str, results: Sequence[Result]) -> str:
+def with_tables(document: str, results: Sequence[Result], kind: StorageKind) -> str:
     """Return the text of the document with the tables of these results."""
-    before, _, rest = document.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{outcome_tables(results)}{END}{after}"
+    begin, end = _MARKS[kind]
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}{outcome_tables(results, kind)}{end}{after}"

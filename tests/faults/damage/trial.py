@@ -6,12 +6,12 @@ Nothing is judged here: the trial notes what each process did and said.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from deltalake.exceptions import DeltaError
 
@@ -34,7 +34,14 @@ from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.delta_checkpoints import await_checkpoints
 from sparklog.storage.location import Location, one_line
 from sparklog.testing import ManualClock
-from tests.faults.damage.cases import Case, FileOfTable, inflict, is_needed
+from tests.faults.damage.cases import (
+    Case,
+    Damaged,
+    FileOfTable,
+    inflict,
+    is_needed,
+    table_of,
+)
 from tests.faults.damage.sound_cluster import (
     BROKERS,
     COMMITTED_OFFSET,
@@ -44,6 +51,7 @@ from tests.faults.damage.sound_cluster import (
     SETTINGS,
     Place,
 )
+from tests.faults.damage.storage import Storage, StorageKind
 
 KNOWN_ERRORS = (SparklogError, DeltaError, OSError)
 """The exceptions that processes report in one line. Any other one is a traceback."""
@@ -53,6 +61,20 @@ _ROUNDS = 40
 
 _ROUND_MS = 4_000
 """The time between two of the periods in which brokers verify their tables."""
+
+Remedy = Literal["earlier version put back", "broker restarted"]
+"""The remedies of an operator. Earlier version put back: one command of the store copies an earlier
+version of the object, as of a bucket with versions, or that of a backup, to its place.
+"""
+
+EARLIER_VERSION = "earlier version"
+"""The words by which messages name an earlier version of the object as the remedy."""
+
+_DONE = ("repaired ", "requested ", "refilling ", "gone ")
+"""The states of findings that need no operator."""
+
+_FINDING = re.compile(r"[a-z_]+ (?:/|s3://)")
+"""A finding of a scrub, as `Processes.scrub` prints it."""
 
 _Result = TypeVar("_Result")
 _Values = dict[TopicPartition, list[bytes | None]]
@@ -90,6 +112,7 @@ class Trial:
     """The course of a case."""
 
     case: Case
+    storage: StorageKind
     file: FileOfTable
     is_read: bool
     """Whether the damaged file belonged to the newest version of its table at the scrub."""
@@ -99,6 +122,8 @@ class Trial:
     audit: list[str]
     scrub: list[str]
     repair: list[str]
+    by_hand: Remedy | None
+    """The remedy that an operator has carried out, as the repair has left it to one."""
     repaired: Observed
     audit_after: list[str]
     scrub_after: list[str]
@@ -109,20 +134,24 @@ class Trial:
 class Processes:
     """Three brokers and their clients in this process, each of which may fail by itself."""
 
-    def __init__(self, root: Path, start_ms: int = DAMAGED_AT_MS) -> None:
-        self.root = root
+    def __init__(self, storage: Storage, start_ms: int = DAMAGED_AT_MS) -> None:
+        self._options = storage.options
+        self._place = storage.place
         self._settings = parse(Settings, SETTINGS, "the cluster")
         self._rules = rules_of(self._settings, None)
-        self._execution = execution_of(self._settings, None, None)
+        self._execution = execution_of(self._settings, None, self._options)
         self._observations = Observations()
         self.brokers: dict[int, Broker] = {}
         self.clock = ManualClock(start_ms, self._poll, self._heartbeat)
         self.observed = Observed()
 
     @property
-    def uri(self) -> str:
-        """The URI of the cluster root."""
-        return str(self.root / "cluster")
+    def root(self) -> Location:
+        """The cluster root."""
+        return self._place.child("cluster")
+
+    def _connect(self) -> Connection:
+        return Connection(self.root.uri, storage_options=self._options)
 
     def attempt(self, name: str, action: Callable[[], _Result]) -> _Result | None:
         """Call an action; note its error, or its traceback."""
@@ -154,12 +183,13 @@ class Processes:
     def _broker(self, broker_id: int) -> Broker:
         return Broker(
             broker_id,
-            Location.of(self.uri),
-            [Location.of(str(self.root / f"broker-{broker_id}"))],
+            self.root,
+            [self._place.child(f"broker-{broker_id}")],
             rules=self._rules,
             execution=self._execution,
             clock=self.clock,
             settings=self._settings,
+            storage_options=self._options,
             observations=self._observations,
         )
 
@@ -181,6 +211,21 @@ class Processes:
         for _ in range(rounds):
             self.clock.advance(_ROUND_MS)
             self.tick()
+
+    def await_in_sync(self) -> None:
+        """Let time pass until all replicas are in sync; note only replicas that leave later.
+
+        A replica that was refilled joins within the time in which followers count as lagging. On
+        object stores some work is done by threads beside the ticks.
+        """
+        for _ in range(self._settings.replica_lag_time_max_ms // _ROUND_MS):
+            self.observed.out_of_sync.clear()
+            self._note_isr()
+            if not self.observed.out_of_sync:
+                return
+            self.clock.advance(_ROUND_MS)
+            self.tick()
+        self.observed.out_of_sync.clear()
 
     def _poll(self) -> None:
         for broker_id, broker in list(self.brokers.items()):
@@ -214,7 +259,7 @@ class Processes:
 
     def _produce(self, label: str) -> None:
         pending: dict[TopicPartition, tuple[bytes, PendingProduce]] = {}
-        connection = self.attempt("produce", lambda: Connection(self.uri))
+        connection = self.attempt("produce", self._connect)
         if connection is None:
             return
         for of in PARTITIONS:
@@ -246,7 +291,7 @@ class Processes:
         return client.send([RequestedBatch(state, writer.close())], "all", 30_000)
 
     def _consume(self) -> None:
-        with Consumer(self.uri, auto_offset_reset="earliest") as consumer:
+        with Consumer(self._connect(), auto_offset_reset="earliest") as consumer:
             consumer.assign(list(PARTITIONS))
             idle = 0
             while idle < 3:
@@ -257,7 +302,7 @@ class Processes:
                     values += [one.value for one in records]
 
     def _read_offset(self) -> None:
-        connection = Connection(self.uri)
+        connection = self._connect()
         key = TopicIdPartition(connection.metadata().topic("plain").topic_id, 0)
         committed = CommittedOffsets(connection.root.consumer_offsets, self.clock).fetch(GROUP)
         self.observed.committed = committed[key].offset if key in committed else None
@@ -266,13 +311,13 @@ class Processes:
 
     def audit(self) -> list[str]:
         """Run the audit; return its lines."""
-        return self._command("audit", lambda: [str(one) for one in audit(Connection(self.uri))])
+        return self._command("audit", lambda: [str(one) for one in audit(self._connect())])
 
     def scrub(self) -> list[str]:
         """Run a scrub; return its findings."""
 
         def lines() -> list[str]:
-            report = scrub(Connection(self.uri), restart=True, clock=self.clock)
+            report = scrub(self._connect(), restart=True, clock=self.clock)
             found = [
                 f"{one.fault} {one.root}/{one.table_name} {one.path}" for one in report.findings
             ]
@@ -284,8 +329,8 @@ class Processes:
         """Run the command repair; return the outcomes of its findings."""
 
         def lines() -> list[str]:
-            done = restore_cluster_root(Location.of(self.uri))
-            done += repair(Connection(self.uri), clock=self.clock)
+            done = restore_cluster_root(self.root)
+            done += repair(self._connect(), clock=self.clock)
             return [
                 f"{one.state} {one.fault} {one.root}/{one.table_name} {one.path}: {one.outcome}"
                 for one in done
@@ -303,10 +348,15 @@ class Processes:
             return [f"traceback: {type(error).__name__}: {one_line(error)}"]
 
 
+def is_finding(line: str) -> bool:
+    """Return whether a line of a scrub is a finding, and not an error or an unreadable object."""
+    return _FINDING.match(line) is not None
+
+
 def play(place: Place, case: Case, seed: int) -> Trial | None:
     """Play a case; return its course, or `None` if the cluster has no file to be damaged."""
-    root = place.restore(case.age)
-    processes = Processes(root)
+    cluster = place.restore(case.age)
+    processes = Processes(place.storage)
     with _logged(processes):
         if case.state == "at work":
             processes.start()
@@ -318,21 +368,23 @@ def play(place: Place, case: Case, seed: int) -> Trial | None:
             processes.observed = Observed()
         else:
             before = place.values(case.age)
-        file = inflict(root, case, seed)
-        if file is None:
+        damage = inflict(cluster, case, seed)
+        if damage is None:
             return None
         processes.start()
         processes.pass_time()
         processes.use("damaged")
-        is_read = is_needed(root, file)
+        is_read = is_needed(cluster, damage.file)
         damaged, audited, scrubbed = processes.observed, processes.audit(), processes.scrub()
         processes.observed = Observed()
         outcome = processes.repair()
+        by_hand = None
+        if place.storage.kind == "s3":
+            by_hand = _by_hand(processes, cluster, damage, [*scrubbed, *outcome])
         # Whatever supervises the brokers starts those that have ended.
         processes.start()
         processes.pass_time()
-        # A replica that was refilled joins within the time in which followers count as lagging.
-        processes.observed.out_of_sync.clear()
+        processes.await_in_sync()
         processes.use("repaired")
         repaired, audit_after, scrub_after = (
             processes.observed,
@@ -345,23 +397,47 @@ def play(place: Place, case: Case, seed: int) -> Trial | None:
             processes.observed = restarted = Observed()
             processes.restart()
             processes.pass_time(1)
-            processes.observed.out_of_sync.clear()
+            processes.await_in_sync()
             processes.use("restarted")
         await_checkpoints()
         return Trial(
             case,
-            file,
+            place.storage.kind,
+            damage.file,
             is_read,
             before,
             damaged,
             audited,
             scrubbed,
             outcome,
+            by_hand,
             repaired,
             audit_after,
             scrub_after,
             restarted,
         )
+
+
+def _by_hand(
+    processes: Processes, cluster: Location, damage: Damaged, said: Sequence[str]
+) -> Remedy | None:
+    """Do what the commands name as the remedy of damage that `sparklog repair` cannot repair.
+
+    Parameters: `said`, the lines of the scrub and the repair. Returns `None` if they leave nothing
+    to an operator, or if the object has changed since it was damaged.
+    """
+    left = " ".join(one for one in said if not one.startswith(_DONE) and not is_finding(one))
+    table, path = table_of(cluster, damage.file), damage.file.path
+    if EARLIER_VERSION in left:
+        found = table.read_bytes(path) if table.exists(path) else None
+        if found != damage.after:
+            return None
+        table.replace(path, damage.before)
+        return "earlier version put back"
+    if "restart the broker" in left:
+        processes.brokers.pop(int(damage.file.root.removeprefix("broker-")), None)
+        return "broker restarted"
+    return None
 
 
 @contextmanager
