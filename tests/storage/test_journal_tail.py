@@ -47,15 +47,17 @@ def test_has_the_rows_of_the_journal(tmp_path: Path) -> None:
 
 def test_is_not_in_place_after_its_root_was_replaced(tmp_path: Path) -> None:
     """A restored root has another commit at the version, or none."""
-    LocalCluster(tmp_path, [0])
-    root = Location.of(f"{tmp_path}/broker-0")
-    tail = JournalTail(root)
+    for name in ("one", "other"):
+        LocalCluster(tmp_path / name, [0])
+    tail = JournalTail(Location.of(f"{tmp_path}/one/broker-0"))
     assert tail.is_in_place()
-    newest = Path(root.uri, LOG.name, commit_path(tail.newest.commit.version))
-    before = newest.with_name(f"{tail.newest.commit.version - 1:020}.json")
+    newest, other = (
+        Path(tmp_path, name, "broker-0", LOG.name, commit_path(tail.newest.commit.version))
+        for name in ("one", "other")
+    )
     newest.unlink()
     assert not tail.is_in_place()
-    newest.write_bytes(before.read_bytes())
+    newest.write_bytes(other.read_bytes())
     assert not tail.is_in_place()
 
 
