@@ -25,6 +25,7 @@ from tests.faults.damage.matrix import (
     run,
     sample,
 )
+from tests.faults.damage.pairs import play_pair, verdicts
 from tests.faults.damage.storage import StorageKind
 from tests.faults.damage.table import DOCUMENT, with_tables
 
@@ -34,6 +35,9 @@ RESULTS: dict[StorageKind, Path] = {
     "s3": _FOLDER / "damage_on_stores.jsonl",
 }
 """The files of the outcomes by kind of storage."""
+
+PAIRS = _FOLDER / "damage_pairs.jsonl"
+"""The file of the verdicts of pairs."""
 
 
 def main(
@@ -47,8 +51,13 @@ def main(
     processes: Annotated[int, typer.Option(help="Cases that are played in parallel.")] = 1,
     storage: Annotated[StorageKind, typer.Option(help="The storage of the cluster.")] = "folder",
     results: Annotated[Path | None, typer.Option(help="The file of the outcomes.")] = None,
+    pairs: Annotated[
+        int, typer.Option(help="Play this number of random pairs in folders instead.")
+    ] = 0,
 ) -> None:
     """Play the cases whose outcome is not in the file yet; exit with 1 if a promise is broken."""
+    if pairs:
+        raise typer.Exit(_play_pairs(range(seed, seed + pairs), results or PAIRS))
     of_storage = RESULTS[storage]
     results = results or of_storage
     with new_place(storage) as place:
@@ -75,9 +84,26 @@ def main(
         document = DOCUMENT.read_text(encoding="utf-8")
         text = with_tables(document, read_results(results), storage)
         DOCUMENT.write_text(text, encoding="utf-8")
-    verdicts = Counter(one.outcome.verdict for one in found)
-    typer.echo(f"{len(found)} cases: {dict(verdicts.most_common())}")
-    raise typer.Exit(not verdicts.keys() <= KNOWN)
+    counts = Counter(one.outcome.verdict for one in found)
+    typer.echo(f"{len(found)} cases: {dict(counts.most_common())}")
+    raise typer.Exit(not counts.keys() <= KNOWN)
+
+
+def _play_pairs(seeds: range, results: Path) -> bool:
+    """Play the pairs of the seeds without a verdict; return whether one is broken."""
+    known = verdicts(results)
+    with new_place("folder") as place, results.open("a", encoding="utf-8") as file:
+        cases = cases_of(place)
+        for seed in (one for one in seeds if one not in known):
+            result = play_pair(place, cases, seed)
+            if result is not None:
+                file.write(result.line() + "\n")
+                file.flush()
+                if result.verdict != "kept":
+                    typer.echo(result.line())
+    counts = Counter(verdicts(results).values())
+    typer.echo(f"{counts.total()} pairs: {dict(counts.most_common())}")
+    return counts.keys() != {"kept"}
 
 
 if __name__ == "__main__":

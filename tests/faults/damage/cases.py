@@ -222,9 +222,18 @@ class Damaged(NamedTuple):
     after: bytes | None
 
 
-def inflict(cluster: Location, case: Case, seed: int) -> Damaged | None:
-    """Damage a file of the case's kind; return it, or `None` if there is no such file."""
-    files = [one for root in ROOTS for one in files_of(cluster, root)]
+def all_files(cluster: Location) -> list[FileOfTable]:
+    """Return every file of the roots whose files are damaged, with its kind."""
+    return [one for root in ROOTS for one in files_of(cluster, root)]
+
+
+def inflict(
+    cluster: Location, case: Case, seed: int, files: Sequence[FileOfTable]
+) -> Damaged | None:
+    """Damage one of the cluster's `files` that is of the case's kind; return it.
+
+    Returns `None` if there is no such file, or if the damage did not change it.
+    """
     fitting = [
         one
         for one in files

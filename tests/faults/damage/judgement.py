@@ -62,6 +62,16 @@ def judge(trial: Trial) -> Outcome:
     )
 
 
+def judge_pair(trial: Trial) -> Verdict:
+    """Return the verdict of a trial in which a second file was damaged: more may be refused."""
+    after = sorted(set(_problems(trial)))
+    if trial.damaged.tracebacks or trial.repaired.tracebacks or trial.restarted.tracebacks:
+        return "traceback"
+    if any(one.startswith("lost") for one in after):
+        return "lost"
+    return "not repaired" if after else "kept"
+
+
 def _verdict(trial: Trial, after: list[str]) -> Verdict:
     if trial.damaged.tracebacks or trial.repaired.tracebacks or trial.restarted.tracebacks:
         return "traceback"

@@ -38,6 +38,7 @@ from tests.faults.damage.cases import (
     Case,
     Damaged,
     FileOfTable,
+    all_files,
     inflict,
     is_needed,
     table_of,
@@ -353,8 +354,11 @@ def is_finding(line: str) -> bool:
     return _FINDING.match(line) is not None
 
 
-def play(place: Place, case: Case, seed: int) -> Trial | None:
-    """Play a case; return its course, or `None` if the cluster has no file to be damaged."""
+def play(place: Place, case: Case, seed: int, second: Case | None = None) -> Trial | None:
+    """Play a case; return its course, or `None` if the cluster has no file to be damaged.
+
+    `second` damages another file at the same time; scrub and repair run twice then.
+    """
     cluster = place.restore(case.age)
     processes = Processes(place.storage)
     with _logged(processes):
@@ -368,9 +372,14 @@ def play(place: Place, case: Case, seed: int) -> Trial | None:
             processes.observed = Observed()
         else:
             before = place.values(case.age)
-        damage = inflict(cluster, case, seed)
+        files = all_files(cluster)
+        damage = inflict(cluster, case, seed, files)
         if damage is None:
             return None
+        if second is not None:
+            # A listed file may be the one that the first damage has removed.
+            left = [one for one in files if one != damage.file]
+            inflict(cluster, second, seed, left)
         processes.start()
         processes.pass_time()
         processes.use("damaged")
@@ -378,6 +387,9 @@ def play(place: Place, case: Case, seed: int) -> Trial | None:
         damaged, audited, scrubbed = processes.observed, processes.audit(), processes.scrub()
         processes.observed = Observed()
         outcome = processes.repair()
+        if second is not None:
+            processes.scrub()
+            outcome += processes.repair()
         by_hand = None
         if place.storage.kind == "s3":
             by_hand = _by_hand(processes, cluster, damage, [*scrubbed, *outcome])
