@@ -221,12 +221,14 @@ class _Repairs:
         """Return the changes of a row that is left to its broker."""
         if one.state == "refilling":
             return {"outcome": one.outcome}
-        broker = (
-            self._reading.metadata.brokers.get(one.broker_id) if one.broker_id is not None else None
+        when = (
+            "" if self._is_running(one.broker_id) else f", when broker {one.broker_id} is started"
         )
-        is_running = broker is not None and broker.state in RUNNING_STATES
-        when = "" if is_running else f", when broker {one.broker_id} is started"
         return {"state": "requested", "outcome": f"requested: {what}{when}"}
+
+    def _is_running(self, broker_id: int | None) -> bool:
+        brokers = self._reading.metadata.brokers
+        return broker_id in brokers and brokers[broker_id].state in RUNNING_STATES
 
     # --- tables ---------------------------------------------------------------------------------
 
@@ -269,6 +271,9 @@ class _Repairs:
     def _other(self, one: Repair) -> _Changes:
         """Leave a table to its running broker; other tables are restored by an operator."""
         is_of_log = one.table_name == LOG.name and one.fault in ("damaged_commit", "missing_commit")
+        if is_of_log and one.fault == "damaged_commit" and not self._is_running(one.broker_id):
+            # It cannot be started before the commit is restored.
+            return {"state": "unrepairable", "outcome": one.remedy}
         if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
             return self._requested(one, f"broker {one.broker_id} writes it again")
         if one.fault == "damaged_header":

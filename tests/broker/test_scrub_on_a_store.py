@@ -128,6 +128,10 @@ def test_a_commit_that_was_changed_is_found_on_a_store_too(on_store: OnStore) ->
     log.replace(path, content[: len(content) // 2])
     [found] = scrub(on_store.connect()).findings
     assert (found.fault, found.path) == ("damaged_commit", path)
+    # It was requested from its broker, which could not be started with that commit.
+    [left] = repair(on_store.connect())
+    assert left.state == "unrepairable"
+    assert "an earlier version of the file" in left.outcome
     log.replace(path, content)
     assert scrub(on_store.connect()).findings == []
 

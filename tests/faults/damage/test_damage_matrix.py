@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -40,27 +40,36 @@ ON_STORE = (
 STORAGE: tuple[StorageKind, ...] = ("folder", "s3")
 
 
-@pytest.fixture(scope="module", params=STORAGE)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+Places = Mapping[StorageKind, Place]
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[Places]:
     """The sound clusters, in a file system in memory, and on an object store."""
-    with new_place(request.param) as made:
-        yield made
+    with new_place("folder") as folder, new_place("s3") as store:
+        yield {"folder": folder, "s3": store}
 
 
 @pytest.mark.parametrize("age", AGES)
 @pytest.mark.parametrize("root", ROOTS)
-def test_every_table_occurs_and_every_file_has_a_kind(place: Place, age: str, root: str) -> None:
+@pytest.mark.parametrize("kind", STORAGE)
+def test_every_table_occurs_and_every_file_has_a_kind(
+    places: Places, kind: StorageKind, age: str, root: str
+) -> None:
     """A table that a release adds has to get rows in the sound cluster."""
-    files = files_of(place.trees[age], root)
+    files = files_of(places[kind].trees[age], root)
     assert {one.table for one in files} == set(tables_of(root))
     if root == "cluster":
         assert {one.table for one in files if one.kind == "live file"} == set(tables_of(root))
 
 
-def test_the_results_are_of_cases_and_every_table_has_some(place: Place) -> None:
+@pytest.mark.parametrize("kind", STORAGE)
+def test_the_results_are_of_cases_and_every_table_has_some(
+    places: Places, kind: StorageKind
+) -> None:
     """The results name no file that a cluster has not, and no table is left out."""
-    cases = [one.case for one in read_results(RESULTS[place.storage.kind])]
-    assert set(cases) <= set(all_cases(place.trees))
+    cases = [one.case for one in read_results(RESULTS[kind])]
+    assert set(cases) <= set(all_cases(places[kind].trees))
     for root in ("cluster", "broker-1"):
         assert {one.table for one in cases if one.root == root} == set(tables_of(root))
 
@@ -83,17 +92,16 @@ def test_every_case_on_a_store_has_a_known_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "case"),
+    ("kind", "case"),
     [*(("folder", case) for case in SAMPLE), *(("s3", case) for case in ON_STORE)],
-    indirect=["place"],
     ids=str,
 )
-def test_an_outcome_recurs(place: Place, case: Case) -> None:
+def test_an_outcome_recurs(places: Places, kind: StorageKind, case: Case) -> None:
     """The outcome is that of the results, or of the same file where another damage was played."""
-    trial = play(place, case, seed=1)
+    trial = play(places[kind], case, seed=1)
     assert trial is not None
     outcome = judge(trial)
     assert outcome.verdict in KNOWN, outcome
-    known = {one.case: one.outcome for one in read_results(RESULTS[place.storage.kind])}
+    known = {one.case: one.outcome for one in read_results(RESULTS[kind])}
     if case in known:
         assert outcome == known[case]
