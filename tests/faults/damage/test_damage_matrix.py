@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.faults.damage.__main__ import RESULTS
+from tests.faults.damage.__main__ import PAIRS, RESULTS
 from tests.faults.damage.cases import ANOTHER_BROKERS, ROOTS, Case, all_cases, files_of
 from tests.faults.damage.judgement import KNOWN, judge
-from tests.faults.damage.matrix import new_place, read_results
+from tests.faults.damage.matrix import cases_of, new_place, read_results
+from tests.faults.damage.pairs import play_pair, verdicts
 from tests.faults.damage.sound_cluster import AGES, Place, tables_of
 from tests.faults.damage.storage import StorageKind
 from tests.faults.damage.table import DOCUMENT, with_tables
@@ -84,6 +85,16 @@ def test_the_document_shows_the_results(kind: StorageKind) -> None:
 def test_every_case_keeps_the_promise() -> None:
     """Damage is named, costs nothing but its replica, and is repaired by one command."""
     assert {one.outcome.verdict for one in read_results(RESULTS["folder"])} == {"kept"}
+
+
+def test_two_damaged_files_cost_no_record_and_two_repairs_mend_them(places: Places) -> None:
+    """The pairs of these seeds, and all that have been played."""
+    cases = cases_of(places["folder"])
+    for seed in (1, 3):
+        result = play_pair(places["folder"], cases, seed)
+        assert result is not None
+        assert result.verdict == "kept", result
+    assert set(verdicts(PAIRS).values()) == {"kept"}
 
 
 def test_every_case_on_a_store_has_a_known_outcome() -> None:
