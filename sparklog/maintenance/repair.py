@@ -228,7 +228,8 @@ class _Repairs:
 
     def _is_running(self, broker_id: int | None) -> bool:
         brokers = self._reading.metadata.brokers
-        return broker_id in brokers and brokers[broker_id].state in RUNNING_STATES
+        broker = brokers.get(broker_id) if broker_id is not None else None
+        return broker is not None and broker.state in RUNNING_STATES
 
     # --- tables ---------------------------------------------------------------------------------
 
