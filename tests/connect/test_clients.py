@@ -31,7 +31,7 @@ def test_a_batch_is_written_and_read_in_every_way(server: ConnectServer, folder:
         "format": 100,
         "sparklog.read": 100,
         "SparkConsumer": 100,
-        "views": 33,
+        "views": 34,
         "records": 300,
         "brokers": 3,
         "batches": 0,

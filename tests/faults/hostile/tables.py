@@ -89,11 +89,17 @@ def sealed(random: Random, content: bytes) -> bytes:
 
 
 def placeless(content: bytes) -> bytes:
-    """Return a commit without the fields that name its place, as an earlier release's."""
+    """Return a commit without the fields that name its place, as an earlier release's.
+
+    That which creates a table is in its place at version 0 only, so it gets another operation.
+    """
     first, newline, lines = content.partition(b"\n")
     action = json.loads(first)
+    info = action.get("commitInfo", {})
     for name in (PLACE, INFO_CHECKSUM):
-        action.get("commitInfo", {}).pop(name, None)
+        info.pop(name, None)
+    if info.get("operation") == "CREATE TABLE":
+        info["operation"] = "WRITE"
     return json.dumps(action, separators=(",", ":")).encode() + newline + lines
 
 
