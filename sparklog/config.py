@@ -238,8 +238,8 @@ class Settings(_Keys):
     metadata_history_retention_ms: int = Field(
         604_800_000,
         ge=60_000,
-        description="ms for which earlier versions of topics and partition_state can be read; "
-        "leadership_history has the leaders of all times.",
+        description="ms for which earlier versions of topics, partition_state, configs and "
+        "consumer_groups can be read; leadership_history has the leaders of all times.",
     )
     log_cleanup_policy: Annotated[
         list[Literal["delete", "compact"]], BeforeValidator(_kafka_list), Field(min_length=1)
