@@ -35,7 +35,14 @@ def example_cluster(folder: Path, spark: SparkSession | None = None) -> Iterator
     conf = folder / "conf"
     conf.mkdir()
     (conf / "cluster.yaml").write_text((CHECKOUT / "conf" / "cluster.yaml").read_text())
-    application = Application(load(ClusterConfig, conf / "cluster.yaml"), spark)
+    with running_brokers(conf / "cluster.yaml", spark):
+        yield
+
+
+@contextmanager
+def running_brokers(file: Path, spark: SparkSession | None = None) -> Iterator[None]:
+    """Run the brokers of a configuration file in this process."""
+    application = Application(load(ClusterConfig, file), spark)
     application.start()
     rounds = threading.Thread(target=application.run)
     rounds.start()

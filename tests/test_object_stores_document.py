@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,13 +13,12 @@ import pytest
 import yaml
 
 from benchmarks.s3_store import Store, running_store
-from sparklog.broker.application import Application
 from sparklog.config import ClusterConfig, load
 from sparklog.storage.location import Location
 from sparklog.storage.object_store import ObjectStore
 from tests.azurite import running_azurite
 from tests.cli.command_line import run
-from tests.examples import CHECKOUT, commands, examples
+from tests.examples import CHECKOUT, commands, examples, running_brokers
 
 DOCUMENT = "docs/object-stores.md"
 
@@ -58,24 +56,24 @@ def running_cluster(
             yield stores
 
 
-@contextmanager
-def running_brokers(file: Path) -> Iterator[None]:
-    """Run the brokers of a configuration file in this process."""
-    application = Application(load(ClusterConfig, file))
-    application.start()
-    rounds = threading.Thread(target=application.run)
-    rounds.start()
-    try:
-        yield
-    finally:
-        application.stop()
-        rounds.join()
-
-
 def commands_on(file: str) -> list[list[str]]:
     """Return the commands of the document that name a file, but for the brokers, in order."""
     of_file = [one for one in commands(DOCUMENT) if one[-1] == file]
     return [shlex.split(" ".join(arguments)) for arguments in of_file]
+
+
+def check_commands_for_s3(capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the commands and the example of the section about S3 on running brokers."""
+    create, describe, brokers, offsets, audit = commands_on("logs.yaml")
+    run(*create)
+    assert "ReplicationFactor: 3" in run(*describe).printed
+    assert run(*brokers).printed.count("alive") == 3
+    capsys.readouterr()
+    [example] = examples(DOCUMENT)
+    exec(compile(example, DOCUMENT, "exec"), {})
+    assert "[b'a click']" in capsys.readouterr().out
+    assert re.search(r"clicks +\d +1\n", run(*offsets).printed)
+    assert run(*audit).exit_code == 0
 
 
 def test_the_commands_for_s3_run(
@@ -83,16 +81,7 @@ def test_the_commands_for_s3_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with running_cluster("logs.yaml", tmp_path, monkeypatch):
-        create, describe, brokers, offsets, audit = commands_on("logs.yaml")
-        run(*create)
-        assert "ReplicationFactor: 3" in run(*describe).printed
-        assert run(*brokers).printed.count("alive") == 3
-        capsys.readouterr()
-        [example] = examples(DOCUMENT)
-        exec(compile(example, DOCUMENT, "exec"), {})
-        assert "[b'a click']" in capsys.readouterr().out
-        assert re.search(r"clicks +\d +1\n", run(*offsets).printed)
-        assert run(*audit).exit_code == 0
+        check_commands_for_s3(capsys)
 
 
 def test_three_regions_are_asked_with_credentials_of_their_own(
@@ -134,16 +123,7 @@ def test_the_commands_for_s3_and_those_of_operators_run_on_azure(
         file = tmp_path / "logs.yaml"
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
         with running_brokers(file):
-            create, describe, brokers, offsets, audit = commands_on("logs.yaml")
-            run(*create)
-            assert "ReplicationFactor: 3" in run(*describe).printed
-            assert run(*brokers).printed.count("alive") == 3
-            capsys.readouterr()
-            [example] = examples(DOCUMENT)
-            exec(compile(example, DOCUMENT, "exec"), {})
-            assert "[b'a click']" in capsys.readouterr().out
-            assert re.search(r"clicks +\d +1\n", run(*offsets).printed)
-            assert run(*audit).exit_code == 0
+            check_commands_for_s3(capsys)
         cluster = ("--cluster", str(file))
         with running_brokers(file):
             assert run("scrub", *cluster).exit_code == 0

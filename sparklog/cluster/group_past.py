@@ -63,5 +63,6 @@ def _change(commit: Commit) -> dict[str, Any]:
 
 
 def _number(text: str | None) -> int | None:
-    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-    return int(text or "") if is_number else None
+    if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)

@@ -7,13 +7,13 @@ while a table of the cluster root is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Repair, finding
 from sparklog.cluster.root_format import read_format
 from sparklog.errors import DamagedError
-from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import CREATED_AGAIN, is_in_place
@@ -32,14 +32,10 @@ def create_in_cluster_root(
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
     try:
-        found = read_format(root)
+        return list(_created(root, CLUSTER_TABLES, None, now_ms, is_dry_run=is_dry_run))
     except DamagedError:
+        # Its format is damaged; no client can connect either.
         return []
-    if found is None or not found.is_cluster:
-        return []
-    names = [one.name for one in CLUSTER_TABLES if one.name in found.tables]
-    create = _nothing if is_dry_run else _create
-    return list(_created(root, names, None, create, now_ms))
 
 
 def create_in_broker_roots(
@@ -50,15 +46,11 @@ def create_in_broker_roots(
     A table gets the fence that `log` has, so that its broker goes on if it runs.
     """
     repairs: list[Repair] = []
-    create = _nothing if is_dry_run else _create_fenced
     for broker in connection.metadata().brokers.values():
         for uri in broker.online_roots.values():
-            root = Location.of(uri, connection.storage_options)
+            root, broker_id = Location.of(uri, connection.storage_options), broker.broker_id
             try:
-                found = read_format(root)
-                if found is not None:
-                    names = [one.name for one in BROKER_TABLES if one.name in found.tables]
-                    repairs += _created(root, names, broker.broker_id, create, now_ms)
+                repairs += _created(root, BROKER_TABLES, broker_id, now_ms, is_dry_run=is_dry_run)
             except UNREADABLE:
                 # Its disk is away, perhaps; the findings of scrubs say so.
                 continue
@@ -67,20 +59,20 @@ def create_in_broker_roots(
 
 def _created(
     root: Location,
-    names: list[str],
+    schemas: Sequence[TableSchema],
     broker_id: int | None,
-    create: Callable[[Location, str], bool],
     now_ms: int,
+    *,
+    is_dry_run: bool,
 ) -> Iterator[Repair]:
-    for name in names:
-        if (
-            name not in CREATED_AGAIN
-            or root.child(name).names(LOG_FOLDER)
-            or not is_in_place(root, name)
-        ):
+    found = read_format(root)
+    listed = found.tables if found is not None else frozenset()
+    for schema in schemas:
+        name = schema.name
+        may_be_missing = name in CREATED_AGAIN and name in listed
+        if not may_be_missing or root.child(name).names(LOG_FOLDER) or not is_in_place(root, name):
             continue
-        is_created = create(root, name)
-        yield finding(
+        missing = finding(
             "missing_table",
             "the table is missing",
             root.uri,
@@ -88,27 +80,18 @@ def _created(
             broker_id=broker_id,
             remedy="run sparklog repair: it creates the table again, empty",
             now_ms=now_ms,
-        )._replace(
-            state="repaired" if is_created else "found",
-            outcome=f"the table was created again, empty: {CREATED_AGAIN[name]}"
-            if is_created
-            else "",
         )
+        if is_dry_run:
+            yield missing._replace(outcome="")
+            continue
+        fence = None if broker_id is None else _fence_of_log(root)
+        create_table(root, schema)
+        if fence is not None:
+            ControlTable(root, schema).take_fence(fence)
+        outcome = f"the table was created again, empty: {CREATED_AGAIN[name]}"
+        yield missing._replace(state="repaired", outcome=outcome)
 
 
-def _nothing(_root: Location, _name: str) -> bool:
-    return False
-
-
-def _create(root: Location, name: str) -> bool:
-    create_table(root, next(one for one in CLUSTER_TABLES if one.name == name))
-    return True
-
-
-def _create_fenced(root: Location, name: str) -> bool:
-    schema = next(one for one in BROKER_TABLES if one.name == name)
+def _fence_of_log(root: Location) -> Fence | None:
     held = open_table(root.child(LOG.name)).transaction(BROKER_EPOCH)
-    create_table(root, schema)
-    if held is not None:
-        ControlTable(root, schema).take_fence(Fence(BROKER_EPOCH, held))
-    return True
+    return None if held is None else Fence(BROKER_EPOCH, held)
