@@ -22,7 +22,7 @@ from sparklog.errors import DamagedError
 from sparklog.logger import get_logger
 from sparklog.model import LOG, Batch, TopicIdPartition, batch_id
 from sparklog.storage.batch_files import file_damage
-from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.delta_log_check import JOURNAL_FAULTS, check_log
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.file_states import FILE_FAULTS
 from sparklog.storage.journal import CHECKPOINTS
@@ -130,7 +130,7 @@ class RepairRequests:
         """Act on a request; return the changes of its row, and the bytes that were read."""
         if one.table_name != LOG.name:
             return self._write_table(one), 0
-        if one.fault in ("damaged_commit", "missing_commit"):
+        if one.fault in JOURNAL_FAULTS:
             damaged = check_log(self._replicas.root.log.location).damaged
             if not any(each.kind == one.fault for each in damaged):
                 return _repaired("the log is opened without it"), 0

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from sparklog.errors import StorageError
+from sparklog.storage.file_copies import FOLDER, WITHOUT_COPIES_ON_STORES
 
 
 class Role(str, Enum):
@@ -65,6 +66,12 @@ def _logs(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}/_delta_log/*" for name in names)
 
 
+def _cleaned(*names: str) -> tuple[str, ...]:
+    """Return the paths from which writers of some tables remove what newer files replace."""
+    copied = [name for name in names if name not in WITHOUT_COPIES_ON_STORES]
+    return (*_logs(*names), *(f"{name}/{FOLDER}/*" for name in copied))
+
+
 def _read(roots: Roots, paths: tuple[str, ...], purpose: str) -> Grant:
     return Grant(Action.READ, roots, paths, purpose)
 
@@ -97,14 +104,14 @@ _GROUP_TABLES = ("consumer_groups", "consumer_group_heartbeats", "consumer_offse
 _GROUP_MEMBER = (
     _read(Roots.CLUSTER, _tables(*_GROUP_TABLES), "members and committed offsets"),
     _write(Roots.CLUSTER, _tables(*_GROUP_TABLES), "joining, heartbeats, committing offsets"),
-    _remove(Roots.CLUSTER, _logs(*_GROUP_TABLES), "the clean-up of old commits"),
+    _remove(Roots.CLUSTER, _cleaned(*_GROUP_TABLES), "the clean-up of old commits and copies"),
 )
 
 _PRODUCER = (
     _METADATA,
     _read(Roots.CLUSTER, _tables("producer_ids"), "the producer's id and epoch"),
     _write(Roots.CLUSTER, _tables("producer_ids"), "a producer id, for idempotence"),
-    _remove(Roots.CLUSTER, _logs("producer_ids"), "the clean-up of old commits"),
+    _remove(Roots.CLUSTER, _cleaned("producer_ids"), "the clean-up of old commits and copies"),
     _read(Roots.LOG_DIRS, _logs("log"), "the leaders' answers"),
     _read(Roots.LOG_DIRS, _logs("produce_requests*"), "the end of the inbox"),
     _write(Roots.LOG_DIRS, ("log/_inbox/*",), "batch files"),
@@ -119,7 +126,7 @@ _PRODUCER = (
 _STREAM_WRITER = (
     _read(Roots.CLUSTER, _tables("stream_writes"), "the files of earlier runs of a micro-batch"),
     _write(Roots.CLUSTER, _tables("stream_writes"), "the files of a micro-batch"),
-    _remove(Roots.CLUSTER, _logs("stream_writes"), "the clean-up of old commits"),
+    _remove(Roots.CLUSTER, _cleaned("stream_writes"), "the clean-up of old commits and copies"),
     _read(Roots.LOG_DIRS, ("log/_inbox/*",), "batch files that are moved to another leader"),
 )
 
@@ -132,8 +139,8 @@ _BROKER = (
     ),
     _remove(
         Roots.CLUSTER,
-        _logs("brokers", "partition_state", "repairs"),
-        "the clean-up of old commits",
+        _cleaned("brokers", "partition_state", "repairs"),
+        "the clean-up of old commits and copies",
     ),
     _read(
         Roots.LOG_DIRS,
@@ -171,7 +178,7 @@ _ADMIN = (
         _tables(*_ADMIN_TABLES),
         "topics, settings, elections, reassignments, brokers, groups and their offsets",
     ),
-    _remove(Roots.CLUSTER, _logs(*_ADMIN_TABLES), "the clean-up of old commits"),
+    _remove(Roots.CLUSTER, _cleaned(*_ADMIN_TABLES), "the clean-up of old commits and copies"),
 )
 
 _AUDITOR = (

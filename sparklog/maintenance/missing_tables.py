@@ -21,6 +21,7 @@ from sparklog.storage.delta_log_files import LOG_FOLDER
 from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
+from sparklog.storage.file_copies import remove_all_copies
 from sparklog.storage.location import Location
 
 
@@ -85,6 +86,8 @@ def _created(
             yield missing._replace(outcome="")
             continue
         fence = None if broker_id is None else _fence_of_log(root)
+        # Of the lost table, which they could not restore.
+        remove_all_copies(root.child(name))
         create_table(root, schema)
         if fence is not None:
             ControlTable(root, schema).take_fence(fence)

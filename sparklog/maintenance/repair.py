@@ -19,6 +19,7 @@ from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.repairs import Repair, repairs_of, request_repairs, set_outcomes
 from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
+from sparklog.maintenance.journal_end import end_before_damage
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
 from sparklog.maintenance.scrub_reading import ScrubReading
 from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
@@ -33,7 +34,7 @@ from sparklog.model import (
 from sparklog.states import RUNNING_STATES
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import write_checkpoint
-from sparklog.storage.delta_log_check import LOG_FILE_FAULTS, check_log
+from sparklog.storage.delta_log_check import JOURNAL_FAULTS, LOG_FILE_FAULTS, check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, newest_version
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
 from sparklog.storage.location import Location, one_line
@@ -69,7 +70,7 @@ def repair(
     clock : Clock, optional
         The clock of the rows' times; the system's by default.
     done : callable, optional
-        Called with the name of each effect after it: file, rows, request.
+        Called with the name of each effect after it: file, journal, rows, request.
     on_progress : callable, optional
         Called after each step with the name of the work, the steps done, and their number.
 
@@ -100,7 +101,7 @@ def repair(
     if dry_run or not opened:
         return restored + opened
     done = done or (lambda _: None)
-    repairs = _Repairs(connection, done)
+    repairs = _Repairs(connection, now_ms, done)
     changes = {
         one.repair_id: {**repairs.act(one), "changed_at_ms": now_ms}
         for one in counted(opened, "findings", on_progress)
@@ -118,8 +119,9 @@ def repair(
 class _Repairs:
     """Acts on findings; each action returns the changes of the finding's row."""
 
-    def __init__(self, connection: Connection, done: Callable[[str], object]) -> None:
+    def __init__(self, connection: Connection, now_ms: int, done: Callable[[str], object]) -> None:
         self._connection = connection
+        self._now_ms = now_ms
         self._done = done
         self._reading = ScrubReading(connection)
 
@@ -271,12 +273,22 @@ class _Repairs:
 
     def _other(self, one: Repair) -> _Changes:
         """Leave a table to its running broker; other tables are restored by an operator."""
-        is_of_log = one.table_name == LOG.name and one.fault in ("damaged_commit", "missing_commit")
-        if is_of_log and one.fault == "damaged_commit" and not self._is_running(one.broker_id):
-            # It cannot be started before the commit is restored.
-            return {"state": "unrepairable", "outcome": one.remedy}
+        is_of_log = one.table_name == LOG.name and one.fault in JOURNAL_FAULTS
+        if is_of_log and one.broker_id is not None and not self._is_running(one.broker_id):
+            # It cannot be started with the damage.
+            return self._end_journal(one, one.broker_id)
         if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
             return self._requested(one, f"broker {one.broker_id} writes it again")
         if one.fault == "damaged_header":
             return self._requested(one, f"broker {one.broker_id} refills the replica")
         return {"state": "unrepairable", "outcome": one.remedy}
+
+    def _end_journal(self, one: Repair, broker_id: int) -> _Changes:
+        """End the journal of a stopped broker before the damage."""
+        root = Location.of(one.root, self._connection.storage_options)
+        try:
+            outcome = end_before_damage(root, broker_id, self._reading.metadata, self._now_ms)
+        except StorageError as error:
+            return {"state": "unrepairable", "outcome": f"{one_line(error)}; {one.remedy}"}
+        self._done("journal")
+        return {"state": "repaired", "outcome": outcome}

@@ -86,8 +86,6 @@ def _restored(
     *,
     is_dry_run: bool,
 ) -> Iterator[Repair]:
-    if not root.is_local:
-        return
     present = set(root.names())
     for schema in tables:
         table = root.child(schema.name)

@@ -32,18 +32,23 @@ def newest_checkpoint_of(table: Location, version: int) -> dict[str, bytes]:
     return {part: table.read_bytes(f"{LOG_FOLDER}/{part}") for part in parts}
 
 
-def check_checkpoint(table: Location, contents: Mapping[str, bytes]) -> None:
+def check_checkpoint(
+    table: Location,
+    contents: Mapping[str, bytes],
+    copies: Mapping[str, SecondCopy] | None = None,
+) -> None:
     """Raise `DamagedError` if a checkpoint has other actions than its second copy.
 
     Other bytes alone are no damage: several processes may write the checkpoint of a version, and
     one that ends before it has written the copy leaves that of another one.
 
-    Parameters: `contents`, files of the log by their names; others than checkpoints are left out.
+    Parameters: `contents`, files of the log by their names; others than checkpoints are left out;
+    `copies`, the second copies by the paths of their files. By default they are read.
     """
     for name, content in contents.items():
         if is_checkpoint(name):
             path = f"{LOG_FOLDER}/{name}"
-            copy = copy_of(table, path)
+            copy = copy_of(table, path) if copies is None else copies.get(path)
             if copy is not None and copy.content != content and _is_other(table, content, copy):
                 fault = "it differs from its second copy"
                 raise DamagedError(f"{table.uri}/{path}", fault, COMMIT_REMEDY)

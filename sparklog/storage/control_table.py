@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias, TypeVar
@@ -59,7 +60,7 @@ from sparklog.storage.delta_log_files import commit_path, has_commit
 from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence, check_fence, take_fence
-from sparklog.storage.file_copies import copy_first_commit, find_faults
+from sparklog.storage.file_copies import beside, copy_first_commit, find_faults
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import check_present, discard_file, new_file
 from sparklog.storage.parquet import ParquetContent, check_decoded_size
@@ -129,6 +130,7 @@ def _create_object(table: Location, schema: TableSchema) -> None:
         _create(folder, schema)
         commit = Path(folder, commit_path(0)).read_bytes()
     table.put_new(commit_path(0), commit)
+    beside(table, partial(copy_first_commit, table, commit))
 
 
 class ControlTable:

@@ -38,18 +38,24 @@ from sparklog.model import (
     TOPICS,
     TRUNCATIONS,
 )
-from sparklog.storage.damaged_commits import MALFORMED, check_commit_text, place_of
+from sparklog.storage.damaged_commits import (
+    MALFORMED,
+    check_commit_text,
+    names_its_place,
+    place_of,
+)
 from sparklog.storage.delta_log_files import commit_path, write_log
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.exhausted import is_exhausted
+from sparklog.storage.file_copies import remove_all_copies
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.parquet import ParquetContent
 
 _RESTART = "restart the broker of this root, which recreates the table (docs/damaged-tables.md)"
 _RESTORE = (
-    "run sparklog repair, which has second copies of files in local folders, or restore it from a "
-    "backup or an earlier version of the file (docs/damaged-tables.md)"
+    "run sparklog repair, which has second copies of files, or restore it from a backup or an "
+    "earlier version of the file (docs/damaged-tables.md)"
 )
 
 _MENDED_AT_START = {
@@ -92,6 +98,8 @@ and the past.
 
 REBUILT_FROM_LOG = (HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, PRODUCER_STATE)
 """Tables of a broker root that are rebuilt from its log, which has only part of their content."""
+
+_PROTOCOL = b'{"protocol":{"minReaderVersion":1,"minWriterVersion":2}}\n'
 
 _COMMIT = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
@@ -140,8 +148,16 @@ def checkpoint_fault(parts: Mapping[str, bytes]) -> str | None:
             ParquetContent(content).read()
         except (OSError, pa.ArrowException) as error:
             return content_fault(content, error)
+    return _opening_fault(parts)
+
+
+def _opening_fault(files: Mapping[str, bytes]) -> str | None:
+    """Return the reason why delta-rs cannot open a log of these files, by their names, or `None`.
+
+    Raises the error of a limit of this process: memory, for example.
+    """
     with TemporaryDirectory(prefix="sparklog-") as folder:
-        write_log(Path(folder), parts)
+        write_log(Path(folder), files)
         try:
             DeltaTable(folder)
         except STORE_ERRORS as error:
@@ -183,12 +199,16 @@ def is_in_place(root: Location, without: str) -> bool:
 
 
 def set_aside(table: Location) -> None:
-    """Rename a table's local folder; on an object store, which cannot rename, delete its log."""
+    """Rename a table's local folder; on an object store, which cannot rename, delete its log.
+
+    The second copies are removed with the log, since they are not of the table in its place.
+    """
     if not table.is_local:
         # The hint first: alone, it would name a version that does not exist.
         names = table.names("_delta_log")
         for name in sorted(names, key=lambda name: name != "_last_checkpoint"):
             table.remove(f"_delta_log/{name}")
+        remove_all_copies(table)
     elif os.path.lexists(table.uri):
         Path(table.uri).rename(f"{table.uri}.damaged-{time.time_ns()}")
 
@@ -245,4 +265,10 @@ def commit_fault(
         check_commit_text(content, place, table_id)
     except MALFORMED as error:
         return one_line(error)
-    return None
+    is_described = any("metaData" in action for action in actions)
+    if not is_described or names_its_place(content):
+        return None
+    # delta-rs has written it, without checksums.
+    if not any("protocol" in action for action in actions):
+        content = _PROTOCOL + content
+    return _opening_fault({f"{0:020}.json": content})

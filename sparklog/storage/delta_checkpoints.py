@@ -16,15 +16,17 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.errors import StorageError
 from sparklog.logger import get_logger
+from sparklog.storage.checkpoint_copies import check_checkpoint
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
     complete_checkpoint,
     fetch_log,
+    is_checkpoint,
     write_log,
 )
 from sparklog.storage.delta_snapshots import open_delta_table
-from sparklog.storage.file_copies import copy_file, has_copies, keep_copies_from
+from sparklog.storage.file_copies import copy_file, has_copies, keep_copies_from, write_copy
 from sparklog.storage.json_text import json_value
 from sparklog.storage.local_files import share
 from sparklog.storage.location import Location, one_line
@@ -173,13 +175,19 @@ def write_store_checkpoint(table: Location) -> None:
     The table's version and rows are unchanged in that case; files of the checkpoint may remain,
     without a hint that names them.
     """
+    contents = fetch_log(table)
+    check_checkpoint(table, contents)
     with TemporaryDirectory(prefix="sparklog-") as folder:
-        names = write_log(Path(folder), fetch_log(table))
-        DeltaTable(folder).create_checkpoint()
+        names = write_log(Path(folder), contents)
+        opened = DeltaTable(folder)
+        opened.create_checkpoint()
         # Empty if the newest version has a checkpoint already. The hint is written last, since it
         # names the checkpoint's files.
         made = {path.name for path in Path(folder, LOG_FOLDER).iterdir()} - set(names)
         for name in sorted(made, key=lambda name: (name == CHECKPOINT_HINT, name)):
-            table.overwrite_object(
-                f"{LOG_FOLDER}/{name}", Path(folder, LOG_FOLDER, name).read_bytes()
-            )
+            path, content = f"{LOG_FOLDER}/{name}", Path(folder, LOG_FOLDER, name).read_bytes()
+            table.overwrite_object(path, content)
+            if is_checkpoint(name) and has_copies(table):
+                write_copy(table, str(opened.metadata().id), path, content)
+        if made and has_copies(table):
+            keep_copies_from(table, opened.version())

@@ -60,6 +60,8 @@ from sparklog.storage.delta_log_files import (
 from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.file_copies import (
+    SecondCopy,
+    beside,
     copy_file,
     has_copies,
     is_commit_lost,
@@ -90,6 +92,10 @@ it for ten minutes at least.
 
 _WITHOUT_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 """The errors of link() on file systems without hard links."""
+
+
+def _is_of(copy: SecondCopy | None, table_id: str) -> bool:
+    return copy is not None and copy.table_id == table_id
 
 
 class Stamp(NamedTuple):
@@ -166,7 +172,8 @@ class DeltaLog:
             else None
         )
         self._loaded_id = self.version, newest.commit_id if newest is not None else None
-        if version is None:
+        later = self._opened.later_copy
+        if version is None and (self.location.is_local or _is_of(later, self.table_id)):
             self._check_newest()
         protocol = self.snapshot.protocol()
         self._protocol = Protocol(protocol.min_reader_version, protocol.min_writer_version)
@@ -354,7 +361,10 @@ class DeltaLog:
         transactions = transactions or {}
         self._ahead.drop()
         self._check_protocol()
-        self._check_newest()
+        if self.location.is_local:
+            # On an object store the copy is read when the table is opened: here it would cost a
+            # request.
+            self._check_newest()
         commit_id = commit_id or uuid.uuid4().hex
         self.is_uncertain = True
         self.taken_by = None
@@ -395,16 +405,21 @@ class DeltaLog:
         """
         if not has_copies(self.location):
             return
+        location, table_id, is_of_batches = self.location, self.table_id, self._is_of_batches
         text, self._text = self._text, b""
         path = commit_path(self.version)
-        if text:
-            write_copy(self.location, self.table_id, path, text)
-        else:
-            copy_file(self.location, self.table_id, path)
-        if not self._is_of_batches:
-            for file in added:
-                copy_file(self.location, self.table_id, file.path)
-            remove_copies(self.location, (file.path for file in removed))
+
+        def write() -> None:
+            if text:
+                write_copy(location, table_id, path, text)
+            else:
+                copy_file(location, table_id, path)
+            if not is_of_batches:
+                for file in added:
+                    copy_file(location, table_id, file.path)
+                remove_copies(location, [file.path for file in removed])
+
+        beside(location, write)
 
     def next_commit(self) -> Commit | None:
         """Return the commit after the loaded version, without advancing to it."""

@@ -40,6 +40,14 @@ LOG_FILE_FAULTS: tuple[LogFileFault, ...] = (
 )
 
 
+JOURNAL_FAULTS: tuple[LogFileFault, ...] = (
+    "damaged_commit",
+    "missing_commit",
+    "damaged_checkpoint",
+)
+"""The kinds of damage with which a broker's journal cannot be opened."""
+
+
 class DamagedLogFile(NamedTuple):
     """A damaged file of a table's log: the kind, its path in the table, and the description.
 
@@ -167,8 +175,9 @@ def _checkpoint_faults(
     """Yield the damaged files of a checkpoint with their faults; `parts` has all files by name."""
     faults = {part: _checkpoint_fault(content) for part, content in parts.items()}
     damaged = [(part, fault) for part, fault in faults.items() if fault is not None]
-    if damaged or not parts or has_copies(table):
-        # Where there are second copies, bytes are compared with them.
+    if damaged or not parts or (table.is_local and has_copies(table)):
+        # Bytes are compared with those of the second copies. On object stores clusters of earlier
+        # releases have none.
         yield from damaged
         return
     fault = checkpoint_fault(parts) or _fault_by_commit(table, version, list(parts.values()))

@@ -160,18 +160,26 @@ def newest_after(table: Location, version: int, likely: int = 0) -> int:
 def fetch_log(table: Location, version: int | None = None) -> dict[str, bytes]:
     """Read the part of a table's log that opening it needs; return the files by their names.
 
-    This part is the newest complete checkpoint (up to `version`, if given) and the commits from its
-    version on, or all commits. Raises `FileNotFoundError` if a commit is missing, or was removed
-    meanwhile, and `OSError` if the store cannot be read.
+    Raises as `names_to_open` does, and `FileNotFoundError` if a file was removed meanwhile.
+    """
+    names = names_to_open(table, version)
+    found = table.read_files([f"{LOG_FOLDER}/{name}" for name in names])
+    return dict(zip(names, found, strict=True))
+
+
+def names_to_open(table: Location, version: int | None = None) -> list[str]:
+    """Return the names of the files of a log that opening the table needs.
+
+    These are the newest complete checkpoint (up to `version`, if given) and the commits from its
+    version on, or all commits. Raises `FileNotFoundError` if a commit is missing, and `OSError` if
+    the store cannot be listed.
     """
     listed = _listed(table, version)
     try:
-        names = _needed(listed, version)
+        return _needed(listed, version)
     except FileNotFoundError:
         # The hint may name a checkpoint that is gone.
-        names = _needed(table.names(LOG_FOLDER), version)
-    found = table.read_files([f"{LOG_FOLDER}/{name}" for name in names])
-    return dict(zip(names, found, strict=True))
+        return _needed(table.names(LOG_FOLDER), version)
 
 
 def write_log(folder: Path, contents: Mapping[str, bytes]) -> list[str]:

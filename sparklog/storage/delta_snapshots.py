@@ -25,9 +25,19 @@ from deltalake.exceptions import TableNotFoundError
 from sparklog.errors import AccessDeniedError, DamagedError, StorageError, UnreachableError
 from sparklog.storage.checkpoint_copies import check_checkpoint, newest_checkpoint_of
 from sparklog.storage.commits import check_commits
-from sparklog.storage.delta_log_files import fetch_log, is_checkpoint, newest_checkpoint, write_log
+from sparklog.storage.delta_log_files import (
+    LOG_FOLDER,
+    commit_path,
+    fetch_log,
+    is_checkpoint,
+    names_to_open,
+    newest_checkpoint,
+    newest_in,
+    write_log,
+)
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.exhausted import is_exhausted
+from sparklog.storage.file_copies import SecondCopy, copy_path, has_copies, parsed_copy
 from sparklog.storage.json_text import json_value
 from sparklog.storage.location import Location, one_line
 
@@ -45,6 +55,8 @@ class OpenedTable(NamedTuple):
     transactions: Mapping[str, int] | None = None
     contents: Mapping[str, bytes] | None = None
     """The files of the log that were read, by name, if the table is on an object store."""
+    later_copy: SecondCopy | None = None
+    """The second copy of the commit after the newest one, if the table is on an object store."""
 
     def transaction(self, name: str) -> int | None:
         """Return the version of an app transaction, or `None` if the table does not have it."""
@@ -165,7 +177,7 @@ def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
     full, or the log has content that this module does not read. delta-rs decides then.
     """
     try:
-        contents = fetch_log(table, version)
+        contents, copies = _fetch_compared(table, version)
     except FileNotFoundError:
         return None
     except AccessDeniedError:
@@ -174,12 +186,45 @@ def _open_copy(table: Location, version: int | None) -> OpenedTable | None:
         raise UnreachableError(
             f"the table at {table.uri} cannot be opened: {one_line(error)}"
         ) from error
+    check_checkpoint(table, contents, copies)
     # Clients commit to request tables: their content may be anything.
     with suppress(Exception), TemporaryDirectory(prefix="sparklog-") as folder:
         write_log(Path(folder), contents)
         opened = DeltaTable(folder, version=version)
-        return OpenedTable(opened, _transactions(contents), contents)
+        later = copies.get(commit_path(opened.version() + 1))
+        return OpenedTable(opened, _transactions(contents), contents, later)
     return None
+
+
+def _fetch_compared(
+    table: Location, version: int | None
+) -> tuple[dict[str, bytes], dict[str, SecondCopy]]:
+    """Read a table's log as `fetch_log` does, and in parallel the copies that opening it compares.
+
+    These are the copies of the checkpoint, and of the commit after the newest one, by their paths.
+    """
+    if version is not None or not has_copies(table):
+        return fetch_log(table, version), {}
+    names = names_to_open(table)
+    paths = [f"{LOG_FOLDER}/{name}" for name in names]
+    compared = [path for path in paths if is_checkpoint(path.rsplit("/", 1)[-1])]
+    compared.append(commit_path(newest_in(names) + 1))
+    try:
+        found = table.read_present([*paths, *map(copy_path, compared)])
+    except AccessDeniedError:
+        # Those who may not read copies learn nothing from them.
+        return fetch_log(table), {}
+    contents = {
+        name: content for name, content in zip(names, found, strict=False) if content is not None
+    }
+    if len(contents) < len(names):
+        raise FileNotFoundError(f"a file of the log of {table.uri} was removed meanwhile")
+    copies = [
+        parsed_copy(path, text)
+        for path, text in zip(compared, found[len(paths) :], strict=True)
+        if text is not None
+    ]
+    return contents, {copy.path: copy for copy in copies if copy is not None}
 
 
 def _transactions(contents: Mapping[str, bytes]) -> dict[str, int]:

@@ -1,11 +1,14 @@
-"""Second copies of the files of control tables and of logs, in local folders.
+"""Second copies of the files of control tables and of logs.
 
 A disk or a person may damage any file, and no other replica has the tables of a cluster root, or a
 broker's journal. So each file of such a table that is needed to open its newest version has a copy
 in the table's folder `_second_copies`: commits after the newest checkpoint, that checkpoint, and
-the live files of a control table. A copy is one unsynced write. It is needed only if the synced
-original is damaged later, so a power loss costs at most copies. Object stores verify and keep what
-they have acknowledged, so there are no copies.
+the live files of a control table. In a local folder a copy is one unsynced write. It is needed only
+if the synced original is damaged later, so a power loss costs at most copies.
+
+On an object store, where objects are removed or replaced by persons and rules rather than by disks,
+copies are written beside the commits: nobody waits for them. A process that is killed within that
+time leaves a commit without a copy, which `sparklog repair` writes.
 
 A copy begins with a line of JSON: the id of its table, its path there, and a checksum of both and
 of the content. A copy thus proves which file it is of. The originals are immutable, so an original
@@ -17,18 +20,23 @@ newest commit shows that commits were lost.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import xxhash
 
+from sparklog.logger import get_logger
 from sparklog.model import (
+    CONSUMER_GROUP_HEARTBEATS,
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
+    LOG,
+    PRODUCER_STATE,
     REQUEST_TABLES,
 )
 from sparklog.storage import local_files
@@ -41,7 +49,10 @@ from sparklog.storage.delta_log_files import (
     newest_checkpoint,
 )
 from sparklog.storage.json_text import json_bytes, json_value
-from sparklog.storage.location import Location
+from sparklog.storage.location import SECOND_COPIES, Location
+from sparklog.storage.parallel import copying_threads
+
+_log = get_logger(__name__)
 
 FOLDER = "_second_copies"
 """The folder of the copies, relative to the table. Delta and its VACUUM ignore such names."""
@@ -59,6 +70,17 @@ WITHOUT_COPIES = frozenset(
     )
 )
 """The tables without copies: their owners write them again, and some of them every few seconds."""
+
+WITHOUT_COPIES_ON_STORES = WITHOUT_COPIES | {
+    LOG.name,
+    PRODUCER_STATE.name,
+    CONSUMER_GROUP_HEARTBEATS.name,
+}
+"""The tables without copies on object stores, where a copy is a request to pay for.
+
+The other replicas have what a log has, a broker writes the producers' state again, and members
+their heartbeats.
+"""
 
 
 class SecondCopy(NamedTuple):
@@ -81,11 +103,14 @@ class CopyFault(NamedTuple):
 
 
 def has_copies(table: Location) -> bool:
-    """Return whether the files of a table have copies: where originals are synced before them.
+    """Return whether the files of a table have copies: where originals are durable before them.
 
     Of an unsynced root a power loss might leave the copy of a commit and not the commit.
     """
-    return table.is_synced and table.uri.rsplit("/", 1)[-1] not in WITHOUT_COPIES
+    name = table.uri.rsplit("/", 1)[-1]
+    if table.is_local:
+        return table.is_synced and name not in WITHOUT_COPIES
+    return table.options.get(SECOND_COPIES) != "false" and name not in WITHOUT_COPIES_ON_STORES
 
 
 def copy_path(path: str) -> str:
@@ -93,10 +118,32 @@ def copy_path(path: str) -> str:
     return f"{FOLDER}/{path.rsplit('/', 1)[-1]}"
 
 
+def beside(table: Location, write: Callable[[], object]) -> None:
+    """Write copies of a table's files: at once in a local folder, beside the caller on a store.
+
+    On a store the copies of a table are written in the order of the calls.
+    """
+    if table.is_local:
+        write()
+    else:
+        lanes = copying_threads()
+        lanes[zlib.crc32(table.uri.encode()) % len(lanes)].submit(write)
+
+
+def await_copies() -> None:
+    """Wait until the copies that this process writes to object stores are written."""
+    for lane in copying_threads():
+        lane.submit(int).result()
+
+
 def write_copy(table: Location, table_id: str, path: str, content: bytes) -> None:
     """Store a copy of a committed file; a failure is ignored, since the original is in place."""
     header = {"table": table_id, "path": path, "checksum": _checksum(table_id, path, content)}
     target = f"{table.uri}/{copy_path(path)}"
+    if not table.is_local:
+        with suppress(OSError):
+            _put_copy(table, SecondCopy(table_id, path, content), json_bytes(header))
+        return
     with suppress(OSError):
         try:
             file = _created(target)
@@ -108,18 +155,45 @@ def write_copy(table: Location, table_id: str, path: str, content: bytes) -> Non
             file.write(json_bytes(header) + b"\n" + content)
 
 
+def _put_copy(table: Location, copy: SecondCopy, header: bytes) -> None:
+    """Put a copy to an object store, and report the commit of the same version that was lost."""
+    path, text = copy_path(copy.path), header + b"\n" + copy.content
+    if not copy.path.endswith(".json"):
+        table.overwrite_object(path, text)
+        return
+    try:
+        table.put_new(path, text)
+    except FileExistsError:
+        before = copy_of(table, copy.path)
+        if before == copy:
+            return
+        if before is not None and before.table_id == copy.table_id:
+            _log.error(
+                "a commit was lost, and another one has its version",
+                path=f"{table.uri}/{copy.path}",
+                remedy="compare the table with a backup or an earlier version of the object",
+            )
+        table.overwrite_object(path, text)
+
+
 def copy_file(table: Location, table_id: str, path: str) -> None:
     """Store a copy of a committed file, which is read."""
     with suppress(OSError):
         write_copy(table, table_id, path, table.read_bytes(path))
 
 
-def copy_first_commit(table: Location) -> None:
-    """Store a copy of the commit that has created a table, which contains its id."""
-    if not has_copies(table) or table.exists(copy_path(commit_path(0))):
+def copy_first_commit(table: Location, content: bytes | None = None) -> None:
+    """Store a copy of the commit that has created a table, which contains its id.
+
+    Parameters: `content`, that of the commit; by default it is read, unless there is a copy.
+    """
+    if not has_copies(table):
         return
     with suppress(OSError, ValueError, LookupError, TypeError):
-        content = table.read_bytes(commit_path(0))
+        if content is None:
+            if table.exists(copy_path(commit_path(0))):
+                return
+            content = table.read_bytes(commit_path(0))
         for line in content.splitlines():
             if b'"metaData"' in line:
                 write_copy(table, str(json_value(line)["metaData"]["id"]), commit_path(0), content)
@@ -128,17 +202,29 @@ def copy_first_commit(table: Location) -> None:
 
 def remove_copies(table: Location, paths: Iterable[str]) -> None:
     """Remove the copies of files that are no longer live; a failure is ignored."""
-    for path in paths:
-        with suppress(OSError):
-            table.remove(copy_path(path))
+    _remove(table, [copy_path(path) for path in paths])
+
+
+def remove_all_copies(table: Location) -> None:
+    """Remove all copies of a table that is set aside."""
+    _remove(table, [f"{FOLDER}/{name}" for name in table.names(FOLDER)])
 
 
 def keep_copies_from(table: Location, version: int) -> None:
     """Remove the copies of commits and checkpoints that a checkpoint of `version` replaces."""
-    for name in table.names(FOLDER):
-        if has_version(name) and int(name[:20]) < version:
-            with suppress(OSError):
-                table.remove(f"{FOLDER}/{name}")
+    names = [name for name in table.names(FOLDER) if has_version(name)]
+    _remove(table, [f"{FOLDER}/{name}" for name in names if int(name[:20]) < version])
+
+
+def _remove(table: Location, paths: Sequence[str]) -> None:
+    if not table.is_local:
+        # One request for all of them.
+        with suppress(OSError):
+            table.remove_all(paths)
+        return
+    for path in paths:
+        with suppress(OSError):
+            table.remove(path)
 
 
 def differs_from_copy(table: Location, path: str, content: bytes) -> bool:
@@ -158,10 +244,14 @@ def copy_of(table: Location, path: str) -> SecondCopy | None:
     if not has_copies(table):
         return None
     try:
-        name = copy_path(path).removeprefix(f"{FOLDER}/")
-        copy = _parsed(name, table.read_bytes(copy_path(path)))
+        return parsed_copy(path, table.read_bytes(copy_path(path)))
     except OSError:
         return None
+
+
+def parsed_copy(path: str, text: bytes) -> SecondCopy | None:
+    """Return the copy of the file at `path` from the copy's text, or `None` if it is not sound."""
+    copy = _parsed(copy_path(path).removeprefix(f"{FOLDER}/"), text)
     return copy if copy is not None and copy.path == path else None
 
 
@@ -185,15 +275,18 @@ def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
 
     A copy of another table is damaged: its table id is that of fewer copies than another one.
     """
-    found: list[tuple[str, SecondCopy | None]] = []
-    for name in table.names(FOLDER):
-        with suppress(FileNotFoundError):
-            found.append((name, _parsed(name, table.read_bytes(f"{FOLDER}/{name}"))))
+    names = table.names(FOLDER)
+    texts = table.read_present([f"{FOLDER}/{name}" for name in names])
+    found = [
+        (name, _parsed(name, text))
+        for name, text in zip(names, texts, strict=True)
+        if text is not None
+    ]
     ids = Counter(copy.table_id for _, copy in found if copy is not None)
     table_id = ids.most_common(1)[0][0] if ids else None
     sound = [copy for _, copy in found if copy is not None and copy.table_id == table_id]
-    names = {copy_path(copy.path) for copy in sound}
-    return sound, [name for name, _ in found if f"{FOLDER}/{name}" not in names]
+    of_sound = {copy_path(copy.path) for copy in sound}
+    return sound, [name for name, _ in found if f"{FOLDER}/{name}" not in of_sound]
 
 
 def find_faults(table: Location, live: Collection[str] = ()) -> list[CopyFault]:
@@ -235,8 +328,9 @@ def complete_copies(table: Location, table_id: str, live: Collection[str]) -> No
     names = table.names(LOG_FOLDER)
     newest = newest_checkpoint(names)
     paths = [f"{LOG_FOLDER}/{name}" for name in names if _is_needed(name, newest)]
+    copied = {f"{FOLDER}/{name}" for name in table.names(FOLDER)}
     for path in (*paths, *live):
-        if not table.exists(copy_path(path)):
+        if copy_path(path) not in copied:
             copy_file(table, table_id, path)
 
 
@@ -266,14 +360,13 @@ def _is_needed(name: str, checkpoint: int) -> bool:
 
 
 def _compared(table: Location, copies: Iterable[SecondCopy]) -> Iterator[tuple[str, str]]:
-    for copy in copies:
-        try:
-            content = table.read_bytes(copy.path)
-        except FileNotFoundError:
+    copies = list(copies)
+    contents = table.read_present([copy.path for copy in copies])
+    for copy, content in zip(copies, contents, strict=True):
+        if content is None:
             if table.exists(copy_path(copy.path)):
                 yield copy.path, MISSING
-            continue
-        if content != copy.content and table.exists(copy_path(copy.path)):
+        elif content != copy.content and table.exists(copy_path(copy.path)):
             yield copy.path, "it is changed" if content else "it is empty"
 
 

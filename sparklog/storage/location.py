@@ -40,6 +40,11 @@ _NO_TABLES_BELOW = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]\\|^\x00-\x1f\x7f]")
 SYNC = "sync"
 """The option of a local folder that decides whether files are synced to the disk: true, false."""
 
+SECOND_COPIES = "second_copies"
+"""The option of a root on an object store that decides whether files of its tables have second
+copies: true, false.
+"""
+
 _STORE_CHUNK_BYTES = 4 << 20
 """Bytes of an object that are read or written at once."""
 
@@ -93,16 +98,14 @@ class Location:
             )
         options = _fitting(uri, storage_options)
         check_references(options, uri)
+        _check_flag(SECOND_COPIES, options, uri)
         return cls(uri.rstrip("/"), options)
 
     @classmethod
     def _of_folder(cls, path: str, storage_options: StorageOptions | None) -> Location:
         folder = _folder(path)
         options = _fitting(folder, storage_options)
-        if options.get(SYNC, "true") not in ("true", "false"):
-            raise StorageError(
-                f"the storage option {SYNC} of {folder} is {options[SYNC]!r}: write true or false"
-            )
+        _check_flag(SYNC, options, folder)
         return cls(folder, {SYNC: options[SYNC]} if SYNC in options else {})
 
     @property
@@ -119,7 +122,12 @@ class Location:
 
         Raises `ConfigError` if the variable or file of a reference is missing.
         """
-        return None if self.is_local else resolved(self.options, self.uri) or None
+        return None if self.is_local else self._of_store(self.uri) or None
+
+    def _of_store(self, uri: str) -> dict[str, str]:
+        """Return the options of the object store, without those of sparklog."""
+        given = {name: value for name, value in self.options.items() if name != SECOND_COPIES}
+        return resolved(given, uri)
 
     @property
     def is_local(self) -> bool:
@@ -144,7 +152,7 @@ class Location:
         """Return the client of the store, and the key of the object at `path`."""
         parts = urlsplit(self.uri)
         bucket = f"{parts.scheme}://{parts.netloc}"
-        store = object_store(bucket, tuple(sorted(resolved(self.options, bucket).items())))
+        store = object_store(bucket, tuple(sorted(self._of_store(bucket).items())))
         return store, "/".join(part for part in (parts.path.strip("/"), path) if part)
 
     @naming_refusals(READ)
@@ -230,6 +238,18 @@ class Location:
         if self.is_local or len(paths) < 2:
             return [self.read_bytes(path) for path in paths]
         return list(reading_threads().map(self.read_bytes, paths))
+
+    def read_present(self, paths: Sequence[str]) -> list[bytes | None]:
+        """Return the bytes of some files as `read_files` does, and `None` for those missing."""
+        if self.is_local or len(paths) < 2:
+            return [self._read_if_present(path) for path in paths]
+        return list(reading_threads().map(self._read_if_present, paths))
+
+    def _read_if_present(self, path: str) -> bytes | None:
+        try:
+            return self.read_bytes(path)
+        except FileNotFoundError:
+            return None
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file for sequential reading; raises `FileNotFoundError` if it does not exist."""
@@ -386,6 +406,14 @@ def _folder(path: str) -> str:
             "characters, and '%' before two hexadecimal digits"
         )
     return folder
+
+
+def _check_flag(name: str, options: Mapping[str, str], root: str) -> None:
+    """Raise `StorageError` if an option is neither true nor false."""
+    if options.get(name, "true") not in ("true", "false"):
+        raise StorageError(
+            f"the storage option {name} of {root} is {options[name]!r}: write true or false"
+        )
 
 
 def _fitting(uri: str, storage_options: StorageOptions | None) -> dict[str, str]:

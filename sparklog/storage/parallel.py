@@ -95,6 +95,15 @@ def _threads_of(_process: int, name: str, count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix=name)
 
 
+_COPYING_LANES = 4
+"""The threads that write second copies to object stores."""
+
+
+def copying_threads() -> Sequence[ThreadPoolExecutor]:
+    """Return the threads that write second copies to object stores, each of them in order."""
+    return [process_threads(f"second-copies-{lane}", 1) for lane in range(_COPYING_LANES)]
+
+
 def background_thread(name: str) -> ThreadPoolExecutor:
     """Return a new thread that runs what is submitted to it in order, one action at a time."""
     return ThreadPoolExecutor(1, thread_name_prefix=name)

@@ -229,11 +229,11 @@ class RecordLog:
         check_commits(self.location, self.version, has_damaged_header, self.table_id)
 
     def write_recovered_checkpoint(self, now_ms: int) -> None:
-        """Write Delta's checkpoint from memory, so that a damaged commit is not read again.
+        """Write Delta's checkpoint from memory, so that a damaged file is not read again.
 
-        The owner has read the commit before it was damaged. Raises `StorageError` if no commit is
-        damaged, or if headers are: their values are unknown. Raises `OSError` or `DeltaError` if
-        the checkpoint cannot be written.
+        The owner has read the log before it was damaged. Raises `StorageError` if headers are
+        damaged: their values are unknown. Raises `OSError` or `DeltaError` if the checkpoint cannot
+        be written.
         """
         if self._unsound:
             raise StorageError(f"{self.location.uri} has damaged headers as well")
@@ -245,7 +245,7 @@ class RecordLog:
             }
             transactions = self._log.transactions
             write_recovered_checkpoint(
-                self.location, self.table_id, self.version, live, transactions, now_ms
+                self.location, self._log.snapshot, self.version, live, transactions, now_ms
             )
 
     def partitions(self) -> list[TopicIdPartition]:

@@ -1,77 +1,90 @@
-"""A Delta checkpoint of a table with a damaged commit, from the state that its owner has in memory.
+"""A Delta checkpoint of a table with a damaged log, from the state that its owner has in memory.
 
-The owner has read the commit before it was damaged. A checkpoint of a later version has its effect,
-so no process reads the commit again when it opens the table.
+The owner has read the log before it was damaged. A checkpoint of the newest version has the effect
+of all commits up to it, so no process reads an earlier file of the log when it opens the table.
+Delta's checkpoints do not name their version: one of a small table with the same state takes its
+place.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
-from sparklog.errors import StorageError
-from sparklog.storage.commits import AddedFile, Cause, RemovedFile, commit_content, commit_text
-from sparklog.storage.control_table_damage import commit_fault
-from sparklog.storage.damaged_commits import place_of
-from sparklog.storage.delta_log_files import (
-    CHECKPOINT_HINT,
-    LOG_FOLDER,
-    commit_path,
-    complete_checkpoint,
-)
+from sparklog.storage.commits import AddedFile, Cause, commit_text
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, commit_path
+from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
+
+_VERSION = 1
+"""The version of the small table: its first commit describes it, the second one has its state."""
 
 
 def write_recovered_checkpoint(
     table: Location,
-    table_id: str,
+    described: DeltaTable,
     version: int,
     live: Mapping[str, AddedFile],
     transactions: Mapping[str, int],
     now_ms: int,
 ) -> None:
-    """Write the checkpoint of `version` although a commit after the last checkpoint is damaged.
+    """Write the checkpoint of `version`, whatever is damaged in the log up to it.
 
-    Parameters: `table_id`, the id of the table; `live`, its files at `version` by path;
-    `transactions`, its app transactions. The damaged commits are replaced, in a temporary copy of
-    the log, by one with the difference between the other commits and this state. Raises
-    `StorageError` if no commit is damaged, or the first one is, which has the table's schema.
+    Files that were removed lately are not named, which only VACUUM would read. Raises `OSError` or
+    `DeltaError` if it cannot be written.
+
+    Parameters: `described`, the table as it was opened, for its id, schema and properties; `live`,
+    its files at `version` by path; `transactions`, its app transactions.
     """
-    names = table.names(LOG_FOLDER)
-    base, parts = complete_checkpoint(names, version)
     with TemporaryDirectory(prefix="sparklog-") as folder:
         log = Path(folder, LOG_FOLDER)
         log.mkdir()
-        for part in parts:
-            Path(log, part).write_bytes(table.read_bytes(f"{LOG_FOLDER}/{part}"))
-        damaged = []
-        # Delta needs a commit at the checkpoint's version in some cases, and it is harmless.
-        for number in range(max(base, 0), version + 1):
-            content = commit_content(table, number)
-            if number > base and (
-                content is None
-                or commit_fault(content, place_of(table, number), table_id) is not None
-            ):
-                damaged.append(number)
-                content = commit_text(Cause("REPAIR"), [], [], {}, "", None, now_ms)
-            if content is not None:
-                Path(folder, commit_path(number)).write_bytes(content)
-        if not damaged or damaged[0] == 0:
-            what = "its first commit is damaged" if damaged else "none of its commits is damaged"
-            raise StorageError(f"no checkpoint of {table.uri} was written from memory: {what}")
-        actions = pa.table(DeltaTable(folder).get_add_actions(flatten=True))
-        others = set(actions.column("path").to_pylist())
-        added = [file for path, file in live.items() if path not in others]
-        removed = [RemovedFile(path, now_ms) for path in sorted(others - live.keys())]
-        text = commit_text(Cause("REPAIR"), added, removed, transactions, "", None, now_ms)
-        Path(folder, commit_path(damaged[-1])).write_bytes(text)
-        before = {path.name for path in log.iterdir()}
+        description = [json_bytes(action) for action in _description(described)]
+        Path(folder, commit_path(_VERSION - 1)).write_bytes(b"\n".join(description))
+        state = commit_text(Cause("REPAIR"), [*live.values()], [], transactions, "", None, now_ms)
+        Path(folder, commit_path(_VERSION)).write_bytes(state)
         DeltaTable(folder).create_checkpoint()
-        made = {path.name for path in log.iterdir()} - before
-        # The hint is written last, since it names the checkpoint's files.
-        for name in sorted(made, key=lambda name: (name == CHECKPOINT_HINT, name)):
-            table.replace(f"{LOG_FOLDER}/{name}", Path(log, name).read_bytes())
+        content = Path(log, _checkpoint(_VERSION)).read_bytes()
+        hint = json_value(Path(log, CHECKPOINT_HINT).read_bytes())
+    table.replace(f"{LOG_FOLDER}/{_checkpoint(version)}", content)
+    # The hint is written last, since it names the checkpoint.
+    table.replace(f"{LOG_FOLDER}/{CHECKPOINT_HINT}", json_bytes({**hint, "version": version}))
+
+
+def _checkpoint(version: int) -> str:
+    return f"{version:020}.checkpoint.parquet"
+
+
+def _description(described: DeltaTable) -> list[dict[str, Any]]:
+    """Return the actions that describe a table: its protocol, and its metadata."""
+    protocol, metadata = described.protocol(), described.metadata()
+    versions: dict[str, Any] = {
+        "minReaderVersion": protocol.min_reader_version,
+        "minWriterVersion": protocol.min_writer_version,
+    }
+    for name, features in (
+        ("readerFeatures", protocol.reader_features),
+        ("writerFeatures", protocol.writer_features),
+    ):
+        if features is not None:
+            versions[name] = list(features)
+    return [
+        {"protocol": versions},
+        {
+            "metaData": {
+                "id": str(metadata.id),
+                "name": metadata.name,
+                "description": metadata.description,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps(json.loads(described.schema().to_json())),
+                "partitionColumns": list(metadata.partition_columns),
+                "createdTime": metadata.created_time,
+                "configuration": dict(metadata.configuration),
+            }
+        },
+    ]

@@ -25,6 +25,7 @@ from sparklog.storage.control_table_damage import checkpoint_fault
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, newest_version
+from sparklog.storage.file_copies import await_copies, copy_path, remove_all_copies
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.record_log import RecordLog
@@ -143,10 +144,12 @@ def test_a_newest_commit_that_is_gone_is_found_by_the_journals(
     """Without its newest commit a table is a sound one of the version before.
 
     Brokers refused to start with such a cluster root, but `sparklog scrub` found nothing, so that
-    nobody named the file that had to be restored. The journals carry the version that was seen.
+    nobody named the file that had to be restored. The journals carry the version that was seen. The
+    commit has no second copy here, as in a cluster of an earlier release.
     """
     table = on_store.root_of_cluster.child(table_name)
     path = f"_delta_log/{newest_version(table):020}.json"
+    table.remove(copy_path(path))
     content = table.read_bytes(path)
     table.remove(path)
     [found] = scrub(on_store.connect()).findings
@@ -166,8 +169,11 @@ def test_a_checkpoint_that_only_arrow_reads_is_found(on_store: OnStore) -> None:
     """
     table = on_store.root_of_cluster.child("stream_writes")
     StreamWrites(on_store.connect()).begin(MicroBatch("query", 0, "a topic"), {})
+    await_copies()
     version = newest_version(table)
     write_checkpoint(table)
+    # As in a cluster of an earlier release.
+    remove_all_copies(table)
     path = f"_delta_log/{version:020}.checkpoint.parquet"
     content = table.read_bytes(path)
     table.replace(path, _refused_by_delta_rs(content))
@@ -178,6 +184,7 @@ def test_a_checkpoint_that_only_arrow_reads_is_found(on_store: OnStore) -> None:
     ]
     # All commits are there, so another checkpoint is written.
     assert [one.state for one in repair(on_store.connect())] == ["repaired"]
+    remove_all_copies(table)
     for number in range(version):
         table.remove(f"_delta_log/{number:020}.json")
     table.replace(path, _refused_by_delta_rs(content))

@@ -9,28 +9,23 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from sparklog.storage.file_copies import WITHOUT_COPIES
+from sparklog.storage.file_copies import WITHOUT_COPIES, WITHOUT_COPIES_ON_STORES
 from tests.faults.damage.sound_cluster import BROKERS, COMMITTED_OFFSET, PARTITIONS
 from tests.faults.damage.trial import Observed, Trial, is_finding
 
-Verdict = Literal[
-    "kept", "by hand", "unnoticed", "traceback", "lost", "silent", "too much", "not repaired"
-]
-"""The verdicts of a case; by hand and unnoticed exist on object stores only.
+Verdict = Literal["kept", "by hand", "traceback", "lost", "silent", "too much", "not repaired"]
+"""The verdicts of a case; by hand exists on object stores only.
 
 kept: the promise is kept. by hand: it is kept by the remedy that the commands have named, since
-files of tables have no second copies there (docs/damaged-tables.md). unnoticed: nothing can show
-the damage, see `_is_unnoticed`; at most the last change of a table is lost, which the outcome says.
-traceback: a process raised an exception that it does not expect. lost: an acknowledged record or a
-committed offset is gone after the repair. silent: nothing named a damaged file that is read. too
-much: damage to a replica cost another one, or clients. not repaired: after the command something is
-still damaged, out of sync or refused.
+files of some tables have no second copies there (docs/damaged-tables.md). traceback: a process
+raised an exception that it does not expect. lost: an acknowledged record or a committed offset is
+gone after the repair. silent: nothing named a damaged file that is read. too much: damage to a
+replica cost another one, or clients. not repaired: after the command something is still damaged,
+out of sync or refused.
 """
 
-KNOWN: frozenset[Verdict] = frozenset({"kept", "by hand", "unnoticed"})
+KNOWN: frozenset[Verdict] = frozenset({"kept", "by hand"})
 """The verdicts of cases whose outcome is documented as the right one."""
-
-LAST_CHANGE_LOST = "its last change is lost"
 
 
 class Outcome(NamedTuple):
@@ -48,9 +43,6 @@ class Outcome(NamedTuple):
 def judge(trial: Trial) -> Outcome:
     """Return the outcome of a trial."""
     after = sorted(set(_problems(trial)))
-    verdict = _verdict(trial, after)
-    if verdict == "unnoticed" and trial.case.damage == "removed":
-        after = [LAST_CHANGE_LOST, *after]
     return Outcome(
         brokers=_brokers(trial),
         clients=_clients(trial.damaged),
@@ -58,7 +50,7 @@ def judge(trial: Trial) -> Outcome:
         scrub=_scrub(trial),
         repair=_repair(trial),
         after="; ".join(after) or "sound",
-        verdict=verdict,
+        verdict=_verdict(trial, after),
     )
 
 
@@ -75,12 +67,11 @@ def judge_pair(trial: Trial) -> Verdict:
 def _verdict(trial: Trial, after: list[str]) -> Verdict:
     if trial.damaged.tracebacks or trial.repaired.tracebacks or trial.restarted.tracebacks:
         return "traceback"
-    if _is_unnoticed(trial, after):
-        return "unnoticed"
     if any(one.startswith("lost") for one in after):
         return "lost"
     # An older state of a table that its owner writes again is a sound one, without an effect.
-    is_rewritten = trial.case.table in WITHOUT_COPIES and not after
+    rewritten = WITHOUT_COPIES if trial.storage == "folder" else WITHOUT_COPIES_ON_STORES
+    is_rewritten = trial.case.table in rewritten and not after
     if trial.is_read and not is_rewritten and not _is_named(trial):
         return "silent"
     if _too_much(trial):
@@ -88,21 +79,6 @@ def _verdict(trial: Trial, after: list[str]) -> Verdict:
     if after:
         return "not repaired"
     return "by hand" if trial.by_hand else "kept"
-
-
-def _is_unnoticed(trial: Trial, after: list[str]) -> bool:
-    """Return whether damage to an object of a table was one that nothing can show.
-
-    A table without its newest commit is a sound table of the version before, unless a journal
-    carries the version. A checkpoint of Delta has no checksum, so a flipped bit may change nothing
-    that is needed. In local folders second copies show both.
-    """
-    case = trial.case
-    if trial.storage == "folder" or not trial.is_read or _is_named(trial):
-        return False
-    if (case.kind, case.damage) == ("newest commit", "removed"):
-        return set(after) <= {"lost: a committed offset"}
-    return (case.kind, case.damage) == ("checkpoint", "flipped") and not after
 
 
 # --- the damaged cluster --------------------------------------------------------------------------

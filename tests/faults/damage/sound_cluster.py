@@ -28,6 +28,7 @@ from sparklog.storage.batch_files import BatchFile
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_checkpoints import await_checkpoints, write_checkpoint
 from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
+from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.faults.damage.storage import Storage
@@ -86,6 +87,7 @@ def build(storage: Storage, age: str) -> None:
     for broker in cluster.brokers.values():
         broker.stop()
     await_checkpoints()
+    await_copies()
     cluster.close()
 
 

@@ -50,8 +50,7 @@ def _counts(results: Sequence[Result]) -> str:
     counts = Counter(one.outcome.verdict for one in results)
     return (
         f"\nSo far {len(results)} cases were played, drawn from all files: {counts['kept']} end as "
-        f"in local folders, {counts['by hand']} by a\nremedy that an operator carries out, and "
-        f"{counts['unnoticed']} unnoticed.\n"
+        f"in local folders, and {counts['by hand']} by a\nremedy that an operator carries out.\n"
     )
 
 

@@ -32,6 +32,7 @@ from sparklog.model import TopicIdPartition, TopicPartition, new_batch_path
 from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.storage.batch_files import BatchFileWriter, records_table
 from sparklog.storage.delta_checkpoints import await_checkpoints
+from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location, one_line
 from sparklog.testing import ManualClock
 from tests.faults.damage.cases import (
@@ -367,6 +368,7 @@ def play(place: Place, case: Case, seed: int, second: Case | None = None) -> Tri
             processes.tick()
             processes.use("sound")
             await_checkpoints()
+            await_copies()
             before = processes.observed.consumed
             assert not processes.observed.errors, processes.observed.errors
             processes.observed = Observed()
@@ -412,6 +414,7 @@ def play(place: Place, case: Case, seed: int, second: Case | None = None) -> Tri
             processes.await_in_sync()
             processes.use("restarted")
         await_checkpoints()
+        await_copies()
         return Trial(
             case,
             place.storage.kind,

@@ -1,0 +1,82 @@
+"""The journal of a stopped broker, ended before damage that nothing can restore.
+
+A broker does not start with a damaged journal, and what it had in memory is gone. The commits
+before the damage are an earlier state of the log directory. A broker that starts with one takes the
+directory for a restored one, leaves every ISR, and copies from the leaders what it lacks (decision
+36). So no record is lost as long as each of its partitions has another replica in sync that runs.
+"""
+
+from __future__ import annotations
+
+from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.errors import StorageError
+from sparklog.model import LOG
+from sparklog.states import RUNNING_STATES
+from sparklog.storage.control_table import create_table
+from sparklog.storage.delta_log_check import check_log
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, has_version
+from sparklog.storage.location import Location
+
+SET_ASIDE = "_set_aside"
+"""The folder in `log` of the files that were part of the journal."""
+
+
+def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms: int) -> str:
+    """End a journal before its first damaged commit; return what was done, as a clause.
+
+    The files from there on are set aside in the table's folder `_set_aside`. They are removed from
+    the newest to the oldest, so a process that dies in between leaves a journal that is still
+    damaged at the same commit. Without a sound commit the journal begins again, empty.
+
+    Parameters: `root`, a log directory of a broker that does not run; `now_ms`, the present time,
+    which is part of the names of the files that are set aside. Raises `StorageError` if a partition
+    has no other replica in sync that runs, and `OSError` if the store fails.
+    """
+    damaged = [file for file in check_log(root.child(LOG.name)).damaged if not file.is_dispensable]
+    if not damaged:
+        return "the journal can be opened"
+    alone = [
+        _name(state) for state in metadata.partitions.values() if _alone(state, broker_id, metadata)
+    ]
+    if alone:
+        raise StorageError(
+            f"broker {broker_id} may be the only one with the records of {', '.join(alone[:5])}"
+            f"{f' and {len(alone) - 5} other partitions' if len(alone) > 5 else ''}: start their "
+            f"other replicas in sync, or restore {root.uri}/{LOG.name}/{damaged[0].path}"
+        )
+    table = root.child(LOG.name)
+    first = min(int(file.path.removeprefix(f"{LOG_FOLDER}/")[:20]) for file in damaged)
+    _set_aside_from(table, first, now_ms)
+    if first == 0:
+        create_table(root, LOG)
+    return (
+        f"the journal ends before the damage, at version {first - 1}; its rest is in "
+        f"{table.uri}/{SET_ASIDE}. When broker {broker_id} is started, its replicas leave the ISR "
+        "and are refilled from their leaders"
+    )
+
+
+def _name(state: PartitionState) -> str:
+    return f"{state.topic}-{state.partition}"
+
+
+def _alone(state: PartitionState, broker_id: int, metadata: Metadata) -> bool:
+    """Return whether no other running broker has all committed records of a partition."""
+    if state.replica(broker_id) is None:
+        return False
+    running = {one for one, row in metadata.brokers.items() if row.state in RUNNING_STATES}
+    return not (set(state.isr) - {broker_id}) & running
+
+
+def _set_aside_from(table: Location, first: int, now_ms: int) -> None:
+    """Set aside the files of a log from a version on, the newest first."""
+    names = [name for name in table.names(LOG_FOLDER) if has_version(name)]
+    later = sorted((name for name in names if int(name[:20]) >= first), reverse=True)
+    for name in later:
+        content = table.read_bytes(f"{LOG_FOLDER}/{name}")
+        with table.create(f"{SET_ASIDE}/{name}.{now_ms}") as file:
+            file.write(content)
+    table.sync(f"{SET_ASIDE}/{name}.{now_ms}" for name in later)
+    table.remove_durably(f"{LOG_FOLDER}/{CHECKPOINT_HINT}")
+    for name in later:
+        table.remove_durably(f"{LOG_FOLDER}/{name}")
