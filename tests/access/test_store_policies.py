@@ -260,8 +260,11 @@ def test_each_part_of_a_policy_is_necessary(used: IdentityCluster, name: str) ->
 
 
 def is_clean_up(action: str, pattern: str) -> bool:
-    """Return whether an entry of a policy is the removal of old commits in the cluster root."""
-    return action == "s3:DeleteObject" and re.search("/cluster/.*/_delta_log/", pattern) is not None
+    """Return whether an entry of a policy is the removal of old commits, or of their copies, in the
+    cluster root.
+    """
+    folders = "/cluster/.*/(_delta_log|_second_copies)/"
+    return action == "s3:DeleteObject" and re.search(folders, pattern) is not None
 
 
 @pytest.mark.parametrize("role", Role)

@@ -18,6 +18,7 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.maintenance.audit import audit
 from sparklog.model import Batch, Record
 from sparklog.storage.batch_files import read_records
+from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location
 from sparklog.storage.record_log import RecordLog
 
@@ -118,17 +119,20 @@ def test_the_requests_of_a_cleaned_log(store: Store) -> None:
     on.write("t", *numbered(2))
     on.write("c", *numbered(8))
     dirty = [f"cleaned/broker-0/log/{batch.path}" for batch in on.batches()]
+    await_copies()
     with store.logged() as requests:
         report = on.broker.clean()
+        await_copies()
     assert (report.partitions, report.records, report.retained) == (1, 8, 3)
     [clean] = [f"cleaned/broker-0/log/{batch.path}" for batch in on.batches()]
     expected = Counter({("GET", path): 2 for path in dirty}) + Counter({("PUT", clean): 1})
     assert of_files(requests) == expected
     # Both tables are opened, and cleaner_offset_checkpoint is created; its rows are a file and a
-    # commit, as those of producer_state are.
+    # commit, as those of producer_state are. Each of its three files has a copy, for one of which
+    # the file is read.
     opened = {("LIST", table): 1 for table in ("cleaner_offset_checkpoint", "stream_writes")}
-    opened |= {("GET", table): 2 for table in ("cleaner_offset_checkpoint", "stream_writes")}
-    put = {("PUT", "log"): 1, ("PUT", "producer_state"): 2, ("PUT", "cleaner_offset_checkpoint"): 3}
+    opened |= {("GET", "cleaner_offset_checkpoint"): 4, ("GET", "stream_writes"): 3}
+    put = {("PUT", "log"): 1, ("PUT", "producer_state"): 2, ("PUT", "cleaner_offset_checkpoint"): 6}
     assert of_tables(requests) == Counter(opened | put)
     with store.logged() as requests:
         assert on.broker.clean().partitions == 0
@@ -140,12 +144,15 @@ def test_the_requests_of_a_cleaned_log(store: Store) -> None:
     [_, added] = [f"cleaned/broker-0/log/{batch.path}" for batch in on.batches()]
     with store.logged() as requests:
         assert on.broker.clean().partitions == 1
+        await_copies()
     [clean_again] = [f"cleaned/broker-0/log/{batch.path}" for batch in on.batches()]
     assert of_files(requests) == Counter(
         {("GET", clean): 1, ("GET", added): 2, ("PUT", clean_again): 1}
     )
-    put[("PUT", "cleaner_offset_checkpoint")] = 2
-    assert of_tables(requests) == Counter(put | {("GET", "stream_writes"): 1})
+    # The file and the commit with their copies. The copy of the file before is removed.
+    put[("PUT", "cleaner_offset_checkpoint")] = 4
+    copied = {("GET", "cleaner_offset_checkpoint"): 1, ("DELETE", "cleaner_offset_checkpoint"): 1}
+    assert of_tables(requests) == Counter(put | copied | {("GET", "stream_writes"): 1})
     on.application.round()
     with store.logged() as requests:
         assert on.broker.clean().partitions == 0

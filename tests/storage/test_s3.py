@@ -37,7 +37,7 @@ from sparklog.model import (
     Batch,
     new_batch_path,
 )
-from sparklog.storage import shard_rewrites
+from sparklog.storage import delta_log, shard_rewrites
 from sparklog.storage.batch_files import (
     BatchFileWriter,
     file_checksum,
@@ -56,6 +56,7 @@ from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_files import commit_path, newest_after
 from sparklog.storage.delta_snapshots import open_delta_table, table_identity
 from sparklog.storage.execution import BatchSlice, SparkExecution
+from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.record_log import RecordLog
@@ -176,6 +177,7 @@ class TestRoots:
         """Creating an existing cluster root or broker root changes nothing."""
         cluster = ClusterRoot.create(at("a cluster"))
         BrokerRoot.create(at("broker-0"), cluster.cluster_id, 0)
+        await_copies()
         before = names(at("a cluster")), names(at("broker-0"))
         assert ClusterRoot.create(at("a cluster")).cluster_id == cluster.cluster_id
         BrokerRoot.create(at("broker-0"), cluster.cluster_id, 0)
@@ -184,9 +186,11 @@ class TestRoots:
         assert versions == {0}
 
         # A creation that was interrupted is completed.
-        at("a cluster").remove(f"format/_delta_log/{1:020}.json")
+        for folder in ("_delta_log", "_second_copies"):
+            at("a cluster").remove(f"format/{folder}/{1:020}.json")
         at("a cluster").remove(f"topics/_delta_log/{0:020}.json")
         again = ClusterRoot.create(at("a cluster"))
+        await_copies()
         assert again.cluster_id != cluster.cluster_id
         assert names(at("a cluster").child("topics")) == [
             name.removeprefix("topics/") for name in before[0] if name.startswith("topics/")
@@ -278,6 +282,8 @@ class TestControlTables:
         """The file and the commit are written with PUT. The commit, the file and the next commit,
         which does not exist, are read. Nothing is listed.
         """
+        # Copies are requests beside these.
+        monkeypatch.setattr(delta_log, "beside", lambda *_: None)
         monkeypatch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
         root = at("cluster")
         create_table(root, PARTITION_STATE)
@@ -304,6 +310,8 @@ class TestControlTables:
         """Others commit in each round trip: an election of 5,000 partitions during 10 commits per
         second landed after 21 s. A file that is not used is removed after the commit.
         """
+        # Copies are requests beside these.
+        monkeypatch.setattr(delta_log, "beside", lambda *_: None)
         monkeypatch.setattr(shard_rewrites, "ROWS_PER_FILE", 4)
         root = at("cluster")
         create_table(root, PARTITION_STATE)
