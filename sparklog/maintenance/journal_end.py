@@ -20,6 +20,8 @@ from sparklog.storage.location import Location
 SET_ASIDE = "_set_aside"
 """The folder in `log` of the files that were part of the journal."""
 
+_HINT = f"{LOG_FOLDER}/{CHECKPOINT_HINT}"
+
 
 def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms: int) -> str:
     """End a journal before its first damaged commit; return what was done, as a clause.
@@ -32,7 +34,11 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
     which is part of the names of the files that are set aside. Raises `StorageError` if a partition
     has no other replica in sync that runs, and `OSError` if the store fails.
     """
-    damaged = [file for file in check_log(root.child(LOG.name)).damaged if not file.is_dispensable]
+    table = root.child(LOG.name)
+    # Without a hint that names a missing checkpoint the log is listed.
+    damaged = [
+        file for file in check_log(table).damaged if not file.is_dispensable and file.path != _HINT
+    ]
     if not damaged:
         return "the journal can be opened"
     alone = [
@@ -44,7 +50,6 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
             f"{f' and {len(alone) - 5} other partitions' if len(alone) > 5 else ''}: start their "
             f"other replicas in sync, or restore {root.uri}/{LOG.name}/{damaged[0].path}"
         )
-    table = root.child(LOG.name)
     first = min(int(file.path.removeprefix(f"{LOG_FOLDER}/")[:20]) for file in damaged)
     _set_aside_from(table, first, now_ms)
     if first == 0:
@@ -74,9 +79,11 @@ def _set_aside_from(table: Location, first: int, now_ms: int) -> None:
     later = sorted((name for name in names if int(name[:20]) >= first), reverse=True)
     for name in later:
         content = table.read_bytes(f"{LOG_FOLDER}/{name}")
+        # Those of an attempt at the same time are replaced.
+        table.remove(f"{SET_ASIDE}/{name}.{now_ms}")
         with table.create(f"{SET_ASIDE}/{name}.{now_ms}") as file:
             file.write(content)
     table.sync(f"{SET_ASIDE}/{name}.{now_ms}" for name in later)
-    table.remove_durably(f"{LOG_FOLDER}/{CHECKPOINT_HINT}")
+    table.remove_durably(_HINT)
     for name in later:
         table.remove_durably(f"{LOG_FOLDER}/{name}")

@@ -1,5 +1,7 @@
 """Creation of missing tables of a root that is in place, where an empty table is as good.
 
+A table that cannot be opened is emptied in place where its rows are written again.
+
 No decision about records, offsets or members depends on the rows of these tables: they are notes of
 maintenance, and the past. Their creation needs no connection: no broker starts, and no scrub runs,
 while a table of the cluster root is missing.
@@ -8,6 +10,7 @@ while a table of the cluster root is missing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from tempfile import TemporaryDirectory
 
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Repair, finding
@@ -17,12 +20,14 @@ from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import CREATED_AGAIN, is_in_place
-from sparklog.storage.delta_log_files import LOG_FOLDER
-from sparklog.storage.delta_snapshots import open_table
+from sparklog.storage.delta_log_check import named_id
+from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
+from sparklog.storage.delta_snapshots import open_delta_table, open_table
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
 from sparklog.storage.file_copies import remove_all_copies
 from sparklog.storage.location import Location
+from sparklog.storage.recovered_checkpoint import write_recovered_checkpoint
 
 
 def create_in_cluster_root(
@@ -56,6 +61,24 @@ def create_in_broker_roots(
                 # Its disk is away, perhaps; the findings of scrubs say so.
                 continue
     return repairs
+
+
+def empty_in_place(table: Location, schema: TableSchema, now_ms: int) -> None:
+    """Empty a table of the cluster root that cannot be opened, under its present version.
+
+    Delta's checkpoint of an empty table takes the place of all files of the log. Processes that
+    have the table in memory go on from that version, so it is for a table without a fence.
+    Parameters: `now_ms`, the present time. Raises `OSError` or `DeltaError` if that fails.
+    """
+    names = [name for name in table.names(LOG_FOLDER) if has_version(name)]
+    version = max((int(name[:20]) for name in names), default=0)
+    with TemporaryDirectory(prefix="sparklog-") as folder:
+        create_table(Location(folder), schema)
+        described = open_delta_table(Location(folder).child(schema.name))
+    # Processes that have the table in memory take commits of the same id only.
+    write_recovered_checkpoint(table, described, version, {}, {}, now_ms, named_id(table))
+    written = f"{version:020}.checkpoint.parquet"
+    table.remove_all([f"{LOG_FOLDER}/{name}" for name in names if name != written])
 
 
 def _created(

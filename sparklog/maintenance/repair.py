@@ -20,12 +20,14 @@ from sparklog.cluster.repairs import Repair, repairs_of, request_repairs, set_ou
 from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.journal_end import end_before_damage
+from sparklog.maintenance.missing_tables import empty_in_place
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
 from sparklog.maintenance.scrub_reading import ScrubReading
 from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
+    CONSUMER_GROUP_HEARTBEATS,
     FORMAT,
     LOG,
     REQUEST_TABLES,
@@ -33,6 +35,7 @@ from sparklog.model import (
 )
 from sparklog.states import RUNNING_STATES
 from sparklog.storage.control_table import ControlTable
+from sparklog.storage.control_table_damage import CREATED_AGAIN
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import JOURNAL_FAULTS, LOG_FILE_FAULTS, check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, newest_version
@@ -279,9 +282,19 @@ class _Repairs:
             return self._end_journal(one, one.broker_id)
         if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
             return self._requested(one, f"broker {one.broker_id} writes it again")
+        if one.table_name == CONSUMER_GROUP_HEARTBEATS.name and one.fault in _OF_TABLES:
+            return self._empty(one)
         if one.fault == "damaged_header":
             return self._requested(one, f"broker {one.broker_id} refills the replica")
         return {"state": "unrepairable", "outcome": one.remedy}
+
+    def _empty(self, one: Repair) -> _Changes:
+        """Empty a table whose rows are written again within seconds."""
+        table = Location.of(one.root, self._connection.storage_options).child(one.table_name)
+        empty_in_place(table, CONSUMER_GROUP_HEARTBEATS, self._now_ms)
+        self._done("file")
+        lost = CREATED_AGAIN[one.table_name]
+        return {"state": "repaired", "outcome": f"the table was emptied: {lost}"}
 
     def _end_journal(self, one: Repair, broker_id: int) -> _Changes:
         """End the journal of a stopped broker before the damage."""

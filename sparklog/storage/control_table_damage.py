@@ -75,7 +75,8 @@ _REMEDIES = {
         f"{_RESTORE}; a broker can also start with an empty root, which its leaders refill"
     ),
     CONSUMER_GROUP_HEARTBEATS.name: (
-        f"{_RESTORE}; otherwise delete the table's folder: the groups' members recreate it"
+        "run sparklog repair: it restores the table from its second copies, or empties it, and the "
+        "groups' members write their heartbeats again (docs/damaged-tables.md)"
     ),
 }
 

@@ -21,6 +21,7 @@ from sparklog.storage.delta_log_files import (
     commit_path,
     complete_checkpoint,
     has_version,
+    is_checkpoint,
     last_checkpoint,
 )
 from sparklog.storage.file_copies import MISSING, find_faults, has_copies
@@ -150,6 +151,21 @@ def hint_fault(table: Location) -> str | None:
         return "it is malformed"
     version, _ = complete_checkpoint(table.names(LOG_FOLDER), hinted)
     return None if version == hinted else f"it names checkpoint {hinted}, which is missing"
+
+
+def named_id(table: Location) -> str | None:
+    """Return the id that most files of a log name as that of their table, or `None` if none does.
+
+    Raises `OSError` if the log cannot be read.
+    """
+    names = [name for name in table.names(LOG_FOLDER) if has_version(name)]
+    found: Counter[str] = Counter()
+    contents = table.read_present([f"{LOG_FOLDER}/{name}" for name in names])
+    for name, content in zip(names, contents, strict=True):
+        if content is not None:
+            with suppress(OSError, ValueError, pa.ArrowException):
+                found.update(_ids_in_checkpoint(content) if is_checkpoint(name) else _ids(content))
+    return next((table_id for table_id, _ in found.most_common(1)), None)
 
 
 def _ids(commit: bytes) -> Iterator[str]:

@@ -36,7 +36,6 @@ from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG,
-    PRODUCER_STATE,
     REQUEST_TABLES,
 )
 from sparklog.storage import local_files
@@ -73,13 +72,11 @@ WITHOUT_COPIES = frozenset(
 
 WITHOUT_COPIES_ON_STORES = WITHOUT_COPIES | {
     LOG.name,
-    PRODUCER_STATE.name,
     CONSUMER_GROUP_HEARTBEATS.name,
 }
 """The tables without copies on object stores, where a copy is a request to pay for.
 
-The other replicas have what a log has, a broker writes the producers' state again, and members
-their heartbeats.
+The other replicas have what a log has, and members write their heartbeats again.
 """
 
 

@@ -32,6 +32,7 @@ def write_recovered_checkpoint(
     live: Mapping[str, AddedFile],
     transactions: Mapping[str, int],
     now_ms: int,
+    table_id: str | None = None,
 ) -> None:
     """Write the checkpoint of `version`, whatever is damaged in the log up to it.
 
@@ -39,12 +40,12 @@ def write_recovered_checkpoint(
     `DeltaError` if it cannot be written.
 
     Parameters: `described`, the table as it was opened, for its id, schema and properties; `live`,
-    its files at `version` by path; `transactions`, its app transactions.
+    its files at `version` by path; `transactions`, its app transactions; `table_id`, another id.
     """
     with TemporaryDirectory(prefix="sparklog-") as folder:
         log = Path(folder, LOG_FOLDER)
         log.mkdir()
-        description = [json_bytes(action) for action in _description(described)]
+        description = [json_bytes(action) for action in _description(described, table_id)]
         Path(folder, commit_path(_VERSION - 1)).write_bytes(b"\n".join(description))
         state = commit_text(Cause("REPAIR"), [*live.values()], [], transactions, "", None, now_ms)
         Path(folder, commit_path(_VERSION)).write_bytes(state)
@@ -60,7 +61,7 @@ def _checkpoint(version: int) -> str:
     return f"{version:020}.checkpoint.parquet"
 
 
-def _description(described: DeltaTable) -> list[dict[str, Any]]:
+def _description(described: DeltaTable, table_id: str | None) -> list[dict[str, Any]]:
     """Return the actions that describe a table: its protocol, and its metadata."""
     protocol, metadata = described.protocol(), described.metadata()
     versions: dict[str, Any] = {
@@ -77,7 +78,7 @@ def _description(described: DeltaTable) -> list[dict[str, Any]]:
         {"protocol": versions},
         {
             "metaData": {
-                "id": str(metadata.id),
+                "id": table_id or str(metadata.id),
                 "name": metadata.name,
                 "description": metadata.description,
                 "format": {"provider": "parquet", "options": {}},

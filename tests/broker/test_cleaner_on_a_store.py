@@ -128,11 +128,12 @@ def test_the_requests_of_a_cleaned_log(store: Store) -> None:
     expected = Counter({("GET", path): 2 for path in dirty}) + Counter({("PUT", clean): 1})
     assert of_files(requests) == expected
     # Both tables are opened, and cleaner_offset_checkpoint is created; its rows are a file and a
-    # commit, as those of producer_state are. Each of its three files has a copy, for one of which
-    # the file is read.
+    # commit, as those of producer_state are. Each of these files has a copy; the files of rows are
+    # read for it.
     opened = {("LIST", table): 1 for table in ("cleaner_offset_checkpoint", "stream_writes")}
     opened |= {("GET", "cleaner_offset_checkpoint"): 4, ("GET", "stream_writes"): 3}
-    put = {("PUT", "log"): 1, ("PUT", "producer_state"): 2, ("PUT", "cleaner_offset_checkpoint"): 6}
+    opened |= {("GET", "producer_state"): 1}
+    put = {("PUT", "log"): 1, ("PUT", "producer_state"): 4, ("PUT", "cleaner_offset_checkpoint"): 6}
     assert of_tables(requests) == Counter(opened | put)
     with store.logged() as requests:
         assert on.broker.clean().partitions == 0
@@ -151,7 +152,8 @@ def test_the_requests_of_a_cleaned_log(store: Store) -> None:
     )
     # The file and the commit with their copies. The copy of the file before is removed.
     put[("PUT", "cleaner_offset_checkpoint")] = 4
-    copied = {("GET", "cleaner_offset_checkpoint"): 1, ("DELETE", "cleaner_offset_checkpoint"): 1}
+    rewritten = ("cleaner_offset_checkpoint", "producer_state")
+    copied = {(method, table): 1 for method in ("GET", "DELETE") for table in rewritten}
     assert of_tables(requests) == Counter(put | copied | {("GET", "stream_writes"): 1})
     on.application.round()
     with store.logged() as requests:

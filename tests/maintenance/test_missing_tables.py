@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.s3_store import Store, running_store
+from sparklog import Consumer
 from sparklog.cluster.connection import Connection
 from sparklog.maintenance.audit import audit
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.maintenance.table_restoration import restore_cluster_root
-from sparklog.model import BROKER_TABLES, CLUSTER_TABLES
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, CONSUMER_GROUP_HEARTBEATS
+from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import CREATED_AGAIN
+from sparklog.storage.delta_log_files import commit_path, newest_version
+from sparklog.storage.vacuum import read_table_files
 from sparklog.testing import LocalCluster
+from tests.jobs.processes import wait_for
 
 OF_CLUSTER = [one.name for one in CLUSTER_TABLES if one.name in CREATED_AGAIN]
 OF_BROKERS = [one.name for one in BROKER_TABLES if one.name in CREATED_AGAIN]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
+        yield running
 
 
 @pytest.fixture
@@ -103,3 +117,45 @@ def test_a_table_with_decisions_in_it_is_left_to_an_operator(
     shutil.rmtree(cluster.root / "cluster" / name)
     assert restore_cluster_root(cluster.location()) == []
     assert not (cluster.root / "cluster" / name).exists()
+
+
+@pytest.mark.parametrize("damaged", ["live file", "newest commit", "first commit"])
+def test_damaged_heartbeats_without_copies_are_emptied_while_members_run(
+    store: Store, damaged: str
+) -> None:
+    """On object stores the table has no second copies. Its versions go on, so members do, too."""
+    place, options = store.bucket(f"heartbeats-{damaged.replace(' ', '-')}"), store.options()
+    cluster = LocalCluster(place, [0, 1], storage_options=options)
+    cluster.create_topic("t", assignment={0: [0, 1], 1: [1, 0]})
+    often: dict[str, Any] = {"group_id": "g", "heartbeat_interval_ms": 100}
+    with Consumer(cluster.connection, **often) as member:
+        member.subscribe(["t"])
+        wait_for(lambda: member.poll(50) == {} and len(member.assignment()) == 2, "partitions")
+        table = cluster.location().child(CONSUMER_GROUP_HEARTBEATS.name)
+        newest = newest_version(table)
+        live = read_table_files(table).live
+        paths = {
+            "live file": list(live),
+            "newest commit": [commit_path(newest)],
+            "first commit": [commit_path(0)],
+        }[damaged]
+        table.remove_all(paths)
+
+        def connect() -> Connection:
+            return Connection(f"{place}/cluster", storage_options=options)
+
+        # A heartbeat may have replaced the live file meanwhile.
+        assert scrub(connect(), restart=True).findings or damaged == "live file"
+        assert {one.state for one in repair(connect())} <= {"repaired"}
+        with Consumer(connect(), **often) as other:
+            other.subscribe(["t"])
+
+            def is_shared() -> bool:
+                for one in (member, other):
+                    one.poll(50)
+                return len(member.assignment()) == len(other.assignment()) == 1
+
+            wait_for(is_shared, "shared partitions")
+        rows = ControlTable(cluster.location(), CONSUMER_GROUP_HEARTBEATS).rows()
+        assert rows.num_rows >= 1
+    assert scrub(connect(), restart=True).findings == []

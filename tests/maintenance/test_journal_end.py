@@ -1,0 +1,255 @@
+"""The journal of a stopped broker is ended before damage for which there is no second copy.
+
+On object stores `log` has no copies, and in local folders it has none with `sync: "false"`. The
+broker could not start, and `sparklog repair` left it to an operator with a bucket of versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+import pytest
+
+from benchmarks.s3_store import Store, running_store
+from sparklog.cluster.repairs import Repair
+from sparklog.errors import StorageError
+from sparklog.maintenance.audit import audit
+from sparklog.maintenance.journal_end import SET_ASIDE
+from sparklog.maintenance.repair import repair
+from sparklog.maintenance.scrub import scrub
+from sparklog.model import TopicPartition
+from sparklog.producer.produce_requests import PendingProduce
+from sparklog.storage.delta_checkpoints import await_checkpoints, write_checkpoint
+from sparklog.storage.delta_log_files import LOG_FOLDER, commit_path, newest_version
+from sparklog.storage.location import Location, StorageOptions
+from sparklog.testing import LocalCluster
+
+Place: TypeAlias = "tuple[str, StorageOptions]"
+
+_TWO = {0: [0, 1], 1: [1, 0]}
+
+DAMAGED = 1
+"""The broker whose journal is damaged. It follows in one partition and leads the other one."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
+        yield running
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> Place:
+    """A place without second copies of `log`."""
+    if request.param == "store":
+        return store.bucket(f"ended-{uuid4().hex[:8]}"), store.options()
+    return str(tmp_path), {str(tmp_path): {"sync": "false"}}
+
+
+@pytest.fixture
+def cluster(place: Place) -> LocalCluster:
+    return started(place, {"t": _TWO})
+
+
+def started(place: Place, topics: dict[str, dict[int, list[int]]]) -> LocalCluster:
+    """Start two brokers with these topics, and a few records in the two partitions of `t`."""
+    uri, options = place
+    cluster = LocalCluster(uri, [0, 1], storage_options=options)
+    for topic, assignment in topics.items():
+        cluster.create_topic(topic, assignment=assignment)
+    for number in range(4):
+        produce(cluster, number)
+    return cluster
+
+
+def until(cluster: LocalCluster, fact: Callable[[], bool]) -> None:
+    """Let time pass until a fact holds: on a store some work is done by threads beside ticks."""
+    for _ in range(60):
+        if fact():
+            return
+        cluster.clock.advance(1_000)
+        cluster.tick_until_idle()
+    raise AssertionError("the fact does not hold after a minute")
+
+
+def is_answered(sent: PendingProduce) -> bool:
+    return bool(sent.poll())
+
+
+def produce(cluster: LocalCluster, number: int) -> None:
+    for partition in (0, 1):
+        store_record(cluster, "t", partition, b"%d" % number)
+
+
+def store_record(cluster: LocalCluster, topic: str, partition: int, value: bytes) -> None:
+    """Store a record; a broker refuses it that does not know yet that it leads."""
+    errors: list[str] = []
+    while not errors or errors[-1] == "NOT_LEADER_OR_FOLLOWER":
+        sent = cluster.produce(topic, partition, [value])
+        until(cluster, partial(is_answered, sent))
+        errors += [one.error for one in sent.found().values()]
+        assert len(errors) < 10
+    assert errors[-1] == "NONE"
+
+
+def stop(cluster: LocalCluster) -> Location:
+    """Kill the broker and have it fenced; return its log."""
+    cluster.crash(DAMAGED)
+    cluster.fence(DAMAGED)
+    cluster.tick_until_idle()
+    await_checkpoints()
+    return cluster.location(DAMAGED).child("log")
+
+
+def repaired(cluster: LocalCluster) -> list[Repair]:
+    assert scrub(cluster.connection, clock=cluster.clock, restart=True).findings != []
+    return repair(cluster.connection, clock=cluster.clock)
+
+
+def values(cluster: LocalCluster, topic: str, partition: int) -> list[bytes | None]:
+    return [record.value for record in cluster.consume(topic, partition)]
+
+
+def in_sync(cluster: LocalCluster) -> bool:
+    state = cluster.connection.metadata()
+    return all(sorted(state.partition("t", partition).isr) == [0, 1] for partition in (0, 1))
+
+
+def check_sound(cluster: LocalCluster, records: int) -> None:
+    """The broker starts, is refilled, and leads with all records."""
+    cluster.restart(DAMAGED)
+    until(cluster, lambda: in_sync(cluster))
+    assert audit(cluster.connection) == []
+    assert scrub(cluster.connection, clock=cluster.clock, restart=True).findings == []
+    cluster.elect_leaders("preferred", [TopicPartition("t", 0), TopicPartition("t", 1)])
+    produce(cluster, records)
+    expected = [[b"%d" % one for one in range(records + 1)]] * 2
+    until(cluster, lambda: [values(cluster, "t", of) for of in (0, 1)] == expected)
+    until(cluster, lambda: in_sync(cluster))
+
+
+def empty(log: Location, path: str) -> None:
+    log.replace(path, b"")
+
+
+each_damage = pytest.mark.parametrize("damage", [Location.remove, empty], ids=["gone", "empty"])
+
+
+@each_damage
+@pytest.mark.parametrize("where", ["first", "middle", "newest"])
+def test_a_damaged_commit(
+    cluster: LocalCluster, where: str, damage: Callable[[Location, str], None]
+) -> None:
+    """What is before the damage stays, and the rest is set aside: the broker is refilled."""
+    log = stop(cluster)
+    newest = newest_version(log)
+    version = {"first": 0, "middle": newest // 2, "newest": newest}[where]
+    damage(log, commit_path(version))
+    if (where, damage) == ("newest", Location.remove):
+        # A sound, older journal: the versions that others have seen show that it is not the newest.
+        check_sound(cluster, 4)
+        return
+    [outcome] = repaired(cluster)
+    assert outcome.state == "repaired", outcome
+    assert f"the journal ends before the damage, at version {version - 1}" in str(outcome.outcome)
+    kept = [f"{number:020}.json" for number in range(version)]
+    assert [one for one in log.names(LOG_FOLDER) if one.endswith(".json")] == (
+        kept or [f"{0:020}.json"]
+    )
+    aside = [name.rpartition(".")[0] for name in log.names(SET_ASIDE)]
+    there = list(range(version, newest + 1))
+    if damage is Location.remove:
+        there.remove(version)
+    assert aside == [f"{number:020}.json" for number in there]
+    check_sound(cluster, 4)
+
+
+@each_damage
+def test_a_damaged_checkpoint_before_which_everything_was_cleaned_up(
+    cluster: LocalCluster, damage: Callable[[Location, str], None]
+) -> None:
+    """The journal begins again: the broker starts as with a new disk."""
+    log = stop(cluster)
+    write_checkpoint(log)
+    newest = newest_version(log)
+    log.remove_all([commit_path(number) for number in range(newest)])
+    damage(log, f"{LOG_FOLDER}/{newest:020}.checkpoint.parquet")
+    outcomes = repaired(cluster)
+    assert {one.state for one in outcomes} == {"repaired"}, outcomes
+    assert newest_version(log) == 0
+    check_sound(cluster, 4)
+
+
+def test_a_partition_without_another_running_replica_in_sync_is_not_given_up(place: Place) -> None:
+    """An operator may have the commit elsewhere; nothing is removed before."""
+    cluster = started(place, {"t": _TWO, "alone": {0: [DAMAGED]}})
+    store_record(cluster, "alone", 0, b"only here")
+    log = stop(cluster)
+    path = commit_path(newest_version(log) // 2)
+    content = log.read_bytes(path)
+    log.remove(path)
+    before = log.names(LOG_FOLDER)
+    [outcome] = repaired(cluster)
+    assert outcome.state == "unrepairable"
+    assert "may be the only one with the records of alone-0: start" in str(outcome.outcome)
+    assert path in str(outcome.outcome)
+    assert log.names(LOG_FOLDER) == before
+    log.replace(path, content)
+    check_sound(cluster, 4)
+    until(cluster, lambda: values(cluster, "alone", 0) == [b"only here"])
+
+
+def test_a_repair_that_ends_in_between_leaves_the_same_damage(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are removed from the newest on: the next repair ends the journal at the same commit."""
+    log = stop(cluster)
+    version = newest_version(log) // 2
+    log.replace(commit_path(version), b"")
+    remove = Location.remove_durably
+    removed: list[str] = []
+
+    def fail(location: Location, path: str) -> None:
+        if len(removed) == 3:
+            raise OSError("the store is away")
+        removed.append(path)
+        remove(location, path)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Location, "remove_durably", fail)
+        [outcome] = repaired(cluster)
+    assert (outcome.state, outcome.outcome) == ("found", "not repaired: the store is away")
+    with pytest.raises(StorageError):
+        cluster.restart(DAMAGED)
+    [outcome] = repaired(cluster)
+    assert outcome.state == "repaired"
+    assert f"at version {version - 1}" in str(outcome.outcome)
+    check_sound(cluster, 4)
+
+
+@each_damage
+@pytest.mark.parametrize("where", ["first commit", "middle commit", "checkpoint"])
+def test_a_running_broker_writes_a_checkpoint_from_memory(
+    cluster: LocalCluster, where: str, damage: Callable[[Location, str], None]
+) -> None:
+    """Whatever is damaged before its newest version; it was not done without the first commit."""
+    log = cluster.location(DAMAGED).child("log")
+    newest = newest_version(log)
+    if where == "checkpoint":
+        write_checkpoint(log)
+        log.remove_all([commit_path(number) for number in range(newest)])
+        damage(log, f"{LOG_FOLDER}/{newest:020}.checkpoint.parquet")
+    else:
+        damage(log, commit_path(0 if where == "first commit" else newest // 2))
+    assert {one.state for one in repaired(cluster)} == {"requested"}
+
+    def is_mended() -> bool:
+        return scrub(cluster.connection, clock=cluster.clock, restart=True).findings == []
+
+    until(cluster, is_mended)
+    cluster.crash(DAMAGED)
+    check_sound(cluster, 4)
