@@ -44,7 +44,7 @@ from sparklog.storage.damaged_commits import (
     names_its_place,
     place_of,
 )
-from sparklog.storage.delta_log_files import commit_path, write_log
+from sparklog.storage.delta_log_files import LOG_FOLDER, commit_path, write_log
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.exhausted import is_exhausted
 from sparklog.storage.file_copies import remove_all_copies
@@ -181,11 +181,22 @@ def find_damage(root: Location, name: str) -> DamagedError | None:
     """
     table = root.child(name)
     try:
-        found = table.names("_delta_log")
+        found = table.names(LOG_FOLDER)
         if not found:
             missing = DamagedError(table.uri, "the table is missing", missing_remedy(name))
             return missing if is_in_place(root, name) else None
         return _log_damage(table, found)
+    except OSError:
+        return None
+
+
+def log_damage(table: Location) -> DamagedError | None:
+    """Return the damage of a table's log that prevents opening it.
+
+    Returns `None` if no damage is found, or if the store cannot be read.
+    """
+    try:
+        return _log_damage(table, table.names(LOG_FOLDER))
     except OSError:
         return None
 

@@ -25,6 +25,8 @@ from deltalake.exceptions import TableNotFoundError
 from sparklog.errors import AccessDeniedError, DamagedError, StorageError, UnreachableError
 from sparklog.storage.checkpoint_copies import check_checkpoint, newest_checkpoint_of
 from sparklog.storage.commits import check_commits
+from sparklog.storage.control_table_damage import log_damage
+from sparklog.storage.damaged_commits import COMMIT_REMEDY
 from sparklog.storage.delta_log_files import (
     LOG_FOLDER,
     commit_path,
@@ -123,6 +125,8 @@ def _unopened(table: Location, error: Exception) -> StorageError:
             return found
         except OSError as unread:
             error = unread
+        if not table.is_local and (damage := log_damage(table)) is not None:
+            return DamagedError(damage.path, damage.fault, COMMIT_REMEDY)
     message = f"the table at {table.uri} cannot be opened: {one_line(error)}"
     return UnreachableError(message) if is_exhausted(error) else StorageError(message)
 

@@ -18,17 +18,26 @@ from sparklog.config import ClusterConfig, parse
 from sparklog.errors import DamagedError
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
-from sparklog.model import PARTITION_STATE, STREAM_WRITES
+from sparklog.maintenance.table_restoration import restore_cluster_root
+from sparklog.model import (
+    CLUSTER_TABLES,
+    CONSUMER_GROUP_HEARTBEATS,
+    FORMAT,
+    PARTITION_STATE,
+    STREAM_WRITES,
+    TableSchema,
+)
 from sparklog.producer.stream_writes import MicroBatch, StreamWrites
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import checkpoint_fault
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import check_log
-from sparklog.storage.delta_log_files import CHECKPOINT_HINT, newest_version
-from sparklog.storage.file_copies import await_copies, copy_path, remove_all_copies
+from sparklog.storage.delta_log_files import CHECKPOINT_HINT, commit_path, newest_version
+from sparklog.storage.file_copies import FOLDER, await_copies, copy_path, remove_all_copies
 from sparklog.storage.location import Location
 from sparklog.storage.parquet import ParquetContent
 from sparklog.storage.record_log import RecordLog
+from sparklog.storage.vacuum import read_table_files
 
 RECORDS = 12
 
@@ -75,6 +84,7 @@ def on_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnStore]:
                     application.round()
         application.stop()
         application.run_until_idle()
+        await_copies()
         yield on_store
 
 
@@ -236,6 +246,41 @@ def test_a_checkpoint_of_another_table_is_found_by_the_commit_of_its_version(
         log.remove(path)
         log.remove(f"_delta_log/{CHECKPOINT_HINT}")
     assert check_log(own).damaged == []
+
+
+def test_a_changed_schema_in_the_first_commit_is_found(on_store: OnStore) -> None:
+    """The broker could not start, and a scrub found nothing: the commit is without a checksum."""
+    log = on_store.root(2).child("log")
+    path = f"_delta_log/{0:020}.json"
+    content = log.read_bytes(path)
+    log.replace(path, content.replace(b'"integer', b'"inteoer'))
+    with pytest.raises(DamagedError, match=f"{path} is damaged: delta-rs cannot read it"):
+        RecordLog(on_store.root(2))
+    [found] = scrub(on_store.connect()).findings
+    assert (found.fault, found.path) == ("damaged_commit", path)
+    log.replace(path, content)
+    assert scrub(on_store.connect()).findings == []
+
+
+@pytest.mark.parametrize("schema", [FORMAT, *CLUSTER_TABLES], ids=lambda one: str(one.name))
+def test_each_table_of_the_cluster_root_is_restored(on_store: OnStore, schema: TableSchema) -> None:
+    """The newest commit and a live file are removed; one repair restores both.
+
+    It needs no connection. `consumer_group_heartbeats` is without copies, and not used here.
+    """
+    root = on_store.root_of_cluster
+    # Other tests have removed copies, which a repair writes again.
+    assert restore_cluster_root(root) == []
+    table = root.child(schema.name)
+    paths = [commit_path(newest_version(table)), *sorted(read_table_files(table).live)[:1]]
+    contents = [table.read_bytes(path) for path in paths]
+    if schema is CONSUMER_GROUP_HEARTBEATS:
+        assert table.names(FOLDER) == []
+        return
+    table.remove_all(paths)
+    assert {one.path for one in restore_cluster_root(root)} == set(paths)
+    assert [table.read_bytes(path) for path in paths] == contents
+    assert scrub(on_store.connect()).findings == []
 
 
 def _refused_by_delta_rs(content: bytes) -> bytes:

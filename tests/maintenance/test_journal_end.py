@@ -1,7 +1,7 @@
 """The journal of a stopped broker is ended before damage for which there is no second copy.
 
-On object stores `log` has no copies, and in local folders it has none with `sync: "false"`. The
-broker could not start, and `sparklog repair` left it to an operator with a bucket of versions.
+On object stores `log` is without copies, and so is a local folder with `sync: "false"`. The broker
+could not start, and `sparklog repair` left it to an operator with a bucket of versions.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ each_damage = pytest.mark.parametrize("damage", [Location.remove, empty], ids=["
 def test_a_damaged_commit(
     cluster: LocalCluster, where: str, damage: Callable[[Location, str], None]
 ) -> None:
-    """What is before the damage stays, and the rest is set aside: the broker is refilled."""
+    """The commits before the damage stay, the rest is set aside, and the broker is refilled."""
     log = stop(cluster)
     newest = newest_version(log)
     version = {"first": 0, "middle": newest // 2, "newest": newest}[where]
@@ -236,7 +236,7 @@ def test_a_repair_that_ends_in_between_leaves_the_same_damage(
 def test_a_running_broker_writes_a_checkpoint_from_memory(
     cluster: LocalCluster, where: str, damage: Callable[[Location, str], None]
 ) -> None:
-    """Whatever is damaged before its newest version; it was not done without the first commit."""
+    """Any damage before its newest version is covered. Without the first commit it was not."""
     log = cluster.location(DAMAGED).child("log")
     newest = newest_version(log)
     if where == "checkpoint":
