@@ -12,9 +12,14 @@ from sparklog.cluster.metadata import Metadata, PartitionState
 from sparklog.errors import StorageError
 from sparklog.model import LOG
 from sparklog.states import RUNNING_STATES
-from sparklog.storage.control_table import create_table
+from sparklog.storage.control_table import first_commit
 from sparklog.storage.delta_log_check import check_log
-from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, has_version
+from sparklog.storage.delta_log_files import (
+    CHECKPOINT_HINT,
+    LOG_FOLDER,
+    commit_path,
+    has_version,
+)
 from sparklog.storage.location import Location
 
 SET_ASIDE = "_set_aside"
@@ -28,7 +33,8 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
 
     The files from there on are set aside in the table's folder `_set_aside`. They are removed from
     the newest to the oldest, so a process that dies in between leaves a journal that is still
-    damaged at the same commit. Without a sound commit the journal begins again, empty.
+    damaged at the same commit, or at the next one. Without a sound commit the journal begins again:
+    the commit of a new table takes the place of the first one before others are removed.
 
     Parameters: `root`, a log directory of a broker that does not run; `now_ms`, the present time,
     which is part of the names of the files that are set aside. Raises `StorageError` if a partition
@@ -52,8 +58,6 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
         )
     first = min(int(file.path.removeprefix(f"{LOG_FOLDER}/")[:20]) for file in damaged)
     _set_aside_from(table, first, now_ms)
-    if first == 0:
-        create_table(root, LOG)
     return (
         f"the journal ends before the damage, at version {first - 1}; its rest is in "
         f"{table.uri}/{SET_ASIDE}. When broker {broker_id} is started, its replicas leave the ISR "
@@ -85,5 +89,8 @@ def _set_aside_from(table: Location, first: int, now_ms: int) -> None:
             file.write(content)
     table.sync(f"{SET_ASIDE}/{name}.{now_ms}" for name in later)
     table.remove_durably(_HINT)
+    if first == 0:
+        table.replace(commit_path(0), first_commit(LOG))
     for name in later:
-        table.remove_durably(f"{LOG_FOLDER}/{name}")
+        if f"{LOG_FOLDER}/{name}" != commit_path(0):
+            table.remove_durably(f"{LOG_FOLDER}/{name}")

@@ -18,7 +18,7 @@ from sparklog.cluster.root_format import read_format
 from sparklog.errors import DamagedError
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 from sparklog.storage.commits import BROKER_EPOCH
-from sparklog.storage.control_table import ControlTable, create_table
+from sparklog.storage.control_table import create_table
 from sparklog.storage.control_table_damage import CREATED_AGAIN, is_in_place
 from sparklog.storage.delta_log_check import named_id
 from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
@@ -111,9 +111,7 @@ def _created(
         fence = None if broker_id is None else _fence_of_log(root)
         # Of the lost table, which they could not restore.
         remove_all_copies(root.child(name))
-        create_table(root, schema)
-        if fence is not None:
-            ControlTable(root, schema).take_fence(fence)
+        create_table(root, schema, fence)
         outcome = f"the table was created again, empty: {CREATED_AGAIN[name]}"
         yield missing._replace(state="repaired", outcome=outcome)
 

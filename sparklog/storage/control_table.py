@@ -56,11 +56,12 @@ from sparklog.storage.control_table_damage import (
 )
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_check import check_log
-from sparklog.storage.delta_log_files import commit_path, has_commit
+from sparklog.storage.delta_log_files import LOG_FOLDER, commit_path, has_commit
 from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.fence import Fence, check_fence, take_fence
 from sparklog.storage.file_copies import beside, copy_first_commit, find_faults
+from sparklog.storage.json_text import json_bytes
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import check_present, discard_file, new_file
 from sparklog.storage.parquet import ParquetContent, check_decoded_size
@@ -83,19 +84,20 @@ def given(cause: Causes) -> Cause:
     return cause if isinstance(cause, Cause) else cause()
 
 
-def create_table(root: Location, schema: TableSchema) -> None:
+def create_table(root: Location, schema: TableSchema, fence: Fence | None = None) -> None:
     """Create an empty table with its final schema; an existing table stays as it is.
 
+    Parameters: `fence`, that of a table whose owner may be running: it is part of the first commit.
     Raises `StorageError` if the table cannot be created.
     """
     table = root.child(schema.name)
     try:
-        if table.is_local:
+        if table.is_local and fence is None:
             _create(table.uri, schema)
             copy_first_commit(table)
             local_files.share_below(table.uri)
         else:
-            _create_object(table, schema)
+            _create_by_put(table, schema, fence)
     except (CommitFailedError, FileExistsError):
         # Another process has created the table first.
         return
@@ -118,19 +120,31 @@ def _create(folder: str, schema: TableSchema) -> None:
     )
 
 
-def _create_object(table: Location, schema: TableSchema) -> None:
-    """Create a table on an object store: delta-rs writes its first commit to a temporary folder.
+def _create_by_put(table: Location, schema: TableSchema, fence: Fence | None) -> None:
+    """Create a table: delta-rs writes its first commit to a temporary folder.
 
-    On the store that takes one listing and one conditional PUT. delta-rs makes nine requests in
-    sequence.
+    On an object store that takes one listing and one conditional PUT. delta-rs makes nine requests
+    in sequence.
     """
-    if table.names("_delta_log"):
+    if table.names(LOG_FOLDER):
         return
-    with TemporaryDirectory(prefix="sparklog-") as folder:
-        _create(folder, schema)
-        commit = Path(folder, commit_path(0)).read_bytes()
+    commit = first_commit(schema)
+    if fence is not None:
+        held = {"appId": fence.transaction, "version": fence.epoch}
+        commit = commit.rstrip(b"\n") + b"\n" + json_bytes({"txn": held})
+    if table.is_local:
+        local_files.make_folders(f"{table.uri}/{LOG_FOLDER}")
     table.put_new(commit_path(0), commit)
     beside(table, partial(copy_first_commit, table, commit))
+    if table.is_local:
+        local_files.share_below(table.uri)
+
+
+def first_commit(schema: TableSchema) -> bytes:
+    """Return the commit that creates an empty table, with a new table id."""
+    with TemporaryDirectory(prefix="sparklog-") as folder:
+        _create(folder, schema)
+        return Path(folder, commit_path(0)).read_bytes()
 
 
 class ControlTable:

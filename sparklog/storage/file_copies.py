@@ -124,7 +124,11 @@ def beside(table: Location, write: Callable[[], object]) -> None:
         write()
     else:
         lanes = copying_threads()
-        lanes[zlib.crc32(table.uri.encode()) % len(lanes)].submit(write)
+        try:
+            lanes[zlib.crc32(table.uri.encode()) % len(lanes)].submit(write)
+        except RuntimeError:
+            # The interpreter is ending, and its threads take no more work.
+            write()
 
 
 def await_copies() -> None:

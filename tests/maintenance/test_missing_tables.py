@@ -17,9 +17,11 @@ from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.maintenance.table_restoration import restore_cluster_root
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, CONSUMER_GROUP_HEARTBEATS
+from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import CREATED_AGAIN
 from sparklog.storage.delta_log_files import commit_path, newest_version
+from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.vacuum import read_table_files
 from sparklog.testing import LocalCluster
 from tests.jobs.processes import wait_for
@@ -88,12 +90,20 @@ def test_a_missing_table_of_the_cluster_root_is_created_again_while_brokers_run(
 def test_a_missing_table_of_a_broker_root_is_created_again_while_its_broker_runs(
     cluster: LocalCluster, name: str
 ) -> None:
-    """It has the fence of its broker, which goes on: without it the broker would have ended."""
+    """It has the fence of its broker, which goes on: without it the broker would have ended.
+
+    The fence is part of the commit that creates it, so no repair can end in between.
+    """
     shutil.rmtree(cluster.root / "broker-1" / name)
     [found] = scrub(cluster.connection, restart=True).findings
     assert (found.fault, found.table_name) == ("missing_table", name)
     assert "sparklog repair" in (found.remedy or "")
     repair(cluster.connection)
+    created, log = (cluster.location(1).child(one) for one in (name, "log"))
+    assert open_table(created, 0).transaction(BROKER_EPOCH) is not None
+    assert open_table(created, 0).transaction(BROKER_EPOCH) == open_table(log).transaction(
+        BROKER_EPOCH
+    )
     work(cluster, 1)
     check_sound(cluster)
     cluster.crash(1)

@@ -214,14 +214,6 @@ def _replacement_group(kind: str) -> str:
     return "data" if kind in ("live file", "replaced file") else kind
 
 
-class Damaged(NamedTuple):
-    """A damaged file: its content before, and after; `None` if it was removed."""
-
-    file: FileOfTable
-    before: bytes
-    after: bytes | None
-
-
 def all_files(cluster: Location) -> list[FileOfTable]:
     """Return every file of the roots whose files are damaged, with its kind."""
     return [one for root in ROOTS for one in files_of(cluster, root)]
@@ -229,7 +221,7 @@ def all_files(cluster: Location) -> list[FileOfTable]:
 
 def inflict(
     cluster: Location, case: Case, seed: int, files: Sequence[FileOfTable]
-) -> Damaged | None:
+) -> FileOfTable | None:
     """Damage one of the cluster's `files` that is of the case's kind; return it.
 
     Returns `None` if there is no such file, or if the damage did not change it.
@@ -252,7 +244,7 @@ def inflict(
         table_of(cluster, file).remove(file.path)
     else:
         table_of(cluster, file).replace(file.path, after)
-    return Damaged(file, before, after)
+    return file
 
 
 def is_needed(cluster: Location, file: FileOfTable) -> bool:

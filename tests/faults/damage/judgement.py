@@ -13,19 +13,14 @@ from sparklog.storage.file_copies import WITHOUT_COPIES, WITHOUT_COPIES_ON_STORE
 from tests.faults.damage.sound_cluster import BROKERS, COMMITTED_OFFSET, PARTITIONS
 from tests.faults.damage.trial import Observed, Trial, is_finding
 
-Verdict = Literal["kept", "by hand", "traceback", "lost", "silent", "too much", "not repaired"]
-"""The verdicts of a case; by hand exists on object stores only.
+Verdict = Literal["kept", "traceback", "lost", "silent", "too much", "not repaired"]
+"""The verdicts of a case.
 
-kept: the promise is kept. by hand: it is kept by the remedy that the commands have named, since
-files of some tables have no second copies there (docs/damaged-tables.md). traceback: a process
-raised an exception that it does not expect. lost: an acknowledged record or a committed offset is
-gone after the repair. silent: nothing named a damaged file that is read. too much: damage to a
-replica cost another one, or clients. not repaired: after the command something is still damaged,
-out of sync or refused.
+kept: the promise is kept. traceback: a process raised an exception that it does not expect. lost:
+an acknowledged record or a committed offset is gone after the repair. silent: nothing named a
+damaged file that is read. too much: damage to a replica cost another one, or clients. not repaired:
+after the command something is still damaged, out of sync or refused.
 """
-
-KNOWN: frozenset[Verdict] = frozenset({"kept", "by hand"})
-"""The verdicts of cases whose outcome is documented as the right one."""
 
 
 class Outcome(NamedTuple):
@@ -76,9 +71,7 @@ def _verdict(trial: Trial, after: list[str]) -> Verdict:
         return "silent"
     if _too_much(trial):
         return "too much"
-    if after:
-        return "not repaired"
-    return "by hand" if trial.by_hand else "kept"
+    return "not repaired" if after else "kept"
 
 
 # --- the damaged cluster --------------------------------------------------------------------------
@@ -150,11 +143,6 @@ def _scrub(trial: Trial) -> str:
 
 
 def _repair(trial: Trial) -> str:
-    told = _repair_alone(trial)
-    return f"{told}, {trial.by_hand}" if trial.by_hand else told
-
-
-def _repair_alone(trial: Trial) -> str:
     states = {line.split()[0] for line in trial.repair if is_finding(line.partition(" ")[2])}
     if states:
         return ", ".join(sorted(states))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from deltalake.exceptions import DeltaError
 
@@ -37,12 +37,10 @@ from sparklog.storage.location import Location, one_line
 from sparklog.testing import ManualClock
 from tests.faults.damage.cases import (
     Case,
-    Damaged,
     FileOfTable,
     all_files,
     inflict,
     is_needed,
-    table_of,
 )
 from tests.faults.damage.sound_cluster import (
     BROKERS,
@@ -63,17 +61,6 @@ _ROUNDS = 40
 
 _ROUND_MS = 4_000
 """The time between two of the periods in which brokers verify their tables."""
-
-Remedy = Literal["earlier version put back", "broker restarted"]
-"""The remedies of an operator. Earlier version put back: one command of the store copies an earlier
-version of the object, as of a bucket with versions, or that of a backup, to its place.
-"""
-
-EARLIER_VERSION = "earlier version"
-"""The words by which messages name an earlier version of the object as the remedy."""
-
-_DONE = ("repaired ", "requested ", "refilling ", "gone ")
-"""The states of findings that need no operator."""
 
 _FINDING = re.compile(r"[a-z_]+ (?:/|s3://)")
 """A finding of a scrub, as `Processes.scrub` prints it."""
@@ -124,8 +111,6 @@ class Trial:
     audit: list[str]
     scrub: list[str]
     repair: list[str]
-    by_hand: Remedy | None
-    """The remedy that an operator has carried out, as the repair has left it to one."""
     repaired: Observed
     audit_after: list[str]
     scrub_after: list[str]
@@ -375,26 +360,23 @@ def play(place: Place, case: Case, seed: int, second: Case | None = None) -> Tri
         else:
             before = place.values(case.age)
         files = all_files(cluster)
-        damage = inflict(cluster, case, seed, files)
-        if damage is None:
+        damaged_file = inflict(cluster, case, seed, files)
+        if damaged_file is None:
             return None
         if second is not None:
             # A listed file may be the one that the first damage has removed.
-            left = [one for one in files if one != damage.file]
+            left = [one for one in files if one != damaged_file]
             inflict(cluster, second, seed, left)
         processes.start()
         processes.pass_time()
         processes.use("damaged")
-        is_read = is_needed(cluster, damage.file)
+        is_read = is_needed(cluster, damaged_file)
         damaged, audited, scrubbed = processes.observed, processes.audit(), processes.scrub()
         processes.observed = Observed()
         outcome = processes.repair()
         if second is not None:
             processes.scrub()
             outcome += processes.repair()
-        by_hand = None
-        if place.storage.kind == "s3":
-            by_hand = _by_hand(processes, cluster, damage, [*scrubbed, *outcome])
         # Whatever supervises the brokers starts those that have ended.
         processes.start()
         processes.pass_time()
@@ -418,41 +400,18 @@ def play(place: Place, case: Case, seed: int, second: Case | None = None) -> Tri
         return Trial(
             case,
             place.storage.kind,
-            damage.file,
+            damaged_file,
             is_read,
             before,
             damaged,
             audited,
             scrubbed,
             outcome,
-            by_hand,
             repaired,
             audit_after,
             scrub_after,
             restarted,
         )
-
-
-def _by_hand(
-    processes: Processes, cluster: Location, damage: Damaged, said: Sequence[str]
-) -> Remedy | None:
-    """Do what the commands name as the remedy of damage that `sparklog repair` cannot repair.
-
-    Parameters: `said`, the lines of the scrub and the repair. Returns `None` if they leave nothing
-    to an operator, or if the object has changed since it was damaged.
-    """
-    left = " ".join(one for one in said if not one.startswith(_DONE) and not is_finding(one))
-    table, path = table_of(cluster, damage.file), damage.file.path
-    if EARLIER_VERSION in left:
-        found = table.read_bytes(path) if table.exists(path) else None
-        if found != damage.after:
-            return None
-        table.replace(path, damage.before)
-        return "earlier version put back"
-    if "restart the broker" in left:
-        processes.brokers.pop(int(damage.file.root.removeprefix("broker-")), None)
-        return "broker restarted"
-    return None
 
 
 @contextmanager
