@@ -76,7 +76,7 @@ def empty_in_place(table: Location, schema: TableSchema, now_ms: int) -> None:
         create_table(Location(folder), schema)
         described = open_delta_table(Location(folder).child(schema.name))
     # Processes that have the table in memory take commits of the same id only.
-    write_recovered_checkpoint(table, described, version, {}, {}, now_ms, named_id(table))
+    write_recovered_checkpoint(table, described, version, {}, {}, now_ms, table_id=named_id(table))
     written = f"{version:020}.checkpoint.parquet"
     table.remove_all([f"{LOG_FOLDER}/{name}" for name in names if name != written])
 

@@ -245,7 +245,13 @@ class RecordLog:
             }
             transactions = self._log.transactions
             write_recovered_checkpoint(
-                self.location, self._log.snapshot, self.version, live, transactions, now_ms
+                self.location,
+                self._log.snapshot,
+                self.version,
+                live,
+                transactions,
+                now_ms,
+                [*self._removed],
             )
 
     def partitions(self) -> list[TopicIdPartition]:

@@ -8,15 +8,15 @@ place.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from deltalake import DeltaTable
 
-from sparklog.storage.commits import AddedFile, Cause, commit_text
+from sparklog.storage.commits import AddedFile, Cause, RemovedFile, commit_text
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, commit_path
 from sparklog.storage.json_text import json_bytes, json_value
 from sparklog.storage.location import Location
@@ -32,22 +32,27 @@ def write_recovered_checkpoint(
     live: Mapping[str, AddedFile],
     transactions: Mapping[str, int],
     now_ms: int,
+    removed: Iterable[str] = (),
     table_id: str | None = None,
 ) -> None:
     """Write the checkpoint of `version`, whatever is damaged in the log up to it.
 
-    Files that were removed lately are not named, which only VACUUM would read. Raises `OSError` or
-    `DeltaError` if it cannot be written.
+    Raises `OSError` or `DeltaError` if it cannot be written.
 
     Parameters: `described`, the table as it was opened, for its id, schema and properties; `live`,
-    its files at `version` by path; `transactions`, its app transactions; `table_id`, another id.
+    its files at `version` by path; `transactions`, its app transactions; `removed`, the
+    paths of files that were removed lately, which a vacuum keeps for readers; `table_id`, another
+    id.
     """
     with TemporaryDirectory(prefix="sparklog-") as folder:
         log = Path(folder, LOG_FOLDER)
         log.mkdir()
         description = [json_bytes(action) for action in _description(described, table_id)]
         Path(folder, commit_path(_VERSION - 1)).write_bytes(b"\n".join(description))
-        state = commit_text(Cause("REPAIR"), [*live.values()], [], transactions, "", None, now_ms)
+        at_ms = time.time_ns() // 1_000_000
+        gone = [RemovedFile(path, at_ms) for path in removed]
+        added = [*live.values()]
+        state = commit_text(Cause("REPAIR"), added, gone, transactions, "", None, now_ms)
         Path(folder, commit_path(_VERSION)).write_bytes(state)
         DeltaTable(folder).create_checkpoint()
         content = Path(log, _checkpoint(_VERSION)).read_bytes()
@@ -82,7 +87,7 @@ def _description(described: DeltaTable, table_id: str | None) -> list[dict[str, 
                 "name": metadata.name,
                 "description": metadata.description,
                 "format": {"provider": "parquet", "options": {}},
-                "schemaString": json.dumps(json.loads(described.schema().to_json())),
+                "schemaString": described.schema().to_json(),
                 "partitionColumns": list(metadata.partition_columns),
                 "createdTime": metadata.created_time,
                 "configuration": dict(metadata.configuration),
