@@ -8,7 +8,7 @@ directory for a restored one, leaves every ISR, and copies from the leaders what
 
 from __future__ import annotations
 
-from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.cluster.metadata import Metadata
 from sparklog.errors import StorageError
 from sparklog.model import LOG
 from sparklog.states import RUNNING_STATES
@@ -47,8 +47,12 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
     ]
     if not damaged:
         return "the journal can be opened"
+    running = {one for one, row in metadata.brokers.items() if row.state in RUNNING_STATES}
+    others = running - {broker_id}
     alone = [
-        _name(state) for state in metadata.partitions.values() if _alone(state, broker_id, metadata)
+        f"{state.topic}-{state.partition}"
+        for state in metadata.partitions.values()
+        if state.replica(broker_id) is not None and others.isdisjoint(state.isr)
     ]
     if alone:
         raise StorageError(
@@ -63,18 +67,6 @@ def end_before_damage(root: Location, broker_id: int, metadata: Metadata, now_ms
         f"{table.uri}/{SET_ASIDE}. When broker {broker_id} is started, its replicas leave the ISR "
         "and are refilled from their leaders"
     )
-
-
-def _name(state: PartitionState) -> str:
-    return f"{state.topic}-{state.partition}"
-
-
-def _alone(state: PartitionState, broker_id: int, metadata: Metadata) -> bool:
-    """Return whether no other running broker has all committed records of a partition."""
-    if state.replica(broker_id) is None:
-        return False
-    running = {one for one, row in metadata.brokers.items() if row.state in RUNNING_STATES}
-    return not (set(state.isr) - {broker_id}) & running
 
 
 def _set_aside_from(table: Location, first: int, now_ms: int) -> None:

@@ -56,6 +56,9 @@ _log = get_logger(__name__)
 FOLDER = "_second_copies"
 """The folder of the copies, relative to the table. Delta and its VACUUM ignore such names."""
 
+LOST_COMMITS = "_lost_commits"
+"""The folder of commits that were lost, and whose version another commit has taken."""
+
 MISSING = "it is missing"
 """The fault of a file that is gone although it has a copy."""
 
@@ -169,10 +172,13 @@ def _put_copy(table: Location, copy: SecondCopy, header: bytes) -> None:
         if before == copy:
             return
         if before is not None and before.table_id == copy.table_id:
+            kept = f"{LOST_COMMITS}/{xxhash.xxh3_64_hexdigest(before.content)}-{path[-25:]}"
+            table.overwrite_object(kept, before.content)
             _log.error(
                 "a commit was lost, and another one has its version",
                 path=f"{table.uri}/{copy.path}",
-                remedy="compare the table with a backup or an earlier version of the object",
+                lost=f"{table.uri}/{kept}",
+                remedy="compare both commits, and repeat the change that was lost",
             )
         table.overwrite_object(path, text)
 

@@ -221,12 +221,15 @@ def test_a_commit_that_takes_the_version_of_a_lost_one_is_reported(
     table, behind = created(root, PRODUCER_IDS), ControlTable(root, PRODUCER_IDS)
     write(table, 8)
     await_copies()
+    lost = table.location.read_bytes(commit_path(3))
     table.location.remove(commit_path(3))
     with caplog.at_level(logging.ERROR, logger="sparklog"):
         write(behind, 9)
         await_copies()
     [record] = caplog.records
     assert "a commit was lost, and another one has its version" in record.getMessage()
+    [kept] = table.location.names(file_copies.LOST_COMMITS)
+    assert table.location.read_bytes(f"{file_copies.LOST_COMMITS}/{kept}") == lost
     assert find_faults(table.location) == []
 
 
