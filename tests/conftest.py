@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one Spark session per test process."""
+"""Fixtures of all tests: one Spark session per test process, a server of the S3 API."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.s3_store import Store, running_store
 from sparklog.session import spark_session
 from tests.spark_classes import use_archive
 
@@ -70,6 +71,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = spark_session("sparklog-tests", master="local[2]", config=config)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The project's own server of the S3 API, without latency, for the tests of a module."""
+    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
+        yield running
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 from sparklog.cluster.metadata import Metadata, MetadataReader, PartitionState
 from sparklog.cluster.naming import ClusterName, named_cluster
 from sparklog.cluster.roots import ClusterRoot
-from sparklog.errors import ProtocolError, SparklogError, StorageError, TableReplacedError
+from sparklog.errors import (
+    DamagedError,
+    ProtocolError,
+    SparklogError,
+    StorageError,
+    TableReplacedError,
+)
 from sparklog.model import EpochEntry, TopicIdPartition
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import Rules
@@ -379,7 +385,12 @@ class Connection:
         journal = self.opened_journal(location)
         if is_open or not location.is_local:
             # The list of a store by which it was opened may lag behind.
-            journal.refresh()
+            try:
+                journal.refresh()
+            except DamagedError:
+                # A checkpoint may have taken the place of the commit, as after a repair.
+                self.release(location)
+                journal = self.opened_journal(location)
         return journal
 
     def opened_journal(self, location: Location) -> Journal:

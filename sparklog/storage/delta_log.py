@@ -166,11 +166,7 @@ class DeltaLog:
         if self._opened.contents is not None:
             check_contents(self.location, self._opened.contents, self._explains, self._named_id())
             self._opened = self._opened._replace(contents=None)
-        newest = (
-            read_commit(self.location, self.version, self._explains, self._named_id())
-            if self.location.is_local
-            else None
-        )
+        newest = self._newest() if self.location.is_local else None
         self._loaded_id = self.version, newest.commit_id if newest is not None else None
         later = self._opened.later_copy
         if version is None and (self.location.is_local or _is_of(later, self.table_id)):
@@ -181,6 +177,15 @@ class DeltaLog:
         given = metadata.configuration.get(CHECKPOINT_INTERVAL)
         self.checkpoint_interval = checkpoint_interval(given) or DEFAULT_CHECKPOINT_INTERVAL
         """The number of commits between two of Delta's checkpoints of the table."""
+
+    def _newest(self) -> Commit | None:
+        """Read the loaded version's commit; returns `None` if only its checkpoint can be read."""
+        try:
+            return read_commit(self.location, self.version, self._explains, self._named_id())
+        except DamagedError:
+            if newest_checkpoint(self.location.names(LOG_FOLDER)) < self.version:
+                raise
+            return None
 
     def _named_id(self) -> str | None:
         """Return the id of the table that its commits name, or `None` if they name none."""

@@ -32,12 +32,6 @@ needs_moto = pytest.mark.skipif(
 PART = b"p" * LEAST_PART_BYTES
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with running_store(tmp_path_factory.mktemp("s3") / "log") as running:
-        yield running
-
-
 @pytest.fixture
 def bucket(store: Store) -> S3Store:
     name = f"bucket-{time.time_ns()}"

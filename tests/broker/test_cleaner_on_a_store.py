@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from benchmarks.s3_server import Logged
-from benchmarks.s3_store import Store, running_store
+from benchmarks.s3_store import Store
 from sparklog import Admin, Producer
 from sparklog.broker.application import Application
 from sparklog.broker.broker import Broker
@@ -84,12 +81,6 @@ class OnStore:
     def end(self) -> None:
         self.application.stop()
         self.application.run_until_idle()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with running_store(tmp_path_factory.mktemp("store") / "log") as store:
-        yield store
 
 
 def of_files(requests: list[Logged]) -> Counter[tuple[str, str]]:

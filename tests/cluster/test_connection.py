@@ -10,9 +10,12 @@ import pytest
 from sparklog.cluster.committed_logs import CommittedLogs
 from sparklog.cluster.connection import Connection, Visible
 from sparklog.cluster.metadata import PartitionState
-from sparklog.errors import ProtocolError
+from sparklog.errors import DamagedError, ProtocolError
+from sparklog.maintenance.repair import repair
+from sparklog.maintenance.scrub import scrub
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import RuleInput
+from sparklog.storage.delta_log_files import commit_path
 from sparklog.testing import LocalCluster
 
 
@@ -101,3 +104,43 @@ def test_committed_logs_judge_the_partitions_of_a_root_at_once(
         "visible below 1",
     ]
     assert rules.names == ["visible_offsets"]
+
+
+def test_a_repaired_log_is_read_by_those_who_had_not_read_the_damaged_commit(
+    tmp_path: Path,
+) -> None:
+    """A running broker writes a checkpoint in the place of the commit. A client that had read less
+    could not read the log until it was restarted: it asked for the damaged commit.
+    """
+    without_copies = {str(tmp_path): {"sync": "false"}}
+    cluster = LocalCluster(tmp_path, [0], storage_options=without_copies)
+    cluster.create_topic("t")
+    cluster.produce("t", 0, [b"a"])
+    cluster.tick_until_idle()
+    connection = Connection(str(tmp_path / "cluster"), storage_options=without_copies)
+    root = connection.leader_location(connection.metadata().partition("t", 0))
+    behind = connection.journal(root).version
+    cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
+    root.child("log").replace(commit_path(behind + 1), b"")
+    scrub(cluster.connection, clock=cluster.clock)
+    repair(cluster.connection, clock=cluster.clock)
+    cluster.tick_until_idle()
+    [state] = connection.metadata().partitions.values()
+    batches = connection.journal(root).batches(state.key)
+    assert [one.base_offset for one in batches] == [0, 1]
+
+
+def test_a_damaged_commit_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, [0])
+    cluster.create_topic("t")
+    connection = Connection(str(tmp_path / "cluster"))
+    root = connection.leader_location(connection.metadata().partition("t", 0))
+    behind = connection.journal(root).version
+    cluster.produce("t", 0, [b"b"])
+    cluster.tick_until_idle()
+    path = commit_path(behind + 1)
+    root.child("log").replace(path, b"")
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=path):
+            connection.journal(root)

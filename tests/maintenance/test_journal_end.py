@@ -6,7 +6,7 @@ could not start, and `sparklog repair` left it to an operator with a bucket of v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from benchmarks.s3_store import Store, running_store
+from benchmarks.s3_store import Store
 from sparklog.cluster.repairs import Repair
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
@@ -34,12 +34,6 @@ _TWO = {0: [0, 1], 1: [1, 0]}
 
 DAMAGED = 1
 """The broker whose journal is damaged. It follows in one partition and leads the other one."""
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
-        yield running
 
 
 @pytest.fixture(params=["folder", "store"])

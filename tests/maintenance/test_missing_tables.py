@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.s3_store import Store, running_store
+from benchmarks.s3_store import Store
 from sparklog import Consumer
 from sparklog.cluster.connection import Connection
 from sparklog.maintenance.audit import audit
@@ -28,12 +27,6 @@ from tests.jobs.processes import wait_for
 
 OF_CLUSTER = [one.name for one in CLUSTER_TABLES if one.name in CREATED_AGAIN]
 OF_BROKERS = [one.name for one in BROKER_TABLES if one.name in CREATED_AGAIN]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
-        yield running
 
 
 @pytest.fixture

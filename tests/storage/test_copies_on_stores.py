@@ -7,12 +7,11 @@ copies: a table without its newest commit is a sound table of the version before
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
-from benchmarks.s3_store import Store, running_store
+from benchmarks.s3_store import Store
 from sparklog.errors import DamagedError, StorageError
 from sparklog.model import (
     CONSUMER_GROUP_HEARTBEATS,
@@ -36,12 +35,6 @@ from sparklog.storage.file_copies import (
     write_copy,
 )
 from sparklog.storage.location import SECOND_COPIES, Location
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with running_store(tmp_path_factory.mktemp("store") / "log") as running:
-        yield running
 
 
 @pytest.fixture

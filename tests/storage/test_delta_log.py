@@ -20,7 +20,11 @@ from sparklog.storage.batch_actions import added_batches
 from sparklog.storage.commits import AddedFile, RemovedFile, parse_commit, read_commit
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import find_damage
-from sparklog.storage.delta_checkpoints import await_checkpoints, checkpoint_size
+from sparklog.storage.delta_checkpoints import (
+    await_checkpoints,
+    checkpoint_size,
+    write_checkpoint,
+)
 from sparklog.storage.delta_log import DeltaLog
 from sparklog.storage.delta_log_files import commit_path, last_checkpoint, log_names
 from sparklog.storage.location import Location
@@ -387,6 +391,18 @@ class TestDurability:
         for action in (reader.refresh, lambda: ControlTable(root, CONTROLLER)):
             with pytest.raises(DamagedError, match=r"/0*1\.json is damaged"):
                 action()
+
+    def test_a_damaged_newest_commit_is_not_needed_beside_its_checkpoint(
+        self, root: Location, table: ControlTable
+    ) -> None:
+        """A broker that had written the checkpoint from memory could not be started again."""
+        table.compare_and_set(lease(1))
+        write_checkpoint(table.location)
+        commit_file(table, 1).write_bytes(b"")
+        opened = ControlTable(root, CONTROLLER)
+        assert opened.rows().equals(lease(1))
+        opened.compare_and_set(lease(2))
+        assert ControlTable(root, CONTROLLER).rows().equals(lease(2))
 
     def test_a_changed_digit_of_a_commit_is_damage(
         self, root: Location, table: ControlTable

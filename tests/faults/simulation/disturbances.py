@@ -73,6 +73,8 @@ class Disturbances:
             self._kinds["compaction"] = (8, self._compaction)
         if shape.has_bit_flips:
             self._kinds["bit flip"] = (15, self._bit_flip)
+        if shape.has_damaged_tables:
+            self._kinds["damaged table"] = (15, self._damaged_table)
         if shape.has_replaced_processes:
             self._kinds["replaced process"] = (4, self._replaced_process)
         self._focus = list(self._kinds)[focus % len(self._kinds)]
@@ -189,6 +191,44 @@ class Disturbances:
                 steps.append(Step("admin", "repair", (0,), self._events()))
                 steps += [Step("admin", "resume"), *self._ticks("follower_tick", "leader_tick")]
         return [*steps, *self._elections(), *self._sends(), *self._polls()]
+
+    def _damaged_table(self) -> list[Step]:
+        """A file of a table's log is damaged while its broker runs, is suspended, or is down.
+
+        Others may fail before the repair. A repair may be interrupted and is played again.
+        """
+        broker = self._any_broker()
+        steps = [*self._revived(), *self._elections()]
+        for _ in range(2):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+            steps += self._polls()
+        state = self._chance.choice(("running", "running", "suspended", "killed", "killed"))
+        if state == "suspended":
+            at = Event(int(self._chance.expovariate(1 / 8)) + 1, "suspend")
+            steps.append(Step(_name(broker), "leader_tick", (), (at,)))
+        damaged = Step(_name(broker), "damage", (self._chance.randrange(1_000_000),))
+        if state == "killed" and self._happens(0.5):
+            steps += [Step(_name(broker), "kill"), damaged]
+        else:
+            steps.append(damaged)
+            if state == "killed":
+                steps.append(Step(_name(broker), "kill"))
+        if state != "running" and self._happens(0.7):
+            steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
+        lost = self._any_broker()
+        if self._happens(0.3):
+            steps += [Step(_name(lost), "kill"), self._advance(_SESSION_MS)]
+            steps += [*self._elections(without=(lost,))]
+        for _ in range(self._chance.randint(1, 3)):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+            steps += [*self._polls(), self._advance(self._chance.choice((1_000, 10_000)))]
+            if self._happens(0.3):
+                steps += [Step(_name(broker), "resume"), Step(_name(broker), "start")]
+        if self._happens(0.8):
+            for _ in range(2):
+                steps += [Step("admin", "repair", (0,), self._events()), Step("admin", "resume")]
+                steps += self._ticks("heartbeat", "follower_tick", "leader_tick")
+        return [*steps, *self._revived(), *self._elections(), *self._sends(), *self._polls()]
 
     def _client(self) -> list[Step]:
         readers = ("consumer-0", READER) if self._shape.has_public_clients else ("consumer-0",)

@@ -52,10 +52,13 @@ FIRST_WITH_HOURS = 10_000
 _HOURS_MS = 3 * 3_600_000
 FIRST_ON_STORES = 20_000
 """The first seed with object stores, and with processes that are replaced between two reads."""
+FIRST_WITH_DAMAGED_TABLES = 30_000
+"""The first seed with damaged tables, in half of the clusters with three replicas that sync."""
 _ON_STORES = 0.6
 _OUTDATED_LISTS = (0.0, 0.3)
 _PUBLIC_CLIENTS = 0.5
 _WITH_BIT_FLIPS = 0.5
+_WITH_DAMAGED_TABLES = 0.5
 _UNSYNCED = 0.2
 """The share of clusters whose roots leave writing to the disk to the operating system."""
 
@@ -95,6 +98,9 @@ def shape_of(seed: int) -> Shape:
         if shape.is_synced and place.random() < _ON_STORES:
             shape = shape._replace(is_on_store=True, outdated_lists=place.choice(_OUTDATED_LISTS))
         shape = shape._replace(has_public_clients=place.random() < _PUBLIC_CLIENTS)
+    if seed >= FIRST_WITH_DAMAGED_TABLES and shape.replication_factor == BROKERS:
+        is_damaged = random.Random(f"tables {seed}").random() < _WITH_DAMAGED_TABLES
+        shape = shape._replace(has_damaged_tables=shape.is_synced and is_damaged)
     return shape
 
 

@@ -28,6 +28,7 @@ from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
 from sparklog.errors import CommitConflictError, FencedError, SparklogError, StorageError
 from sparklog.maintenance.audit import audit
+from sparklog.maintenance.journal_end import SET_ASIDE
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.model import TopicPartition
@@ -46,6 +47,7 @@ from tests.faults.simulation.public_clients import PublicConsumer, PublicProduce
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
 from tests.faults.simulation.simulated_store import ROOT as STORE
+from tests.faults.simulation.table_damage import damage_a_table
 from tests.faulty_files import Kept
 from tests.state_machine.invariants import Invariants
 from tests.state_machine.roots import clean_up, has_damaged_file
@@ -103,6 +105,8 @@ class Shape(NamedTuple):
     object store, whose requests may be carried out late; `outdated_lists`, the share of its lists
     that lag behind.
     `has_replaced_processes`, whether processes are replaced between two of their reads.
+    `has_damaged_tables`, whether commits and checkpoints of brokers' tables are damaged, one file
+    at a time until it is repaired.
     `has_public_clients`, whether the clients are `Producer` and `Consumer`.
     """
 
@@ -119,6 +123,7 @@ class Shape(NamedTuple):
     outdated_lists: float = 0.0
     has_replaced_processes: bool = False
     has_public_clients: bool = False
+    has_damaged_tables: bool = False
 
 
 class Outcome(NamedTuple):
@@ -172,8 +177,12 @@ class World:
         self._incarnations = Counter[str]()
         self._past_producers: list[_Producer] = []
         self._invariants: Invariants | None = None
-        self._has_flipped = False
+        self._is_damaged = False
         """Whether a file was damaged that has not been repaired yet."""
+        self._damaged_tables: int | None = None
+        """The broker with the damaged file, if it is one of a table's log."""
+        self._has_ended_journal = False
+        """Whether a repair has set commits of a journal aside, and the answers that they had."""
         self._latest_ms = 0
         """The latest time that a clock of any process has shown."""
         self._effects: dict[str, Callable[[Step], None]] = {
@@ -185,6 +194,7 @@ class World:
             "jump": lambda step: self._jump(step.process, *step.arguments),
             "kill": lambda step: self._kill(step.process),
             "flip": lambda step: self._flip(_machine(step.process), *step.arguments),
+            "damage": lambda step: self._damage(_machine(step.process), *step.arguments),
         }
         """The steps that are not actions of a process."""
 
@@ -294,7 +304,9 @@ class World:
         """3.2: the records of each positive answer are, or were, at their offsets in some log."""
         producer = self._clients.get(name)
         if isinstance(producer, _Producer):
-            for partition, base_offset, values in producer.stored:
+            # The log of a broker with damaged tables is not read.
+            stored = producer.stored if self._damaged_tables is None else []
+            for partition, base_offset, values in stored:
                 invariants.check_appended(partition, base_offset, values)
             producer.stored.clear()
 
@@ -350,8 +362,8 @@ class World:
             self._replace_root(number)
             self.brokers[name] = self._open_broker(name)
         self._unsound.discard(number)
-        if self._invariants is not None:
-            self._invariants.regain(number)
+        if self._invariants is not None and number != self._damaged_tables:
+            self._invariants.regain(number, was_damaged=self.shape.has_damaged_tables)
 
     def _open_broker(self, name: str) -> Broker:
         number = _machine(name)
@@ -441,28 +453,53 @@ class World:
 
     def _flip(self, number: int, partition: int, drawn: int) -> None:
         """Flip a bit of a batch file of a broker, whose records the other replicas have."""
-        if self._invariants is None or self._has_flipped:
+        if self._invariants is None or self._is_damaged:
             return
         paths = self._invariants.settled_files(number, partition)
         if not paths:
             return
         file = self.root / f"broker-{number}" / "log" / paths[drawn % len(paths)]
         flip_bit(file, Random(drawn))
-        self._has_flipped = True
+        self._is_damaged = True
         self._invariants.fail_reads(number)
         self.counts["flipped"] += 1
+
+    def _damage(self, number: int, drawn: int) -> None:
+        """Damage a file of the log of a broker's table, whose records the other replicas have.
+
+        The broker is not checked from then on. It is checked again when it runs, or has started,
+        after a repair has found everything sound.
+        """
+        if self._invariants is None or self._is_damaged:
+            return
+        if not self._invariants.is_settled(number):
+            return
+        root = Location.of(str(self.root / f"broker-{number}"))
+        done = damage_a_table(root, Random(drawn), is_on_store=self.shape.is_on_store)
+        if done is None:
+            return
+        self.scheduler.note(done)
+        self._set_times()
+        self._is_damaged, self._damaged_tables = True, number
+        self._invariants.lose(number)
+        self.counts["damaged tables"] += 1
 
     def _repair(self) -> None:
         """Verify all files and repair what is found, as `sparklog scrub` and `repair` do."""
         clock = self._processes["admin"].clock
         report = scrub(self._connection(), restart=True, clock=clock)
-        repair(self._connection(), clock=clock)
+        done = repair(self._connection(), clock=clock)
+        self._has_ended_journal |= any(SET_ASIDE in one.outcome for one in done)
         is_open = any(one.is_open for one in repairs_of(self._connection().root))
         # By an outdated list a scrub does not see the newest files.
         sees_all = not self.scheduler.outdated_lists
         if sees_all and not (is_open or report.findings or report.unreadable):
-            self._has_flipped = False
+            self._is_damaged = False
             self.counts["found sound"] += 1
+            number, self._damaged_tables = self._damaged_tables, None
+            if number is not None and any(_machine(one) == number for one in self.brokers):
+                assert self._invariants is not None
+                self._invariants.regain(number, was_damaged=True)
 
     def _administer(self, what: str, partition: int, asked: tuple[int, ...]) -> None:
         """Repair, elect a preferred leader, delete the oldest records, or move a partition."""
@@ -475,7 +512,7 @@ class World:
         if what == "elect":
             admin.elect_leaders("preferred", [key])
         elif what == "reassign":
-            if self._has_flipped and len(asked) == 1:
+            if self._is_damaged and len(asked) == 1:
                 # Its damaged file may be the only copy left: a reassignment does not verify the
                 # files of the replica that stays (seed 23248).
                 return
@@ -534,6 +571,9 @@ class World:
                     broker._write_checkpoints()
         until_ms = self.scheduler.now_ms - _KEPT_COMMITS_MS if self.shape.is_on_store else math.inf
         for one in _roots():
+            if one == f"broker-{self._damaged_tables}":
+                # The clean-up of brokers verifies what it replaces by a checkpoint.
+                continue
             with suppress(*_FORESEEN):
                 clean_up(self.root / one, until_ms)
                 if self._invariants is not None:
@@ -612,8 +652,9 @@ class World:
         else:
             self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
         self.scheduler.outdated_lists = self.shape.outdated_lists
-        if self.shape.is_synced and not self.problems:
-            # A request that was not synced may be lost with its commit.
+        if self.shape.is_synced and not (self.problems or self._has_ended_journal):
+            # A request that was not synced may be lost with its commit. A client that has read a
+            # journal beyond its new end reads none of the answers that take their place.
             for producer in self._past_producers:
                 self.problems += [f"{producer.name}: {one}" for one in producer.unanswered()]
 
@@ -622,7 +663,7 @@ class World:
         for name in PRODUCERS:
             if name in self._clients:
                 self.do(Step(name, "poll"))
-        if self._has_flipped:
+        if self._is_damaged:
             self.do(Step("admin", "repair", (0,)))
 
     def _judge(self) -> None:
@@ -682,7 +723,7 @@ class World:
         )
 
     def _is_at_rest(self) -> bool:
-        if self._has_flipped:
+        if self._is_damaged:
             return False
         for name in PRODUCERS:
             client = self._clients.get(name)

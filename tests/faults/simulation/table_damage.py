@@ -1,0 +1,59 @@
+"""Damage to the log of a broker's table, as a disk or a person does it: one file at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from sparklog.model import BROKER_TABLES, FORMAT, LOG, REQUEST_TABLES
+from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
+from sparklog.storage.file_copies import (
+    WITHOUT_COPIES,
+    WITHOUT_COPIES_ON_STORES,
+    copy_path,
+)
+from sparklog.storage.location import Location
+from tests.faults.bit_flips import flipped
+
+_REQUESTS = {one.name for one in REQUEST_TABLES}
+_TABLES = [
+    *(LOG.name,) * 8,
+    *(one.name for one in (FORMAT, *BROKER_TABLES) if one.name not in _REQUESTS),
+]
+"""The journal is as likely as the other tables together. A damaged table of requests may be created
+again, so that its requests have no answer.
+"""
+
+_DAMAGES: dict[str, Callable[[bytes, Random], bytes | None]] = {
+    "removed": lambda *_: None,
+    "emptied": lambda *_: b"",
+    "cut": lambda content, _: content[: len(content) // 2],
+    "flipped": flipped,
+}
+"""Returns the new content of a file, or `None` if it is removed."""
+
+
+def damage_a_table(root: Location, random: Random, *, is_on_store: bool) -> str | None:
+    """Damage a commit or a checkpoint of a table of a broker's root; return what was done.
+
+    A process may have ended before the copy of its commit was written. Such a file, and one of
+    which the copy is not needed any more, stays: nothing could restore it. Returns `None` if no
+    file of the drawn table may be damaged.
+    """
+    table = root.child(random.choice(_TABLES))
+    name = table.uri.rsplit("/", 1)[-1]
+    files = [one for one in sorted(table.names(LOG_FOLDER)) if has_version(one)]
+    if name not in (WITHOUT_COPIES_ON_STORES if is_on_store else WITHOUT_COPIES):
+        files = [one for one in files if table.exists(copy_path(one))]
+    if not files:
+        return None
+    # The newest one is that which its writer may still be working with.
+    file = random.choice([*files, files[-1], files[-1]])
+    damage = random.choice([*_DAMAGES])
+    path = f"{LOG_FOLDER}/{file}"
+    content = _DAMAGES[damage](table.read_bytes(path), random)
+    if content is None:
+        table.remove(path)
+    else:
+        table.replace(path, content)
+    return f"{damage}: {name}/{path}"
