@@ -260,3 +260,36 @@ def test_a_running_broker_writes_a_checkpoint_from_memory(
     until(cluster, is_mended)
     cluster.crash(DAMAGED)
     check_sound(cluster, 4)
+
+
+@pytest.mark.parametrize("directory", [0, 1], ids=["first directory", "second directory"])
+@pytest.mark.parametrize("runs", [True, False], ids=["running", "stopped"])
+def test_one_of_two_log_directories_is_mended_and_the_other_one_goes_on(
+    place: Place, runs: bool, directory: int
+) -> None:
+    """Only the journal of the damaged directory is ended, or gets a checkpoint from memory."""
+    uri, options = place
+    names = ["broker-1", "second-of-1"]
+    cluster = LocalCluster(uri, [0, 1], storage_options=options, log_dirs={DAMAGED: names})
+    cluster.create_topic("t", assignment=_TWO)
+    for number in range(4):
+        produce(cluster, number)
+    root = Location.of(uri, options)
+    log, other = (root.child(names[one]).child("log") for one in (directory, 1 - directory))
+    if not runs:
+        stop(cluster)
+    empty(log, commit_path(newest_version(log) // 2))
+    of_other = other.names(LOG_FOLDER)
+    [outcome] = repaired(cluster)
+    assert outcome.root == f"{uri}/{names[directory]}"
+    assert outcome.state == ("requested" if runs else "repaired"), outcome
+
+    def is_mended() -> bool:
+        return scrub(cluster.connection, clock=cluster.clock, restart=True).findings == []
+
+    if runs:
+        until(cluster, is_mended)
+        cluster.crash(DAMAGED)
+    else:
+        assert other.names(LOG_FOLDER) == of_other
+    check_sound(cluster, 4)

@@ -193,7 +193,8 @@ class Disturbances:
         return [*steps, *self._elections(), *self._sends(), *self._polls()]
 
     def _damaged_table(self) -> list[Step]:
-        """A file of a table's log is damaged while its broker runs, is suspended, or is down.
+        """A file of a table's log is damaged while a broker runs, is suspended, or is down: in its
+        root, or in the cluster root.
 
         Others may fail before the repair. A repair may be interrupted and is played again.
         """
@@ -206,7 +207,8 @@ class Disturbances:
         if state == "suspended":
             at = Event(int(self._chance.expovariate(1 / 8)) + 1, "suspend")
             steps.append(Step(_name(broker), "leader_tick", (), (at,)))
-        damaged = Step(_name(broker), "damage", (self._chance.randrange(1_000_000),))
+        where = "machine" if self._happens(0.3) else _name(broker)
+        damaged = Step(where, "damage", (self._chance.randrange(1_000_000),))
         if state == "killed" and self._happens(0.5):
             steps += [Step(_name(broker), "kill"), damaged]
         else:

@@ -19,9 +19,11 @@ from sparklog.broker.replicas import Replicas
 from sparklog.cluster import connection
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import Metadata, PartitionState
+from sparklog.maintenance import journal_end, repair
 from sparklog.protocol import rules
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.delta_log import DeltaLog
+from sparklog.storage.location import Location
 from tests.state_machine.faults import FAULTS
 
 Patch = pytest.MonkeyPatch
@@ -65,13 +67,23 @@ def older_isr_taken_again(patch: Patch) -> None:
 
 def cut_without_leaving_the_isr(patch: Patch) -> None:
     """A damaged replica is cut if the broker's metadata have it outside the ISR."""
-    repair = Repairs._repair
+    repaired = Repairs._repair
 
     def hasty(self: Repairs, *arguments: Any) -> bool:
         self._left |= set(self._replicas.damaged)
-        return repair(self, *arguments)
+        return repaired(self, *arguments)
 
     patch.setattr(Repairs, "_repair", hasty)
+
+
+def journal_ended_without_another_replica(patch: Patch) -> None:
+    """A repair ends a damaged journal although no other running replica has its records."""
+    end = journal_end.end_before_damage
+
+    def hasty(root: Location, broker_id: int, metadata: Metadata, now_ms: int) -> str:
+        return end(root, broker_id, metadata._replace(partitions={}), now_ms)
+
+    patch.setattr(repair, "end_before_damage", hasty)
 
 
 def _change_output(patch: Patch, rule: str, change: Callable[[Row], Row | None]) -> None:
@@ -176,6 +188,7 @@ MUTATIONS: Mapping[str, Callable[[Patch], None]] = {
             log_end_offset_too_small,
             older_isr_taken_again,
             cut_without_leaving_the_isr,
+            journal_ended_without_another_replica,
         )
     },
 }

@@ -52,7 +52,7 @@ FIRST_WITH_HOURS = 10_000
 _HOURS_MS = 3 * 3_600_000
 FIRST_ON_STORES = 20_000
 """The first seed with object stores, and with processes that are replaced between two reads."""
-FIRST_WITH_DAMAGED_TABLES = 30_000
+FIRST_WITH_DAMAGED_TABLES = 40_000
 """The first seed with damaged tables, in half of the clusters with three replicas that sync."""
 _ON_STORES = 0.6
 _OUTDATED_LISTS = (0.0, 0.3)

@@ -1,11 +1,11 @@
-"""Damage to the log of a broker's table, as a disk or a person does it: one file at a time."""
+"""Damage to the log of a table, as a disk or a person does it: one file at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
-from sparklog.model import BROKER_TABLES, FORMAT, LOG, REQUEST_TABLES
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, REQUEST_TABLES
 from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
 from sparklog.storage.file_copies import (
     WITHOUT_COPIES,
@@ -16,13 +16,15 @@ from sparklog.storage.location import Location
 from tests.faults.bit_flips import flipped
 
 _REQUESTS = {one.name for one in REQUEST_TABLES}
-_TABLES = [
+TABLES_OF_BROKERS = [
     *(LOG.name,) * 8,
     *(one.name for one in (FORMAT, *BROKER_TABLES) if one.name not in _REQUESTS),
 ]
 """The journal is as likely as the other tables together. A damaged table of requests may be created
 again, so that its requests have no answer.
 """
+
+TABLES_OF_CLUSTERS = [one.name for one in (FORMAT, *CLUSTER_TABLES)]
 
 _DAMAGES: dict[str, Callable[[bytes, Random], bytes | None]] = {
     "removed": lambda *_: None,
@@ -33,14 +35,19 @@ _DAMAGES: dict[str, Callable[[bytes, Random], bytes | None]] = {
 """Returns the new content of a file, or `None` if it is removed."""
 
 
-def damage_a_table(root: Location, random: Random, *, is_on_store: bool) -> str | None:
-    """Damage a commit or a checkpoint of a table of a broker's root; return what was done.
+def damage_a_table(
+    root: Location, tables: Sequence[str], random: Random, *, is_on_store: bool
+) -> str | None:
+    """Damage a commit or a checkpoint of one of the `tables` of a root; return what was done.
+
+    The newest commit of a table with several writers is changed, but not removed: a writer that has
+    not read it would commit in its place.
 
     A process may have ended before the copy of its commit was written. Such a file, and one of
     which the copy is not needed any more, stays: nothing could restore it. Returns `None` if no
     file of the drawn table may be damaged.
     """
-    table = root.child(random.choice(_TABLES))
+    table = root.child(random.choice(tables))
     name = table.uri.rsplit("/", 1)[-1]
     files = [one for one in sorted(table.names(LOG_FOLDER)) if has_version(one)]
     if name not in (WITHOUT_COPIES_ON_STORES if is_on_store else WITHOUT_COPIES):
@@ -50,6 +57,8 @@ def damage_a_table(root: Location, random: Random, *, is_on_store: bool) -> str 
     # The newest one is that which its writer may still be working with.
     file = random.choice([*files, files[-1], files[-1]])
     damage = random.choice([*_DAMAGES])
+    if damage == "removed" and tables is TABLES_OF_CLUSTERS and file == files[-1]:
+        return None
     path = f"{LOG_FOLDER}/{file}"
     content = _DAMAGES[damage](table.read_bytes(path), random)
     if content is None:

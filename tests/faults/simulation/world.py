@@ -26,11 +26,18 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import repairs_of
 from sparklog.cluster.roots import BrokerRoot, ClusterRoot
 from sparklog.config import Settings, parse
-from sparklog.errors import CommitConflictError, FencedError, SparklogError, StorageError
+from sparklog.errors import (
+    CommitConflictError,
+    DamagedError,
+    FencedError,
+    SparklogError,
+    StorageError,
+)
 from sparklog.maintenance.audit import audit
 from sparklog.maintenance.journal_end import SET_ASIDE
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
+from sparklog.maintenance.table_restoration import restore_cluster_root
 from sparklog.model import TopicPartition
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.location import Location
@@ -47,7 +54,11 @@ from tests.faults.simulation.public_clients import PublicConsumer, PublicProduce
 from tests.faults.simulation.scheduler import KilledError, Process, Scheduler
 from tests.faults.simulation.script import Step
 from tests.faults.simulation.simulated_store import ROOT as STORE
-from tests.faults.simulation.table_damage import damage_a_table
+from tests.faults.simulation.table_damage import (
+    TABLES_OF_BROKERS,
+    TABLES_OF_CLUSTERS,
+    damage_a_table,
+)
 from tests.faulty_files import Kept
 from tests.state_machine.invariants import Invariants
 from tests.state_machine.roots import clean_up, has_damaged_file
@@ -180,7 +191,9 @@ class World:
         self._is_damaged = False
         """Whether a file was damaged that has not been repaired yet."""
         self._damaged_tables: int | None = None
-        """The broker with the damaged file, if it is one of a table's log."""
+        """The broker with the damaged file, if it is one of a table's log, or `BROKERS` for the
+        cluster root.
+        """
         self._has_ended_journal = False
         """Whether a repair has set commits of a journal aside, and the answers that they had."""
         self._latest_ms = 0
@@ -265,7 +278,9 @@ class World:
         if self._invariants is not None and (process.name.startswith("broker") or has_landed_late):
             # A commit may have landed that its broker had given up, and that answers a client.
             self._expect_retention(self._invariants)
-            self._invariants.check()
+            # Opening a damaged table of the cluster root again is refused.
+            with suppress(*(DamagedError,) if self._damaged_tables == BROKERS else ()):
+                self._invariants.check()
         if process.name.startswith("producer") and self._invariants is not None:
             self._check_answers(process.name, self._invariants)
         if process.is_busy:
@@ -369,7 +384,7 @@ class World:
         number = _machine(name)
         return Broker(
             number,
-            Location.of(self._cluster, self._options),
+            self._cluster_root(),
             [Location.of(self._uri(f"broker-{number}"), self._options)],
             rules=self._rules,
             execution=self._execution,
@@ -389,6 +404,9 @@ class World:
         self.counts["replaced roots"] += 1
         if self._invariants is not None:
             self._invariants.lose(number)
+
+    def _cluster_root(self) -> Location:
+        return Location.of(self._cluster, self._options)
 
     def _connection(self) -> Connection:
         return Connection(self._cluster, storage_options=self._options, rules=self._rules)
@@ -465,28 +483,37 @@ class World:
         self.counts["flipped"] += 1
 
     def _damage(self, number: int, drawn: int) -> None:
-        """Damage a file of the log of a broker's table, whose records the other replicas have.
+        """Damage a file of the log of a table in a broker's root, or in the cluster root.
 
-        The broker is not checked from then on. It is checked again when it runs, or has started,
-        after a repair has found everything sound.
+        The other replicas have what a broker's log has. It is not checked from then on: only when
+        it runs, or has started, after a repair has found everything sound.
         """
         if self._invariants is None or self._is_damaged:
             return
-        if not self._invariants.is_settled(number):
+        is_of_broker = number < BROKERS
+        if is_of_broker and not self._invariants.is_settled(number):
             return
-        root = Location.of(str(self.root / f"broker-{number}"))
-        done = damage_a_table(root, Random(drawn), is_on_store=self.shape.is_on_store)
+        name = f"broker-{number}" if is_of_broker else "cluster"
+        tables = TABLES_OF_BROKERS if is_of_broker else TABLES_OF_CLUSTERS
+        is_on_store = self.shape.is_on_store
+        root = Location.of(str(self.root / name))
+        done = damage_a_table(root, tables, Random(drawn), is_on_store=is_on_store)
         if done is None:
             return
         self.scheduler.note(done)
         self._set_times()
         self._is_damaged, self._damaged_tables = True, number
-        self._invariants.lose(number)
+        if is_of_broker:
+            self._invariants.lose(number)
+            # A flipped bit of a header is damage of a batch.
+            self._invariants.fail_reads(number)
         self.counts["damaged tables"] += 1
 
     def _repair(self) -> None:
         """Verify all files and repair what is found, as `sparklog scrub` and `repair` do."""
         clock = self._processes["admin"].clock
+        if self._damaged_tables == BROKERS:
+            restore_cluster_root(self._cluster_root())
         report = scrub(self._connection(), restart=True, clock=clock)
         done = repair(self._connection(), clock=clock)
         self._has_ended_journal |= any(SET_ASIDE in one.outcome for one in done)
@@ -571,7 +598,7 @@ class World:
                     broker._write_checkpoints()
         until_ms = self.scheduler.now_ms - _KEPT_COMMITS_MS if self.shape.is_on_store else math.inf
         for one in _roots():
-            if one == f"broker-{self._damaged_tables}":
+            if one == f"broker-{self._damaged_tables}" or self._damaged_tables == BROKERS:
                 # The clean-up of brokers verifies what it replaces by a checkpoint.
                 continue
             with suppress(*_FORESEEN):
