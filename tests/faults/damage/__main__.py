@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from tests.faults.damage.cases import DAMAGES
 from tests.faults.damage.matrix import (
     Result,
     cases_of,
+    in_turn,
     new_place,
     read_results,
     run,
@@ -70,10 +70,7 @@ def main(
             if match or result.outcome.verdict != "kept":
                 typer.echo(f"{result.case}: {result.outcome}")
 
-        # In another order, so that an interrupted run has outcomes of all tables.
-        left = [one for one in cases if one not in known]
-        Random(seed).shuffle(left)
-        run(storage, left, seed, processes, done)
+        run(storage, in_turn(cases, known, seed), seed, processes, done)
     order = {case: number for number, case in enumerate(cases)}
     found = [one for one in read_results(results) if one.case in order]
     if not match and count == len(DAMAGES):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.queues
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from tests.faults.damage.cases import Case, all_cases
@@ -69,6 +71,22 @@ def sample(cases: Sequence[Case], count: int) -> list[Case]:
         places = {(number + one * step) % len(members) for one in range(count)}
         chosen += [members[place] for place in sorted(places)]
     return chosen
+
+
+def in_turn(cases: Sequence[Case], known: Collection[Case], seed: int) -> list[Case]:
+    """Return the cases that are not known, in the order in which they are played.
+
+    An interrupted run shall have outcomes of each kind of file of each table, at rest and at work:
+    cases of which the fewest neighbours have an outcome come first, others in a random order.
+    """
+    left = [one for one in cases if one not in known]
+    Random(seed).shuffle(left)
+    played = Counter(one[:-1] for one in known)
+    turns: dict[Case, int] = {}
+    for one in left:
+        turns[one] = played[one[:-1]]
+        played[one[:-1]] += 1
+    return sorted(left, key=turns.__getitem__)
 
 
 def run(

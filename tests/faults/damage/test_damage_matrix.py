@@ -9,7 +9,7 @@ import pytest
 from tests.faults.damage.__main__ import PAIRS, RESULTS
 from tests.faults.damage.cases import ANOTHER_BROKERS, ROOTS, Case, all_cases, files_of
 from tests.faults.damage.judgement import judge
-from tests.faults.damage.matrix import cases_of, new_place, read_results
+from tests.faults.damage.matrix import cases_of, in_turn, new_place, read_results
 from tests.faults.damage.pairs import play_pair, verdicts
 from tests.faults.damage.sound_cluster import AGES, Place, tables_of
 from tests.faults.damage.storage import StorageKind
@@ -73,6 +73,20 @@ def test_the_results_are_of_cases_and_every_table_has_some(
     assert set(cases) <= set(all_cases(places[kind].trees))
     for root in ("cluster", "broker-1"):
         assert {one.table for one in cases if one.root == root} == set(tables_of(root))
+
+
+def test_kinds_of_files_without_an_outcome_come_first() -> None:
+    """An interrupted run has outcomes of as many kinds of files as possible."""
+    ends = ("removed", "emptied", "cut")
+    first, second, third = (
+        [Case("young", "at rest", "cluster", "topics", kind, end) for end in ends]
+        for kind in ("first commit", "a commit", "live file")
+    )
+    found = in_turn([*first, *second, *third], {first[0], first[1], second[0]}, 1)
+    kinds = [one.kind for one in found]
+    assert kinds[0] == "live file"
+    assert sorted(kinds[1:3]) == ["a commit", "live file"]
+    assert sorted(kinds[3:]) == ["a commit", "first commit", "live file"]
 
 
 @pytest.mark.parametrize("kind", STORAGE)

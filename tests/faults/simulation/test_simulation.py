@@ -23,7 +23,12 @@ from tests.faults.simulation.mutations import (
 from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.shrinking import shrink
-from tests.faults.simulation.stories import FIRST_ON_STORES, shape_of, steps_of
+from tests.faults.simulation.stories import (
+    FIRST_ON_STORES,
+    FIRST_WITH_DAMAGED_TABLES,
+    shape_of,
+    steps_of,
+)
 
 _DIGEST = (
     "from tests.faults.simulation.runner import play\n"
@@ -81,6 +86,8 @@ def test_seeds_have_each_kind_of_topic() -> None:
     assert {one.outdated_lists > 0 for one in later if one.is_on_store} == {True, False}
     assert {one.has_public_clients for one in later} == {True, False}
     assert not all(one.is_on_store for one in later)
+    last = [shape_of(FIRST_WITH_DAMAGED_TABLES + seed) for seed in range(40)]
+    assert {one.is_on_store for one in last if one.has_damaged_tables} == {True, False}
 
 
 def test_compaction_removes_records_in_a_clean_seed() -> None:
@@ -104,6 +111,18 @@ def test_lists_that_lag_and_puts_that_land_late_are_in_a_clean_seed() -> None:
     assert outcome.problems == []
     for name in ("outdated", "put late", "read on", "acknowledged"):
         assert outcome.counts[name] > 0, name
+
+
+@pytest.mark.parametrize("seed", [40_011, 40_018, 40_064], ids=["store", "folder", "cluster root"])
+def test_a_damaged_commit_is_found_and_repaired_in_a_clean_seed(seed: int) -> None:
+    """A commit of a journal is damaged, or one of a table of the cluster root, and then repaired.
+
+    The journal has second copies in the folder, and none on the store.
+    """
+    outcome = play(seed, steps_of(seed, 500))
+    assert outcome.problems == []
+    assert outcome.counts["damaged tables"] > 0
+    assert outcome.counts["found sound"] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
