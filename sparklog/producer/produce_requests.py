@@ -188,12 +188,19 @@ class Responses:
                     self._throttle_times_ms[answer.request_id] = answer.throttle_time_ms
 
     def _check_in_place(self, interval_s: float = _CHECK_INTERVAL_S) -> None:
-        """Continue at the journal's end if clean-up has removed the commits to be read next."""
+        """Continue behind commits that are gone, if none was read for a time.
+
+        Clean-up has removed the last one that was read, and those after it up to the newest ones,
+        or commits were lost while later ones are there.
+        """
         if time.monotonic() - self._polled_at < interval_s:
             return
         self._polled_at = time.monotonic()
+        newest = newest_version(self._log)
         if not has_commit(self._log, self._version):
-            self._version = newest_version(self._log)
+            self._version = newest
+        while self._version + 1 < newest and not has_commit(self._log, self._version + 1):
+            self._version += 1
 
     def throttle_time_ms(self, request_id: str) -> int:
         """Return the throttle time in ms of the newest answer to a request, 0 without one."""

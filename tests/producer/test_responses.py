@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.model import TopicIdPartition
 from sparklog.producer.produce_requests import ProduceResponse, Responses
+from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.journal import Journal, ProduceAnswer, Step
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
@@ -84,5 +85,30 @@ def test_an_answer_after_a_pause_that_clean_up_has_overtaken_is_read(
     monkeypatch.setattr(time, "monotonic", lambda: passed)
     responses.expect("r")
     answer(journal, ProduceAnswer("r", "t", 0, "NONE", 7, 8))
+    responses.poll()
+    assert responses.pop("r", KEY) == ProduceResponse("NONE", 7, 8)
+
+
+def test_an_answer_behind_a_lost_commit_is_read(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that had not read the commit got no answer from its leader any more, although a
+    checkpoint had taken the place of the commit for all others.
+    """
+    root = cluster.root / "broker-0"
+    responses = Responses(Location.of(str(root)))
+    journal = cluster.brokers[0]._leaders[0]._root.log
+    lost = journal.version + 1
+    responses.expect("r")
+    for _ in range(2):
+        answer(journal, ProduceAnswer("other", "t", 0, "NONE", 0, 0))
+    answer(journal, ProduceAnswer("r", "t", 0, "NONE", 7, 8))
+    for version in (lost, lost + 1):
+        Location.of(str(root)).child("log").remove(commit_path(version))
+    responses.poll()
+    assert responses.pop("r", KEY) is None
+    passed = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    responses.poll()
     responses.poll()
     assert responses.pop("r", KEY) == ProduceResponse("NONE", 7, 8)
