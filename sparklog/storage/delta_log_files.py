@@ -113,6 +113,16 @@ def newest_version(table: Location) -> int:
     return known
 
 
+def newest_behind_lost(table: Location, version: int) -> int | None:
+    """Return the newest version if the commit after `version` is gone and later ones are there.
+
+    Without the list, a follower of the table would take the missing commit for the table's end.
+    Returns `None` if no commit is lost. Costs a list on an object store.
+    """
+    newest = newest_version(table)
+    return newest if newest > version and not has_commit(table, version + 1) else None
+
+
 def newest_in(names: Sequence[str]) -> int:
     """Return the newest version that the names of a log's files show, -1 without one."""
     commits = (int(name[:_DIGITS]) for name in names if _COMMIT.fullmatch(name))

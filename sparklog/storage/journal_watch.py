@@ -14,7 +14,7 @@ from sparklog.model import LOG
 from sparklog.storage.commits import commit_content, parse_commit, request_commits
 from sparklog.storage.commits_ahead import FRESH_S
 from sparklog.storage.delta_log import LONG_AGO_S
-from sparklog.storage.delta_log_files import has_commit, newest_version
+from sparklog.storage.delta_log_files import newest_behind_lost, newest_version
 from sparklog.storage.journal import Renewal, renewal_in
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import MOST_AHEAD
@@ -69,7 +69,7 @@ class JournalWatch:
         if ahead:
             self._seen_at = clocks()
         if self.version == start and is_ago(self._moved_at, LONG_AGO_S):
-            self._pass_cleaned_up()
+            self._pass_lost_commits()
         elif self.version > start:
             self._moved_at = clocks()
 
@@ -81,8 +81,8 @@ class JournalWatch:
             # Damaged, or of a later release: the journal has advanced nevertheless.
             return
 
-    def _pass_cleaned_up(self) -> None:
-        """Advance to the newest version if the commits after the loaded one were cleaned up."""
+    def _pass_lost_commits(self) -> None:
+        """Advance to the newest version if the next commits were cleaned up, or lost."""
         self._moved_at = clocks()
-        if not has_commit(self._log, self.version):
-            self.version = max(self.version, newest_version(self._log))
+        newest = newest_behind_lost(self._log, self.version)
+        self.version = max(self.version, newest or 0)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import xxhash
 from deltalake.exceptions import DeltaError
 
+from sparklog.clock import clocks, is_ago
 from sparklog.errors import CommitConflictError, DamagedError, FencedError, StorageError
 from sparklog.model import BATCH_INDEX, LOG, Batch, TopicIdPartition
 from sparklog.storage.batch_actions import (
@@ -35,8 +36,13 @@ from sparklog.storage.batch_actions import (
 )
 from sparklog.storage.commits import Commit, check_commits
 from sparklog.storage.damaged_commits import COMMIT_REMEDY
-from sparklog.storage.delta_log import DeltaLog
-from sparklog.storage.delta_log_files import LOG_FOLDER, has_commit, newest_checkpoint
+from sparklog.storage.delta_log import LONG_AGO_S, DeltaLog
+from sparklog.storage.delta_log_files import (
+    LOG_FOLDER,
+    has_commit,
+    newest_behind_lost,
+    newest_checkpoint,
+)
 from sparklog.storage.fence import Fence, check_fence, check_held, take_fence
 from sparklog.storage.location import Location
 from sparklog.storage.new_file import discard_file
@@ -50,6 +56,9 @@ REMOVED_S = 7_200
 """The seconds for which a log's owner remembers the paths of removed batches. A request that names
 such a path later is refused for its age (rule 3.1), or because its file is gone.
 """
+
+_LONGEST_UNEXAMINED_S = 600.0
+"""The longest time in s between two searches for a lost commit in a log that does not move."""
 
 _ByProducer: TypeAlias = "defaultdict[tuple[TopicIdPartition, int], list[Batch]]"
 
@@ -86,6 +95,8 @@ class RecordLog:
         self._empty_attempts = 0
         self._moved: set[TopicIdPartition] = set()
         self._log = self._opened(None)
+        self._moved_to, self._moved_at = self._log.version, clocks()
+        self._examined_after_s: float = LONG_AGO_S
         self.content_version = self._log.version
         """The version of the newest commit that is not empty; initially the opened version."""
         self._slices: dict[TopicIdPartition, list[Batch]] = defaultdict(list)
@@ -158,9 +169,28 @@ class RecordLog:
             if to_version is not None:
                 if self.version < to_version:
                     self._reopen(to_version)
-            elif self._log.is_lost:
-                # The next commits were cleaned up, or the root was lost or restored.
+            elif self._log.is_lost or self._is_next_lost():
+                # The next commits were cleaned up or lost, or the root was lost or restored.
                 self._reopen()
+
+    def _is_next_lost(self) -> bool:
+        """Return whether the next commit is gone although later ones are there.
+
+        A reader would wait for the commit for ever. Brokers that run commit every few seconds, so
+        this is examined, by a list, only if no commit came for `LONG_AGO_S`; each time without a
+        finding doubles the time until the next one.
+        """
+        if self.fence is not None:
+            # Nobody else commits to its log.
+            return False
+        if self._log.version != self._moved_to:
+            self._moved_to, self._moved_at = self._log.version, clocks()
+            self._examined_after_s = LONG_AGO_S
+        if not is_ago(self._moved_at, self._examined_after_s):
+            return False
+        self._examined_after_s = min(2 * self._examined_after_s, _LONGEST_UNEXAMINED_S)
+        self._moved_at = clocks()
+        return newest_behind_lost(self.location, self._log.version) is not None
 
     def poll_ahead(self, *, to_end: bool = False, least: int = 1) -> None:
         """Request the next commits from an object store without waiting; `refresh` applies them."""

@@ -29,7 +29,7 @@ from sparklog.protocol.driver_rules import DriverRules
 from sparklog.storage.commits import LOG_VERSION, read_commit
 from sparklog.storage.delta_checkpoints import await_checkpoints
 from sparklog.storage.delta_log import EMPTY_PER_COMMIT, DeltaLog
-from sparklog.storage.delta_log_files import newest_version
+from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.execution import DriverExecution
 from sparklog.storage.journal import Renewal, renewal_in
 from sparklog.storage.journal_watch import JournalWatch
@@ -657,6 +657,23 @@ class TestAWatch:
         for name in sorted(folder.glob("*.json"))[:-1]:
             name.unlink()
         version = watch.version
+        watch.refresh()
+        assert watch.version == version
+        system, monotonic = clock.clocks()
+        monkeypatch.setattr(clock, "clocks", lambda: (system + 61, monotonic))
+        watch.refresh()
+        assert watch.version == version + 4
+
+    def test_goes_past_a_lost_commit(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A watch took it for the end of the journal: its broker counted as silent until clean-up
+        had removed the commit before it.
+        """
+        cluster = start(0, 1)
+        watch = JournalWatch(Location.of(str(cluster.root / "broker-1")))
+        version = watch.version
+        for _ in range(4):
+            cluster.clock.advance(1)
+        log_location(cluster, 1).remove(commit_path(version + 1))
         watch.refresh()
         assert watch.version == version
         system, monotonic = clock.clocks()

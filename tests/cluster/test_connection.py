@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.protocol.driver_rules import DriverRules
 from sparklog.protocol.rules import RuleInput
+from sparklog.storage.delta_log import LONG_AGO_S
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.testing import LocalCluster
 
@@ -106,11 +108,13 @@ def test_committed_logs_judge_the_partitions_of_a_root_at_once(
     assert rules.names == ["visible_offsets"]
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["empty", "removed"])
 def test_a_repaired_log_is_read_by_those_who_had_not_read_the_damaged_commit(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
 ) -> None:
     """A running broker writes a checkpoint in the place of the commit. A client that had read less
-    could not read the log until it was restarted: it asked for the damaged commit.
+    could not read the log until it was restarted: it asked for the damaged commit, or took the
+    removed one for the end of the log.
     """
     without_copies = {str(tmp_path): {"sync": "false"}}
     cluster = LocalCluster(tmp_path, [0], storage_options=without_copies)
@@ -120,15 +124,40 @@ def test_a_repaired_log_is_read_by_those_who_had_not_read_the_damaged_commit(
     connection = Connection(str(tmp_path / "cluster"), storage_options=without_copies)
     root = connection.leader_location(connection.metadata().partition("t", 0))
     behind = connection.journal(root).version
-    cluster.produce("t", 0, [b"b"])
-    cluster.tick_until_idle()
-    root.child("log").replace(commit_path(behind + 1), b"")
+    for value in (b"b", b"c"):
+        cluster.produce("t", 0, [value])
+        cluster.tick_until_idle()
+    log, path = root.child("log"), commit_path(behind + 1)
+    log.remove(path) if is_removed else log.replace(path, b"")
     scrub(cluster.connection, clock=cluster.clock)
     repair(cluster.connection, clock=cluster.clock)
     cluster.tick_until_idle()
+    if is_removed:
+        assert connection.journal(root).version == behind
+        passed = time.monotonic() + LONG_AGO_S + 1
+        monkeypatch.setattr(time, "monotonic", lambda: passed)
     [state] = connection.metadata().partitions.values()
     batches = connection.journal(root).batches(state.key)
-    assert [one.base_offset for one in batches] == [0, 1]
+    assert [one.base_offset for one in batches] == [0, 1, 2]
+
+
+def test_a_lost_commit_is_named_to_those_who_had_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took it for the end of the log, and said nothing."""
+    cluster = LocalCluster(tmp_path, [0])
+    cluster.create_topic("t")
+    connection = Connection(str(tmp_path / "cluster"))
+    root = connection.leader_location(connection.metadata().partition("t", 0))
+    behind = connection.journal(root).version
+    for value in (b"a", b"b"):
+        cluster.produce("t", 0, [value])
+        cluster.tick_until_idle()
+    root.child("log").remove(commit_path(behind + 1))
+    passed = time.monotonic() + LONG_AGO_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: passed)
+    with pytest.raises(DamagedError, match=commit_path(behind + 1)):
+        connection.journal(root)
 
 
 def test_a_damaged_commit_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
