@@ -23,6 +23,7 @@ _SESSION_MS = 12_000
 _MERGE_MS = 70_000
 """Longer than the age at which batches are merged."""
 _OUTCOMES_OF_CLEANING = ("kill", "suspend", "refused", "unknown", "landed", "died")
+_STATES_OF_DAMAGED = ("running", "running", "suspended", "killed", "killed", "alone")
 _FOCUS_WEIGHT = 15
 """A weight that makes the disturbance in focus about a third of all."""
 _SECOND = "b"
@@ -203,7 +204,9 @@ class Disturbances:
         for _ in range(2):
             steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
             steps += self._polls()
-        state = self._chance.choice(("running", "running", "suspended", "killed", "killed"))
+        state = self._chance.choice(
+            ("running", "running", "suspended", "killed", "killed", "alone")
+        )
         if state == "suspended":
             at = Event(int(self._chance.expovariate(1 / 8)) + 1, "suspend")
             steps.append(Step(_name(broker), "leader_tick", (), (at,)))
@@ -215,7 +218,9 @@ class Disturbances:
             steps.append(damaged)
             if state == "killed":
                 steps.append(Step(_name(broker), "kill"))
-        if state != "running" and self._happens(0.7):
+        if state == "alone":
+            steps += self._is_left_alone(broker)
+        elif state != "running" and self._happens(0.7):
             steps += [self._advance(_SESSION_MS), *self._elections(without=(broker,))]
         lost = self._any_broker()
         if self._happens(0.3):
@@ -231,6 +236,18 @@ class Disturbances:
                 steps += [Step("admin", "repair", (0,), self._events()), Step("admin", "resume")]
                 steps += self._ticks("heartbeat", "follower_tick", "leader_tick")
         return [*steps, *self._revived(), *self._elections(), *self._sends(), *self._polls()]
+
+    def _is_left_alone(self, broker: int) -> list[Step]:
+        """A broker goes on alone, and is lost when the others return: it has the only records."""
+        others = [one for one in range(BROKERS) if one != broker]
+        steps = [Step(_name(one), "kill") for one in others]
+        for _ in range(2):
+            steps += [self._advance(_SESSION_MS)]
+            steps += self._only(broker, "heartbeat", "controller_tick", "leader_tick")
+        for _ in range(2):
+            steps += [*self._sends(), *self._only(broker, "leader_tick"), *self._polls()]
+        steps += [Step(_name(broker), "kill"), *(Step(_name(one), "start") for one in others)]
+        return [*steps, self._advance(_SESSION_MS), *self._elections(without=(broker,))]
 
     def _client(self) -> list[Step]:
         readers = ("consumer-0", READER) if self._shape.has_public_clients else ("consumer-0",)

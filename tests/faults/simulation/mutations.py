@@ -232,3 +232,6 @@ LATER_SEEDS_NEEDED: Mapping[str, int] = {
     "cut_without_leaving_the_isr": 1563,
 }
 """The same from seed `FIRST_ON_STORES` on, for what the earlier seeds do not find."""
+
+SEEDS_WITH_DAMAGED_TABLES_NEEDED: Mapping[str, int] = {"journal_ended_without_another_replica": 2}
+"""The same from seed `FIRST_WITH_DAMAGED_TABLES` on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import NamedTuple
 
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, REQUEST_TABLES
 from sparklog.storage.delta_log_files import LOG_FOLDER, has_version
@@ -35,10 +36,26 @@ _DAMAGES: dict[str, Callable[[bytes, Random], bytes | None]] = {
 """Returns the new content of a file, or `None` if it is removed."""
 
 
+class TableDamage(NamedTuple):
+    """A damaged file of a table, its content before, and the kind of damage."""
+
+    table: Location
+    path: str
+    content: bytes
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.table.uri.rsplit('/', 1)[-1]}/{self.path}"
+
+    def restore(self) -> None:
+        """Put the file back, as an operator does with an earlier version of an object."""
+        self.table.replace(self.path, self.content)
+
+
 def damage_a_table(
     root: Location, tables: Sequence[str], random: Random, *, is_on_store: bool
-) -> str | None:
-    """Damage a commit or a checkpoint of one of the `tables` of a root; return what was done.
+) -> TableDamage | None:
+    """Damage a commit or a checkpoint of one of the `tables` of a root.
 
     The newest commit of a table with several writers is changed, but not removed: a writer that has
     not read it would commit in its place.
@@ -60,9 +77,10 @@ def damage_a_table(
     if damage == "removed" and tables is TABLES_OF_CLUSTERS and file == files[-1]:
         return None
     path = f"{LOG_FOLDER}/{file}"
-    content = _DAMAGES[damage](table.read_bytes(path), random)
+    before = table.read_bytes(path)
+    content = _DAMAGES[damage](before, random)
     if content is None:
         table.remove(path)
     else:
         table.replace(path, content)
-    return f"{damage}: {name}/{path}"
+    return TableDamage(table, path, before, damage)

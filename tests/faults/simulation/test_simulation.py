@@ -19,6 +19,7 @@ from tests.faults.simulation.mutations import (
     LATER_SEEDS_NEEDED,
     MUTATIONS,
     SEEDS_NEEDED,
+    SEEDS_WITH_DAMAGED_TABLES_NEEDED,
 )
 from tests.faults.simulation.runner import play, run
 from tests.faults.simulation.script import Event, Step
@@ -279,9 +280,18 @@ def test_a_mutation_is_found_by_the_first_seed(mutation: str) -> None:
     assert play(0, steps_of(0, 500), mutation).problems
 
 
-@pytest.mark.parametrize(("mutation", "seeds"), LATER_SEEDS_NEEDED.items())
-def test_a_mutation_is_found_by_a_later_seed(mutation: str, seeds: int) -> None:
-    seed = FIRST_ON_STORES + seeds - 1
+LATER_SEEDS = {
+    name: first + seeds - 1
+    for first, needed in (
+        (FIRST_ON_STORES, LATER_SEEDS_NEEDED),
+        (FIRST_WITH_DAMAGED_TABLES, SEEDS_WITH_DAMAGED_TABLES_NEEDED),
+    )
+    for name, seeds in needed.items()
+}
+
+
+@pytest.mark.parametrize(("mutation", "seed"), LATER_SEEDS.items())
+def test_a_mutation_is_found_by_a_later_seed(mutation: str, seed: int) -> None:
     assert play(seed, steps_of(seed, 500), mutation).problems
     assert play(seed, steps_of(seed, 500)).problems == []
 
@@ -289,5 +299,5 @@ def test_a_mutation_is_found_by_a_later_seed(mutation: str, seeds: int) -> None:
 def test_the_mutations_with_stated_seeds_exist() -> None:
     assert SEEDS_NEEDED.keys() <= MUTATIONS.keys()
     assert len(ONE_SEED) > 10
-    assert LATER_SEEDS_NEEDED.keys() <= MUTATIONS.keys() - SEEDS_NEEDED.keys()
+    assert LATER_SEEDS.keys() <= MUTATIONS.keys() - SEEDS_NEEDED.keys()
     assert len(SEEDS_NEEDED) >= 20

@@ -57,6 +57,7 @@ from tests.faults.simulation.simulated_store import ROOT as STORE
 from tests.faults.simulation.table_damage import (
     TABLES_OF_BROKERS,
     TABLES_OF_CLUSTERS,
+    TableDamage,
     damage_a_table,
 )
 from tests.faulty_files import Kept
@@ -101,6 +102,8 @@ _CONFIG = {
 }
 
 
+_ONLY_COPY = "may be the only one with the records"
+"""Part of the outcome of a repair that leaves a journal to an operator."""
 _COSTLY_CHECKS = 8
 """The number of changes to the tables between two audits: half of a seed's time with each one."""
 
@@ -197,6 +200,7 @@ class World:
         """The broker with the damaged file, if it is one of a table's log, or `BROKERS` for the
         cluster root.
         """
+        self._table_damage: TableDamage | None = None
         self._has_ended_journal = False
         """Whether a repair has set commits of a journal aside, and the answers that they had."""
         self._latest_ms = 0
@@ -503,9 +507,9 @@ class World:
         done = damage_a_table(root, tables, Random(drawn), is_on_store=is_on_store)
         if done is None:
             return
-        self.scheduler.note(done)
+        self.scheduler.note(str(done))
         self._set_times()
-        self._is_damaged, self._damaged_tables = True, number
+        self._is_damaged, self._damaged_tables, self._table_damage = True, number, done
         if is_of_broker:
             self._invariants.lose(number)
             # A flipped bit of a header is damage of a batch.
@@ -520,6 +524,10 @@ class World:
         report = scrub(self._connection(), restart=True, clock=clock)
         done = repair(self._connection(), clock=clock)
         self._has_ended_journal |= any(SET_ASIDE in one.outcome for one in done)
+        if self._table_damage is not None and any(_ONLY_COPY in one.outcome for one in done):
+            self._table_damage.restore()
+            self._set_times()
+            self.counts["restored by hand"] += 1
         is_open = any(one.is_open for one in repairs_of(self._connection().root))
         # By an outdated list a scrub does not see the newest files.
         sees_all = not self.scheduler.outdated_lists
