@@ -179,13 +179,24 @@ class DeltaLog:
         """The number of commits between two of Delta's checkpoints of the table."""
 
     def _newest(self) -> Commit | None:
-        """Read the loaded version's commit; returns `None` if only its checkpoint can be read."""
+        """Read the loaded version's commit; returns `None` if only its checkpoint can be read.
+
+        A sound commit of another table than the checkpoint is damage of the checkpoint.
+        """
         try:
             return read_commit(self.location, self.version, self._explains, self._named_id())
         except DamagedError:
-            if newest_checkpoint(self.location.names(LOG_FOLDER)) < self.version:
+            is_checkpointed = newest_checkpoint(self.location.names(LOG_FOLDER)) >= self.version
+            if not is_checkpointed or self._is_newest_sound():
                 raise
             return None
+
+    def _is_newest_sound(self) -> bool:
+        """Return whether the loaded version's commit is sound, of whichever table it is."""
+        try:
+            return read_commit(self.location, self.version, self._explains) is not None
+        except DamagedError:
+            return False
 
     def _named_id(self) -> str | None:
         """Return the id of the table that its commits name, or `None` if they name none."""

@@ -21,6 +21,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.config import ClusterConfig, parse
 from sparklog.errors import SparklogError
 from sparklog.maintenance.audit import audit
+from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location, StorageOptions
 
 BUCKETS = ("cluster", "first", "second")
@@ -123,6 +124,8 @@ def test_no_secret_is_stored_logged_or_shown(
     caplog.set_level(logging.DEBUG)
     run(accounts, 3)
     run(accounts, 3)
+    # A thread that removes copies would come between a list and its reads.
+    await_copies()
     stored = [one for name in BUCKETS for one in objects(accounts, name)]
     assert len(stored) > 30
     # A missing bucket without options, a store that does not answer, an unknown option.
