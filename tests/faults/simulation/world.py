@@ -33,11 +33,10 @@ from sparklog.errors import (
     StorageError,
 )
 from sparklog.maintenance.audit import audit
-from sparklog.maintenance.journal_end import SET_ASIDE
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.maintenance.table_restoration import restore_cluster_root
-from sparklog.model import LOG, TopicPartition
+from sparklog.model import DELAYED_OPERATIONS, LOG, TopicPartition
 from sparklog.producer.produce_requests import Acks
 from sparklog.storage.file_copies import FOLDER as COPIES
 from sparklog.storage.location import Location
@@ -102,6 +101,7 @@ _CONFIG = {
 }
 
 
+_DELAYED = f"/{DELAYED_OPERATIONS.name}"
 _ONLY_COPY = "may be the only one with the records"
 """Part of the outcome of a repair that leaves a journal to an operator."""
 _COSTLY_CHECKS = 8
@@ -201,8 +201,10 @@ class World:
         cluster root.
         """
         self._table_damage: TableDamage | None = None
-        self._has_ended_journal = False
-        """Whether a repair has set commits of a journal aside, and the answers that they had."""
+        self._may_lack_answers = False
+        """Whether a journal was damaged, which may begin again at an earlier version, or the table
+        of the requests that wait for followers, which begins again empty.
+        """
         self._latest_ms = 0
         """The latest time that a clock of any process has shown."""
         self._effects: dict[str, Callable[[Step], None]] = {
@@ -510,6 +512,7 @@ class World:
         self.scheduler.note(str(done))
         self._set_times()
         self._is_damaged, self._damaged_tables, self._table_damage = True, number, done
+        self._may_lack_answers |= done.table.uri.endswith((f"/{LOG.name}", _DELAYED))
         if is_of_broker:
             self._invariants.lose(number)
             # A flipped bit of a header is damage of a batch.
@@ -523,7 +526,6 @@ class World:
             restore_cluster_root(self._cluster_root())
         report = scrub(self._connection(), restart=True, clock=clock)
         done = repair(self._connection(), clock=clock)
-        self._has_ended_journal |= any(SET_ASIDE in one.outcome for one in done)
         if self._table_damage is not None and any(_ONLY_COPY in one.outcome for one in done):
             self._table_damage.restore()
             self._set_times()
@@ -690,7 +692,7 @@ class World:
         else:
             self.problems.append(f"no convergence within {_QUIET_ROUNDS} rounds: {self._states()}")
         self.scheduler.outdated_lists = self.shape.outdated_lists
-        if self.shape.is_synced and not (self.problems or self._has_ended_journal):
+        if self.shape.is_synced and not (self.problems or self._may_lack_answers):
             # A request that was not synced may be lost with its commit. A client that has read a
             # journal beyond its new end reads none of the answers that take their place.
             for producer in self._past_producers:
