@@ -548,7 +548,7 @@ class Invariants:
             past.high_watermarks.pop(broker_id, None)
         else:
             end = row["log_end_offset"]
-            # A broker whose log is damaged offers what is before that, until it is cut and refilled.
+            # A broker whose log is damaged offers what is before that, until it is refilled.
             offered = {len(records), row["damaged_offset"]}
             assert end in offered, f"1.5: broker {broker_id} reports {end}: {records}"
             # The audit excuses epochs that a follower has copied and not entered yet.
