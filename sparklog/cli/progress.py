@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
@@ -33,19 +34,23 @@ def progress_bars() -> Iterator[OnProgress | None]:
         TimeElapsedColumn(),
     )
     shown: dict[str, TaskID] = {}
+    running: set[str] = set()
+    lock = threading.Lock()
     console = console_of(sys.stderr)
     # Rich would move standard output to standard error, also if it is a file.
     is_same = sys.stdout.isatty()
     with Progress(*columns, console=console, transient=True, redirect_stdout=is_same) as bars:
 
         def show(name: str, done: int, total: int | None) -> None:
-            if name not in shown:
-                for former in shown.values():
-                    bars.remove_task(former)
-                shown.clear()
-                shown[name] = bars.add_task(name, total=total, count="")
-            count = f"{done}" if total is None else f"{done}/{total}"
-            bars.update(shown[name], completed=done, total=total, count=count)
+            with lock:
+                if name not in shown:
+                    for former in [one for one in shown if one not in running]:
+                        bars.remove_task(shown.pop(former))
+                    shown[name] = bars.add_task(name, total=total, count="")
+                # Tables are worked on in parallel: the bars of those that are not done stay.
+                (running.discard if total in (None, done) else running.add)(name)
+                count = f"{done}" if total is None else f"{done}/{total}"
+                bars.update(shown[name], completed=done, total=total, count=count)
 
         yield show
 

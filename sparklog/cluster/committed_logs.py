@@ -17,7 +17,9 @@ from sparklog.model import Batch, TopicIdPartition
 from sparklog.protocol.consume.divergence import Divergence, ReadPosition, divergences
 from sparklog.storage.batch_files import read_batch
 from sparklog.storage.errors import UNREADABLE
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 _log = get_logger(__name__)
@@ -95,8 +97,12 @@ class CommittedLogs:
                 of_root[self._connection.leader_location(state)].append(state)
             except SparklogError as error:
                 found[key] = error
-        for location, states in of_root.items():
-            found |= self._of_root(location, states)
+        # Each refresh waits for an object store.
+        journals = map_in_parallel(
+            self._refreshed, list(of_root), 0, is_local=all(root.is_local for root in of_root)
+        )
+        for (location, states), journal in zip(of_root.items(), journals, strict=True):
+            found |= self._of_root(location, journal, states)
         if any(isinstance(one, SparklogError) for one in found.values()):
             self._is_suspect = True
         return found
@@ -177,14 +183,22 @@ class CommittedLogs:
         self._connection.release(location)
         self._seen = {key: one for key, one in self._seen.items() if one[2].location != location}
 
+    def _refreshed(self, location: Location) -> Journal | Exception:
+        try:
+            return self._connection.journal(location)
+        except UNREADABLE as error:
+            return error
+
     def _of_root(
-        self, location: Location, states: list[PartitionState]
+        self, location: Location, journal: Journal | Exception, states: list[PartitionState]
     ) -> dict[TopicIdPartition, Visible | SparklogError]:
         """Return the visible offsets, or the errors, of partitions with leaders in one root."""
         try:
-            version = self._connection.journal(location).version
+            if isinstance(journal, Exception):
+                raise journal
+            version = journal.version
             moved = [one for one in states if self._seen.get(one.key, ())[:2] != (one, version)]
-            judged = self._connection.fetchable(moved)
+            judged = self._connection.fetchable(moved, is_refreshed=True)
         except UNREADABLE as error:
             self._failures.warning(
                 location, "leader not readable", root=location.uri, error=one_line(error)

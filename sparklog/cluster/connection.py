@@ -23,6 +23,7 @@ from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_snapshots import table_identity
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, StorageOptions
+from sparklog.storage.parallel import map_in_parallel
 
 
 class Visible(NamedTuple):
@@ -284,7 +285,7 @@ class Connection:
         return found
 
     def fetchable(
-        self, partitions: Iterable[PartitionState]
+        self, partitions: Iterable[PartitionState], *, is_refreshed: bool = False
     ) -> dict[TopicIdPartition, Visible | SparklogError]:
         """Return the offsets that a fetch is served of each partition, or its error (2.6, 10.2).
 
@@ -295,6 +296,8 @@ class Connection:
         ----------
         partitions : iterable of PartitionState
             The states of the partitions.
+        is_refreshed : bool, default False
+            Whether the caller has refreshed the journals of the leaders, which are not read again.
 
         Returns
         -------
@@ -319,7 +322,14 @@ class Connection:
         states = {key: asked[key] for key in locations}
         if not states:
             return found
-        journals = {location: self.journal(location) for location in set(locations.values())}
+        leaders = list(set(locations.values()))
+        found_journals = map_in_parallel(
+            self.opened_journal if is_refreshed else self.journal,
+            leaders,
+            0,
+            is_local=all(location.is_local for location in leaders),
+        )
+        journals = dict(zip(leaders, found_journals, strict=True))
         rows = {key: journals[locations[key]].rows.get(key, {}) for key in states}
         # A row of another process than the elected one is outdated.
         is_elected = {

@@ -7,7 +7,7 @@ have uploaded it for a request that is still to come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from sparklog.model import (
 from sparklog.storage.damaged_commits import MALFORMED
 from sparklog.storage.errors import STORE_ERRORS
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.request_files import has_further_tables, read_requests
 from sparklog.storage.vacuum import Delays, VacuumReport, vacuum_table
 
@@ -69,7 +70,8 @@ class Vacuum:
 
     Parameters: `cluster`, the cluster's root; `settings`, with the delays; `now_ms`, the system's
     time in ms since 1970; `is_stopping`, asked between two removals of up to 1,000 files, after
-    which the rest stays; `is_dry_run`, whether nothing is removed.
+    which the rest stays; `is_dry_run`, whether nothing is removed; `is_parallel`, whether the
+    tables of a root on an object store are vacuumed in parallel.
     """
 
     def __init__(
@@ -80,25 +82,34 @@ class Vacuum:
         is_stopping: Callable[[], bool] = lambda: False,
         *,
         is_dry_run: bool = False,
+        is_parallel: bool = False,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._now_ms = now_ms
         self._is_stopping = is_stopping
         self._is_dry_run = is_dry_run
+        self._is_parallel = is_parallel
 
     def broker_root(self, root: Location) -> list[TableVacuum]:
         """Vacuum the tables of one root of a broker; return the outcome for each."""
         requests = REQUEST_TABLES if has_further_tables(root) else REQUEST_TABLES[:1]
         names = {one.name: None for one in (FORMAT, *BROKER_TABLES, *requests)}
-        return [self._table(root, name) for name in names if not self._is_stopping()]
+        return self._tables(root, list(names))
 
     def cluster_root(self) -> list[TableVacuum]:
         """Vacuum the tables of the cluster root; return the outcome for each."""
         listed = {FORMAT.name, *self._cluster.format.tables}
         names = [one.name for one in (FORMAT, *CLUSTER_TABLES) if one.name in listed]
-        root = self._cluster.location
-        return [self._table(root, name) for name in names if not self._is_stopping()]
+        return self._tables(self._cluster.location, names)
+
+    def _tables(self, root: Location, names: Sequence[str]) -> list[TableVacuum]:
+        def vacuumed(name: str) -> TableVacuum | None:
+            return None if self._is_stopping() else self._table(root, name)
+
+        is_sequence = root.is_local or not self._is_parallel
+        outcomes = map_in_parallel(vacuumed, names, 0, is_local=is_sequence)
+        return [one for one in outcomes if one is not None]
 
     def _table(self, root: Location, name: str) -> TableVacuum:
         table = root.child(name)

@@ -29,6 +29,7 @@ from sparklog.model import (
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.errors import UNREADABLE_CONTENT
 from sparklog.storage.location import Location, one_line
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.record_log import RecordLog
 
 _Row = dict[str, Any]
@@ -162,18 +163,26 @@ def _damaged(connection: Connection) -> list[DamagedTable]:
         for uri in broker.online_roots.values():
             root = Location.of(uri, connection.storage_options)
             tables += [(broker.broker_id, root, one) for one in (FORMAT, *BROKER_TABLES)]
-    found = []
-    for broker_id, root, schema in tables:
-        try:
-            _verify(root, schema)
-        except DamagedError as error:
-            found.append(DamagedTable(broker_id, error))
-        except AccessDeniedError:
-            raise
-        except UNREADABLE_CONTENT:
-            # An unreachable root is reported as an unreadable root.
-            continue
-    return found
+    is_local = all(root.is_local for _, root, _ in tables)
+    damage = map_in_parallel(lambda one: _damage(*one[1:]), tables, 0, is_local=is_local)
+    return [
+        DamagedTable(broker_id, error)
+        for (broker_id, _, _), error in zip(tables, damage, strict=True)
+        if error is not None
+    ]
+
+
+def _damage(root: Location, schema: TableSchema) -> DamagedError | None:
+    try:
+        _verify(root, schema)
+    except DamagedError as error:
+        return error
+    except AccessDeniedError:
+        raise
+    except UNREADABLE_CONTENT:
+        # An unreachable root is reported as an unreadable root.
+        return None
+    return None
 
 
 def _verify(root: Location, schema: TableSchema) -> None:
@@ -198,20 +207,30 @@ class _Roots:
         self, states: Iterable[PartitionState], read: Callable[[Location], _Read]
     ) -> dict[Location, _Read]:
         """Return `read(root)` by root, for each root that has a replica of one of `states`."""
-        found: dict[Location, _Read] = {}
+        brokers: dict[Location, int] = {}
         for state in states:
             for one in state.replicas:
                 location = self.location(state, one.broker_id)
-                if location is None or location in found:
-                    continue
-                try:
-                    found[location] = read(location)
-                except AccessDeniedError:
-                    # The auditor lacks a permission, which says nothing about the root.
-                    raise
-                except UNREADABLE_CONTENT as error:
-                    self._note(one.broker_id, location.uri, error)
-        return found
+                if location is not None:
+                    brokers.setdefault(location, one.broker_id)
+
+        def read_or_note(location: Location) -> _Read | None:
+            try:
+                return read(location)
+            except AccessDeniedError:
+                # The auditor lacks a permission, which says nothing about the root.
+                raise
+            except UNREADABLE_CONTENT as error:
+                self._note(brokers[location], location.uri, error)
+                return None
+
+        is_local = all(location.is_local for location in brokers)
+        results = map_in_parallel(read_or_note, list(brokers), 0, is_local=is_local)
+        return {
+            location: result
+            for location, result in zip(brokers, results, strict=True)
+            if result is not None
+        }
 
     def location(self, state: PartitionState, broker_id: int) -> Location | None:
         try:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from sparklog.cluster.root_format import read_format
 from sparklog.cluster.roots import ClusterRoot
 from sparklog.cluster.session_watch import online_roots
 from sparklog.errors import SparklogError, StorageError
+from sparklog.maintenance.table_work import map_tables
 from sparklog.model import (
     BROKERS,
     FORMAT,
@@ -47,7 +50,8 @@ from sparklog.storage.delta_snapshots import open_table
 from sparklog.storage.journal import newest_seen
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.storage.new_file import new_file
-from sparklog.storage.progress import OnProgress, counted
+from sparklog.storage.parallel import map_in_parallel
+from sparklog.storage.progress import OnProgress, reporting
 from sparklog.storage.seen_versions import JournalOf, SeenVersions
 
 MANIFEST = "manifest.json"
@@ -57,6 +61,8 @@ MANIFEST = "manifest.json"
 _CLUSTER = "cluster"
 _REQUESTS = frozenset(one.name for one in REQUEST_TABLES)
 _MOST_ROUNDS = 100
+
+_Result = TypeVar("_Result")
 
 
 class CopiedRoots(NamedTuple):
@@ -146,15 +152,13 @@ def backup(
         for name, version in of_cluster.items()
     ]
     target.remove(MANIFEST)
-    files = 0
-    named: dict[_Table, _Files] = {}
-    for one in tables:
-        # All logs before any batch: clean-up removes commits after ten minutes, and copying batches
-        # may take hours.
-        named[one] = _named_files(one)
-        files += _copy_newest_log(one)
-    files += sum(_copy_files(one, named[one], on_progress) for one in tables)
-    files += sum(map(_copy_older_log, tables))
+    # All logs before any batch: clean-up removes commits after ten minutes, and copying batches may
+    # take hours.
+    of_logs = _each(tables, lambda one: (_named_files(one), _copy_newest_log(one)))
+    named = dict(zip(tables, (files for files, _ in of_logs), strict=True))
+    files = sum(copied for _, copied in of_logs)
+    files += sum(_each(tables, lambda one: _copy_files(one, named[one], on_progress)))
+    files += sum(_each(tables, _copy_older_log))
     for of in journals:
         create_table(target.child(names[of]), PRODUCE_REQUESTS)
     roots = {_CLUSTER: cluster.uri, **{names[of]: one.uri for of, one in journals.items()}}
@@ -188,11 +192,21 @@ def _tables_beside_log(root: Location, target: Location) -> Iterator[_Table]:
     found = read_format(root)
     if found is None:
         raise StorageError(f"there is no broker root at {root.uri}: start its broker first")
-    for name in [*sorted(found.tables - _REQUESTS - {LOG.name}), FORMAT.name]:
-        table = root.child(name)
-        with suppress(StorageError):
-            # Tables of earlier releases may be listed and missing.
-            yield _Table(table, target.child(name), newest_version(table))
+    names = [*sorted(found.tables - _REQUESTS - {LOG.name}), FORMAT.name]
+    versions = map_in_parallel(
+        lambda name: _version(root.child(name)), names, 0, is_local=root.is_local
+    )
+    for name, version in zip(names, versions, strict=True):
+        if version is not None:
+            yield _Table(root.child(name), target.child(name), version)
+
+
+def _version(table: Location) -> int | None:
+    """Return a table's newest version, or `None` if it is missing: an earlier release listed it."""
+    try:
+        return newest_version(table)
+    except StorageError:
+        return None
 
 
 def _cut(
@@ -288,20 +302,35 @@ def restore(
     files = 0
     # The cluster root is complete last: no broker starts before its own root is.
     for name in sorted(roots, key=lambda name: (name == _CLUSTER, name)):
-        copies = [
-            _Table(table, roots[name].child(part), newest_version(table))
-            for part in sorted(
-                source.child(name).names(), key=lambda part: (part == FORMAT.name, part)
+        tables = source.child(name)
+        parts = sorted(tables.names())
+        files += sum(
+            _each(
+                [
+                    _Table(tables.child(part), roots[name].child(part), version)
+                    for part in parts
+                    if part != FORMAT.name
+                    for version in (newest_version(tables.child(part)),)
+                ],
+                partial(_restore_table, on_progress=on_progress),
             )
-            for table in (source.child(name).child(part),)
-        ]
-        for copy in copies:
-            # A table that can be opened has its files, if the restoration is interrupted.
-            files += _copy_files(copy, _named_files(copy), on_progress)
-            files += _copy_newest_log(copy) + _copy_older_log(copy)
-            if name == _CLUSTER and copy.source.uri.endswith(f"/{BROKERS.name}"):
-                _set_roots(roots)
+        )
+        if name == _CLUSTER:
+            _set_roots(roots)
+        # The root is complete with its format.
+        of_format = tables.child(FORMAT.name)
+        copy = _Table(of_format, roots[name].child(FORMAT.name), newest_version(of_format))
+        files += _restore_table(copy, on_progress)
     return CopiedRoots({name: root.uri for name, root in roots.items()}, files)
+
+
+def _restore_table(copy: _Table, on_progress: OnProgress | None) -> int:
+    """Copy a table; return how many of its files were not there.
+
+    A table that can be opened has its files, if the restoration is interrupted.
+    """
+    files = _copy_files(copy, _named_files(copy), on_progress)
+    return files + _copy_newest_log(copy) + _copy_older_log(copy)
 
 
 def _is_restored(name: str, source: Location, root: Location) -> bool:
@@ -328,6 +357,14 @@ def _set_roots(roots: Mapping[str, Location]) -> None:
     ControlTable(roots[_CLUSTER], BROKERS).update(change, cause=Cause("RESTORE CLUSTER"))
 
 
+def _each(tables: Sequence[_Table], act: Callable[[_Table], _Result]) -> list[_Result]:
+    """Call `act` with each table, in parallel as `map_tables` does; return the results."""
+    by_source = {one.source: one for one in tables}
+    if any(one.target.is_local for one in tables):
+        return [act(one) for one in tables]
+    return map_tables(lambda source: act(by_source[source]), [one.source for one in tables])
+
+
 def _copy_newest_log(copy: _Table) -> int:
     """Copy the part of a table's log that opening it at its version needs.
 
@@ -345,7 +382,11 @@ def _copy_newest_log(copy: _Table) -> int:
             "since it was chosen, or is damaged; repeat the backup, and run `sparklog scrub` if "
             "that does not help"
         ) from error
-    return sum(map(_copier(source, target), contents.items()))
+    files = list(contents.items())
+    copier = _copier(source, target)
+    # The version can be opened as soon as its newest file is there.
+    copied = map_in_parallel(copier, files[:-1], 0, is_local=_is_local(copy))
+    return sum(copied) + sum(map(copier, files[-1:]))
 
 
 def _named_files(copy: _Table) -> _Files:
@@ -360,31 +401,47 @@ def _copy_files(copy: _Table, files: _Files, on_progress: OnProgress | None) -> 
     """Copy files of a table; return how many were not there."""
     source, target, _ = copy
     name = "/".join(source.uri.split("/")[-2:])
-    copied = [
-        path
-        for path, size in counted(files, name, on_progress)
-        if _copy_file(source, target, path, size)
-    ]
+
+    def copied_file(file: tuple[str, int]) -> bool:
+        return _copy_file(source, target, *file)
+
+    copy_one = reporting(copied_file, name, len(files), on_progress)
+    are_new = map_in_parallel(copy_one, files, 0, is_local=_is_local(copy))
+    copied = [path for path, _ in compress(files, are_new)]
     target.sync(copied)
     return len(copied)
 
 
 def _copy_older_log(copy: _Table) -> int:
     """Copy the commits and checkpoints up to the version that the target lacks; return how many."""
-    return sum(map(_copier(copy.source, copy.target), _older_log_files(copy)))
+    copier = _copier(copy.source, copy.target)
+
+    def copied(name: str) -> bool:
+        # A file that was listed may be cleaned up since.
+        with suppress(FileNotFoundError):
+            return copier((name, copy.source.read_bytes(f"{LOG_FOLDER}/{name}")))
+        return False
+
+    names = _older_log_files(copy)
+    return sum(map_in_parallel(copied, names, 0, is_local=_is_local(copy)))
 
 
-def _older_log_files(copy: _Table) -> Iterator[tuple[str, bytes]]:
-    """Yield these commits and checkpoints by name, with their contents."""
+def _older_log_files(copy: _Table) -> list[str]:
+    """Return the names of these commits and checkpoints."""
     source, target, version = copy
     existing = {*target.names(LOG_FOLDER)}
-    for name in source.names(LOG_FOLDER):
-        if not has_version(name) or int(name[:20]) > version or name in existing:
-            continue
-        if is_checkpoint(name) or name == commit_path(int(name[:20])).rpartition("/")[2]:
-            # A file that was listed may be cleaned up since.
-            with suppress(FileNotFoundError):
-                yield name, source.read_bytes(f"{LOG_FOLDER}/{name}")
+    return [
+        name
+        for name in source.names(LOG_FOLDER)
+        if has_version(name)
+        and int(name[:20]) <= version
+        and name not in existing
+        and (is_checkpoint(name) or name == commit_path(int(name[:20])).rpartition("/")[2])
+    ]
+
+
+def _is_local(copy: _Table) -> bool:
+    return copy.source.is_local and copy.target.is_local
 
 
 def _copier(source: Location, target: Location) -> Callable[[tuple[str, bytes]], bool]:

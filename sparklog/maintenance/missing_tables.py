@@ -9,7 +9,8 @@ while a table of the cluster root is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain, compress
 from tempfile import TemporaryDirectory
 
 from sparklog.cluster.connection import Connection
@@ -27,6 +28,7 @@ from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.fence import Fence
 from sparklog.storage.file_copies import remove_all_copies
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.recovered_checkpoint import write_recovered_checkpoint
 
 
@@ -38,7 +40,7 @@ def create_in_cluster_root(
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
     try:
-        return list(_created(root, CLUSTER_TABLES, None, now_ms, is_dry_run=is_dry_run))
+        return _created(root, CLUSTER_TABLES, None, now_ms, is_dry_run=is_dry_run)
     except DamagedError:
         # Its format is damaged; no client can connect either.
         return []
@@ -51,16 +53,21 @@ def create_in_broker_roots(
 
     A table gets the fence that `log` has, so that its broker goes on if it runs.
     """
-    repairs: list[Repair] = []
-    for broker in connection.metadata().brokers.values():
-        for uri in broker.online_roots.values():
-            root, broker_id = Location.of(uri, connection.storage_options), broker.broker_id
-            try:
-                repairs += _created(root, BROKER_TABLES, broker_id, now_ms, is_dry_run=is_dry_run)
-            except UNREADABLE:
-                # Its disk is away, perhaps; the findings of scrubs say so.
-                continue
-    return repairs
+
+    def created(root: tuple[Location, int]) -> list[Repair]:
+        try:
+            return _created(root[0], BROKER_TABLES, root[1], now_ms, is_dry_run=is_dry_run)
+        except UNREADABLE:
+            # Its disk is away, perhaps; the findings of scrubs say so.
+            return []
+
+    roots = [
+        (Location.of(uri, connection.storage_options), broker.broker_id)
+        for broker in connection.metadata().brokers.values()
+        for uri in broker.online_roots.values()
+    ]
+    is_local = all(root.is_local for root, _ in roots)
+    return [*chain.from_iterable(map_in_parallel(created, roots, 0, is_local=is_local))]
 
 
 def empty_in_place(table: Location, schema: TableSchema, now_ms: int) -> None:
@@ -88,14 +95,21 @@ def _created(
     now_ms: int,
     *,
     is_dry_run: bool,
-) -> Iterator[Repair]:
+) -> list[Repair]:
     found = read_format(root)
     listed = found.tables if found is not None else frozenset()
-    for schema in schemas:
+    may_be_missing = [one for one in schemas if one.name in CREATED_AGAIN and one.name in listed]
+    are_missing = map_in_parallel(
+        lambda schema: (
+            not root.child(schema.name).names(LOG_FOLDER) and is_in_place(root, schema.name)
+        ),
+        may_be_missing,
+        0,
+        is_local=root.is_local,
+    )
+    repairs = []
+    for schema in compress(may_be_missing, are_missing):
         name = schema.name
-        may_be_missing = name in CREATED_AGAIN and name in listed
-        if not may_be_missing or root.child(name).names(LOG_FOLDER) or not is_in_place(root, name):
-            continue
         missing = finding(
             "missing_table",
             "the table is missing",
@@ -106,14 +120,15 @@ def _created(
             now_ms=now_ms,
         )
         if is_dry_run:
-            yield missing._replace(outcome="")
+            repairs.append(missing._replace(outcome=""))
             continue
         fence = None if broker_id is None else _fence_of_log(root)
         # Of the lost table, which they could not restore.
         remove_all_copies(root.child(name))
         create_table(root, schema, fence)
         outcome = f"the table was created again, empty: {CREATED_AGAIN[name]}"
-        yield missing._replace(state="repaired", outcome=outcome)
+        repairs.append(missing._replace(state="repaired", outcome=outcome))
+    return repairs
 
 
 def _fence_of_log(root: Location) -> Fence | None:

@@ -13,11 +13,12 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.cluster.connection import Connection
 from sparklog.errors import StorageError
+from sparklog.maintenance.table_work import map_tables
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import last_checkpoint, newest_version
 from sparklog.storage.location import Location, one_line
-from sparklog.storage.progress import OnProgress, counted
+from sparklog.storage.progress import OnProgress, reporting
 
 
 class TableCheckpoint(NamedTuple):
@@ -71,8 +72,9 @@ def checkpoint_tables(
     >>> {one.error for one in written}
     {''}
     """
-    tables = counted([*_tables(connection)], "checkpoints", on_progress)
-    return [_checkpointed(table) for table in tables]
+    tables = [*_tables(connection)]
+    act = reporting(_checkpointed, "checkpoints", len(tables), on_progress)
+    return map_tables(act, tables)
 
 
 def _tables(connection: Connection) -> Iterator[Location]:

@@ -8,6 +8,7 @@ a client cannot connect while a table of the cluster root is damaged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pyarrow as pa
 
@@ -25,12 +26,14 @@ from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.file_copies import (
     MISSING,
     CopyFault,
-    complete_copies,
+    copy_file,
     find_faults,
     has_copies,
+    missing_copies,
     restore_from_copies,
 )
 from sparklog.storage.location import Location
+from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.vacuum import read_table_files
 
 _UNREADABLE_LOG = (
@@ -68,14 +71,21 @@ def restore_broker_roots(
     connection: Connection, *, is_dry_run: bool = False, now_ms: int = 0
 ) -> list[Repair]:
     """Restore the damaged files of all broker roots that have copies; return them."""
-    found: list[Repair] = []
-    for broker in connection.metadata().brokers.values():
-        for uri in broker.online_roots.values():
-            root = Location.of(uri, connection.storage_options)
-            tables = (FORMAT, *BROKER_TABLES)
-            found += _restored(root, tables, broker.broker_id, now_ms, is_dry_run=is_dry_run)
-    found += create_in_broker_roots(connection, is_dry_run=is_dry_run, now_ms=now_ms)
-    return found
+    roots = [
+        (Location.of(uri, connection.storage_options), broker.broker_id)
+        for broker in connection.metadata().brokers.values()
+        for uri in broker.online_roots.values()
+    ]
+    found = map_in_parallel(
+        lambda root: _restored(
+            root[0], (FORMAT, *BROKER_TABLES), root[1], now_ms, is_dry_run=is_dry_run
+        ),
+        roots,
+        0,
+        is_local=all(root.is_local for root, _ in roots),
+    )
+    created = create_in_broker_roots(connection, is_dry_run=is_dry_run, now_ms=now_ms)
+    return [*chain.from_iterable(found), *created]
 
 
 def _restored(
@@ -85,35 +95,56 @@ def _restored(
     now_ms: int,
     *,
     is_dry_run: bool,
-) -> Iterator[Repair]:
+) -> list[Repair]:
     present = set(root.names())
-    for schema in tables:
-        table = root.child(schema.name)
-        if schema.name not in present or not has_copies(table):
-            continue
-        act = find_faults if is_dry_run else restore_from_copies
-        faults = act(table)
-        live = _live(table, schema)
-        if live:
-            faults += [one for one in act(table, live) if one not in faults]
-        if not is_dry_run:
-            _complete(table, live)
-        for one in faults:
-            outcome = "the second copy was written again"
-            if not one.is_of_copy:
-                outcome = "the file was restored from its second copy"
-            yield finding(
-                fault_of(one),
-                one.fault,
-                root.uri,
-                schema.name,
-                broker_id=broker_id,
-                path=one.path,
-                remedy=_REMEDY,
-                now_ms=now_ms,
-            )._replace(
-                state="found" if is_dry_run else "repaired", outcome="" if is_dry_run else outcome
-            )
+    found = map_in_parallel(
+        lambda schema: [
+            _finding(one, root, schema, broker_id, now_ms, is_dry_run=is_dry_run)
+            for one in _restore_table(root.child(schema.name), schema, is_dry_run=is_dry_run)
+        ],
+        [schema for schema in tables if schema.name in present],
+        0,
+        is_local=root.is_local,
+    )
+    return [*chain.from_iterable(found)]
+
+
+def _restore_table(table: Location, schema: TableSchema, *, is_dry_run: bool) -> list[CopyFault]:
+    """Restore the damaged files of a table, and write the copies that it lacks."""
+    if not has_copies(table):
+        return []
+    act = find_faults if is_dry_run else restore_from_copies
+    faults = act(table)
+    live = _live(table, schema)
+    if live:
+        faults += [one for one in act(table, live) if one not in faults]
+    if not is_dry_run:
+        _complete(table, live)
+    return faults
+
+
+def _finding(
+    fault: CopyFault,
+    root: Location,
+    schema: TableSchema,
+    broker_id: int | None,
+    now_ms: int,
+    *,
+    is_dry_run: bool,
+) -> Repair:
+    outcome = "the second copy was written again"
+    if not fault.is_of_copy:
+        outcome = "the file was restored from its second copy"
+    return finding(
+        fault_of(fault),
+        fault.fault,
+        root.uri,
+        schema.name,
+        broker_id=broker_id,
+        path=fault.path,
+        remedy=_REMEDY,
+        now_ms=now_ms,
+    )._replace(state="found" if is_dry_run else "repaired", outcome="" if is_dry_run else outcome)
 
 
 def _without_wrong_hints(
@@ -172,7 +203,10 @@ def _live(table: Location, schema: TableSchema) -> frozenset[str]:
 def _complete(table: Location, live: frozenset[str]) -> None:
     """Write the copies that a table lacks: those of an earlier release, or lost ones."""
     try:
-        complete_copies(table, table_identity(table)[0], live)
+        missing = missing_copies(table, live)
+        table_id = table_identity(table)[0] if missing else ""
     except _UNREADABLE_LOG:
         # A table that cannot be opened has no file that may be copied.
         return
+    for path in missing:
+        copy_file(table, table_id, path)

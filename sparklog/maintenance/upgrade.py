@@ -25,6 +25,7 @@ from sparklog.storage.commits import FORMAT_VERSION, Cause
 from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.location import Location, StorageOptions, one_line
+from sparklog.storage.parallel import map_in_parallel
 
 _MAY_RUN = RUNNING_STATES | {"fenced"}
 """The states of brokers that may be running. A parked or stopped one opens the roots when it
@@ -150,13 +151,17 @@ def _of_cluster(cluster: ClusterRoot, target: int) -> Iterator[UpgradeStep]:
     not read announcements. A new root has the row only.
     """
     location, found = cluster.location, cluster.format
-    for schema in model.CLUSTER_TABLES:
-        if schema.name not in found.tables:
+    tables = map_in_parallel(
+        lambda schema: ControlTable(location, schema) if schema.name in found.tables else None,
+        model.CLUSTER_TABLES,
+        0,
+        is_local=location.is_local,
+    )
+    for schema, table in zip(model.CLUSTER_TABLES, tables, strict=True):
+        if table is None:
             create = partial(create_table, location, schema)
             yield UpgradeStep(location, f"create the table {schema.name}", create)
-            continue
-        table = ControlTable(location, schema)
-        if table.missing_columns:
+        elif table.missing_columns:
             columns = ", ".join(table.missing_columns)
             yield UpgradeStep(location, f"add to {schema.name}: {columns}", table.add_columns)
     if cluster.format_version < target:

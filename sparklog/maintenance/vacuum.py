@@ -50,7 +50,13 @@ def vacuum_cluster(
     >>> total(tables).files
     0
     """
-    vacuum = Vacuum(connection.root, settings, time.time_ns() // 1_000_000, is_dry_run=is_dry_run)
+    vacuum = Vacuum(
+        connection.root,
+        settings,
+        time.time_ns() // 1_000_000,
+        is_dry_run=is_dry_run,
+        is_parallel=True,
+    )
     brokers = connection.metadata().brokers.values()
     roots = [None, *(uri for broker in brokers for uri in broker.online_roots.values())]
     tables: list[TableVacuum] = []

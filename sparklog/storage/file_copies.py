@@ -319,7 +319,7 @@ def restore_from_copies(table: Location, live: Collection[str] = ()) -> list[Cop
     Parameters: `live`, see `find_faults`.
     """
     faults = find_faults(table, live)
-    contents = {copy.path: copy.content for copy in copies_of(table)[0]}
+    contents = {copy.path: copy.content for copy in copies_of(table)[0]} if faults else {}
     for one in faults:
         if one.is_of_copy:
             table.remove(one.path)
@@ -328,17 +328,18 @@ def restore_from_copies(table: Location, live: Collection[str] = ()) -> list[Cop
     return faults
 
 
-def complete_copies(table: Location, table_id: str, live: Collection[str]) -> None:
-    """Write the copies that a sound table lacks."""
+def missing_copies(table: Location, live: Collection[str]) -> list[str]:
+    """Return the paths of the files of a sound table that should have a copy and lack it.
+
+    Parameters: `live`, see `find_faults`.
+    """
     if not has_copies(table):
-        return
+        return []
     names = table.names(LOG_FOLDER)
     newest = newest_checkpoint(names)
     paths = [f"{LOG_FOLDER}/{name}" for name in names if _is_needed(name, newest)]
     copied = {f"{FOLDER}/{name}" for name in table.names(FOLDER)}
-    for path in (*paths, *live):
-        if copy_path(path) not in copied:
-            copy_file(table, table_id, path)
+    return [path for path in (*paths, *live) if copy_path(path) not in copied]
 
 
 def _needed(

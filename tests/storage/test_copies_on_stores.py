@@ -28,9 +28,10 @@ from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import commit_path
 from sparklog.storage.file_copies import (
     await_copies,
-    complete_copies,
+    copy_file,
     copy_path,
     find_faults,
+    missing_copies,
     restore_from_copies,
     write_copy,
 )
@@ -185,7 +186,9 @@ def test_a_process_that_ends_before_the_copy_leaves_a_commit_without_one(
     assert commit_path(3).rsplit("/", 1)[-1] not in copies(table)
     assert ControlTable(root, PRODUCER_IDS).rows() == table.rows()
     assert find_faults(table.location, [live(table)]) == []
-    complete_copies(table.location, table.table_id, [live(table)])
+    missing = missing_copies(table.location, [live(table)])
+    for path in missing:
+        copy_file(table.location, table.table_id, path)
     assert {commit_path(3).rsplit("/", 1)[-1], live(table)} <= set(copies(table))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.queues
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,8 +101,12 @@ def run(
     shares = [cases[number::processes] for number in range(processes)]
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
+    cores = sorted(os.sched_getaffinity(0))
     workers = [
-        context.Process(target=_play_share, args=(kind, share, seed, results)) for share in shares
+        context.Process(
+            target=_play_share, args=(kind, share, seed, cores[number % len(cores)], results)
+        )
+        for number, share in enumerate(shares)
     ]
     for worker in workers:
         worker.start()
@@ -120,8 +125,12 @@ def _play_share(
     kind: StorageKind,
     cases: Sequence[Case],
     seed: int,
+    core: int,
     results: multiprocessing.queues.SimpleQueue[Result | None],
 ) -> None:
+    # A thread that waits for a request wakes up sooner on the core of those who answer: cases on an
+    # object store take two thirds of the time.
+    os.sched_setaffinity(0, {core})
     try:
         with new_place(kind) as place:
             for case in cases:
