@@ -25,6 +25,7 @@ from sparklog.maintenance.vacuum import vacuum_cluster
 from sparklog.storage.delta_log_files import LOG_FOLDER
 from sparklog.storage.file_copies import FOLDER, await_copies
 from sparklog.storage.location import Location
+from sparklog.storage.vacuum import vacuum_table
 from sparklog.testing import LocalCluster
 from tests.broker.states import check_at_rest, values
 
@@ -129,10 +130,8 @@ def test_vacuums_work_on_tables_in_parallel_and_brokers_on_one(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker removes files beside its ticks, which share the requests of its process."""
-    from sparklog.cluster import vacuum
-
-    meeting = Meeting(vacuum.vacuum_table)
-    monkeypatch.setattr(vacuum, "vacuum_table", meeting)
+    meeting = Meeting(vacuum_table)
+    monkeypatch.setattr("sparklog.cluster.vacuum.vacuum_table", meeting)
     cluster.vacuum(0)
     assert not meeting.is_met
     vacuum_cluster(connect(cluster), Settings())
