@@ -198,7 +198,7 @@ class CommittedLogs:
                 raise journal
             version = journal.version
             moved = [one for one in states if self._seen.get(one.key, ())[:2] != (one, version)]
-            judged = self._connection.fetchable(moved, is_refreshed=True)
+            judged = self._connection.fetchable(moved, {location: journal})
         except UNREADABLE as error:
             self._failures.warning(
                 location, "leader not readable", root=location.uri, error=one_line(error)

@@ -285,7 +285,9 @@ class Connection:
         return found
 
     def fetchable(
-        self, partitions: Iterable[PartitionState], *, is_refreshed: bool = False
+        self,
+        partitions: Iterable[PartitionState],
+        refreshed: Mapping[Location, Journal] | None = None,
     ) -> dict[TopicIdPartition, Visible | SparklogError]:
         """Return the offsets that a fetch is served of each partition, or its error (2.6, 10.2).
 
@@ -296,8 +298,8 @@ class Connection:
         ----------
         partitions : iterable of PartitionState
             The states of the partitions.
-        is_refreshed : bool, default False
-            Whether the caller has refreshed the journals of the leaders, which are not read again.
+        refreshed : mapping of Location to Journal, optional
+            The journals of leaders that the caller has just refreshed; others are read.
 
         Returns
         -------
@@ -322,14 +324,11 @@ class Connection:
         states = {key: asked[key] for key in locations}
         if not states:
             return found
-        leaders = list(set(locations.values()))
-        found_journals = map_in_parallel(
-            self.opened_journal if is_refreshed else self.journal,
-            leaders,
-            0,
-            is_local=all(location.is_local for location in leaders),
-        )
-        journals = dict(zip(leaders, found_journals, strict=True))
+        journals = dict(refreshed or {})
+        others = list(set(locations.values()) - journals.keys())
+        is_local = all(location.is_local for location in others)
+        read = map_in_parallel(self.journal, others, 0, is_local=is_local)
+        journals |= zip(others, read, strict=True)
         rows = {key: journals[locations[key]].rows.get(key, {}) for key in states}
         # A row of another process than the elected one is outdated.
         is_elected = {

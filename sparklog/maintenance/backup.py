@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -302,33 +301,24 @@ def restore(
     files = 0
     # The cluster root is complete last: no broker starts before its own root is.
     for name in sorted(roots, key=lambda name: (name == _CLUSTER, name)):
-        tables = source.child(name)
-        parts = sorted(tables.names())
-        files += sum(
-            _each(
-                [
-                    _Table(tables.child(part), roots[name].child(part), version)
-                    for part in parts
-                    if part != FORMAT.name
-                    for version in (newest_version(tables.child(part)),)
-                ],
-                partial(_restore_table, on_progress=on_progress),
-            )
-        )
+        place = source.child(name)
+        tables = [place.child(part) for part in sorted(place.names()) if part != FORMAT.name]
+        copy = partial(_restore_table, target=roots[name], on_progress=on_progress)
+        is_local = place.is_local and roots[name].is_local
+        files += sum(map_tables(copy, tables, is_local=is_local))
         if name == _CLUSTER:
             _set_roots(roots)
         # The root is complete with its format.
-        of_format = tables.child(FORMAT.name)
-        copy = _Table(of_format, roots[name].child(FORMAT.name), newest_version(of_format))
-        files += _restore_table(copy, on_progress)
+        files += copy(place.child(FORMAT.name))
     return CopiedRoots({name: root.uri for name, root in roots.items()}, files)
 
 
-def _restore_table(copy: _Table, on_progress: OnProgress | None) -> int:
-    """Copy a table; return how many of its files were not there.
+def _restore_table(source: Location, target: Location, on_progress: OnProgress | None) -> int:
+    """Copy a table into the root at `target`; return how many of its files were not there.
 
     A table that can be opened has its files, if the restoration is interrupted.
     """
+    copy = _Table(source, target.child(source.uri.rsplit("/", 1)[-1]), newest_version(source))
     files = _copy_files(copy, _named_files(copy), on_progress)
     return files + _copy_newest_log(copy) + _copy_older_log(copy)
 
@@ -359,10 +349,12 @@ def _set_roots(roots: Mapping[str, Location]) -> None:
 
 def _each(tables: Sequence[_Table], act: Callable[[_Table], _Result]) -> list[_Result]:
     """Call `act` with each table, in parallel as `map_tables` does; return the results."""
-    by_source = {one.source: one for one in tables}
-    if any(one.target.is_local for one in tables):
-        return [act(one) for one in tables]
-    return map_tables(lambda source: act(by_source[source]), [one.source for one in tables])
+    of_source = {one.source: one for one in tables}
+    return map_tables(
+        lambda source: act(of_source[source]),
+        [one.source for one in tables],
+        is_local=all(map(_is_local, tables)),
+    )
 
 
 def _copy_newest_log(copy: _Table) -> int:
@@ -401,9 +393,11 @@ def _copy_files(copy: _Table, files: _Files, on_progress: OnProgress | None) -> 
     """Copy files of a table; return how many were not there."""
     source, target, _ = copy
     name = "/".join(source.uri.split("/")[-2:])
+    present = {one.path: one.size_bytes for one in target.files()} if files else {}
 
     def copied_file(file: tuple[str, int]) -> bool:
-        return _copy_file(source, target, *file)
+        path, size_bytes = file
+        return _copy_file(source, target, path, size_bytes, present.get(path))
 
     copy_one = reporting(copied_file, name, len(files), on_progress)
     are_new = map_in_parallel(copy_one, files, 0, is_local=_is_local(copy))
@@ -417,13 +411,19 @@ def _copy_older_log(copy: _Table) -> int:
     copier = _copier(copy.source, copy.target)
 
     def copied(name: str) -> bool:
-        # A file that was listed may be cleaned up since.
-        with suppress(FileNotFoundError):
-            return copier((name, copy.source.read_bytes(f"{LOG_FOLDER}/{name}")))
-        return False
+        try:
+            content = copy.source.read_bytes(f"{LOG_FOLDER}/{name}")
+        except FileNotFoundError:
+            # A file that was listed may be cleaned up since.
+            return False
+        return copier((name, content))
 
     names = _older_log_files(copy)
-    return sum(map_in_parallel(copied, names, 0, is_local=_is_local(copy)))
+    # A checkpoint may take a large part of the memory.
+    checkpoints = [name for name in names if is_checkpoint(name)]
+    commits = [name for name in names if not is_checkpoint(name)]
+    of_commits = map_in_parallel(copied, commits, 0, is_local=_is_local(copy))
+    return sum(of_commits) + sum(map(copied, checkpoints))
 
 
 def _older_log_files(copy: _Table) -> list[str]:
@@ -461,13 +461,16 @@ def _copier(source: Location, target: Location) -> Callable[[tuple[str, bytes]],
     return copy
 
 
-def _copy_file(source: Location, target: Location, path: str, size_bytes: int) -> bool:
-    """Copy a data file, whose content never changes; return whether it was not there."""
-    with suppress(FileNotFoundError):
-        existing, size = target.open_with_size(path)
-        existing.close()
-        if size == size_bytes:
-            return False
+def _copy_file(
+    source: Location, target: Location, path: str, size_bytes: int, present_bytes: int | None
+) -> bool:
+    """Copy a data file, whose content never changes; return whether it was not there.
+
+    Parameters: `present_bytes`, the size of the file that the target has, if it has one.
+    """
+    if present_bytes == size_bytes:
+        return False
+    if present_bytes is not None:
         # Left by a process that has died.
         target.remove(path)
     try:

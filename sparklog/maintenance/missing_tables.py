@@ -9,7 +9,8 @@ while a table of the cluster root is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, compress
 from tempfile import TemporaryDirectory
 
@@ -40,7 +41,7 @@ def create_in_cluster_root(
     Parameters: `is_dry_run`, whether they are only found; `now_ms`, the time of the findings.
     """
     try:
-        return _created(root, CLUSTER_TABLES, None, now_ms, is_dry_run=is_dry_run)
+        return list(_created(root, CLUSTER_TABLES, None, now_ms, is_dry_run=is_dry_run))
     except DamagedError:
         # Its format is damaged; no client can connect either.
         return []
@@ -55,11 +56,11 @@ def create_in_broker_roots(
     """
 
     def created(root: tuple[Location, int]) -> list[Repair]:
-        try:
-            return _created(root[0], BROKER_TABLES, root[1], now_ms, is_dry_run=is_dry_run)
-        except UNREADABLE:
-            # Its disk is away, perhaps; the findings of scrubs say so.
-            return []
+        repairs: list[Repair] = []
+        # Its disk is away, perhaps; the findings of scrubs say so.
+        with suppress(*UNREADABLE):
+            repairs += _created(root[0], BROKER_TABLES, root[1], now_ms, is_dry_run=is_dry_run)
+        return repairs
 
     roots = [
         (Location.of(uri, connection.storage_options), broker.broker_id)
@@ -95,7 +96,7 @@ def _created(
     now_ms: int,
     *,
     is_dry_run: bool,
-) -> list[Repair]:
+) -> Iterator[Repair]:
     found = read_format(root)
     listed = found.tables if found is not None else frozenset()
     may_be_missing = [one for one in schemas if one.name in CREATED_AGAIN and one.name in listed]
@@ -107,7 +108,6 @@ def _created(
         0,
         is_local=root.is_local,
     )
-    repairs = []
     for schema in compress(may_be_missing, are_missing):
         name = schema.name
         missing = finding(
@@ -120,15 +120,14 @@ def _created(
             now_ms=now_ms,
         )
         if is_dry_run:
-            repairs.append(missing._replace(outcome=""))
+            yield missing._replace(outcome="")
             continue
         fence = None if broker_id is None else _fence_of_log(root)
         # Of the lost table, which they could not restore.
         remove_all_copies(root.child(name))
         create_table(root, schema, fence)
         outcome = f"the table was created again, empty: {CREATED_AGAIN[name]}"
-        repairs.append(missing._replace(state="repaired", outcome=outcome))
-    return repairs
+        yield missing._replace(state="repaired", outcome=outcome)
 
 
 def _fence_of_log(root: Location) -> Fence | None:

@@ -74,7 +74,7 @@ def checkpoint_tables(
     """
     tables = [*_tables(connection)]
     act = reporting(_checkpointed, "checkpoints", len(tables), on_progress)
-    return map_tables(act, tables)
+    return map_tables(act, tables, is_local=all(table.is_local for table in tables))
 
 
 def _tables(connection: Connection) -> Iterator[Location]:

@@ -12,15 +12,16 @@ from sparklog.storage.parallel import map_in_parallel
 _Result = TypeVar("_Result")
 
 
-def map_tables(act: Callable[[Location], _Result], tables: Sequence[Location]) -> list[_Result]:
+def map_tables(
+    act: Callable[[Location], _Result], tables: Sequence[Location], *, is_local: bool
+) -> list[_Result]:
     """Call `act` with each table; return the results in their order.
 
     Tables on an object store are worked on in parallel, except for logs: the checkpoint of a log
-    may take a large part of the memory. In local folders there is one after the other.
+    may take a large part of the memory. With `is_local` each comes after the one before.
     """
     logs = [table for table in tables if table.uri.endswith(f"/{LOG.name}")]
     others = [table for table in tables if table not in logs]
-    is_local = all(table.is_local for table in tables)
     done = dict(zip(others, map_in_parallel(act, others, 0, is_local=is_local), strict=True))
     done |= {log: act(log) for log in logs}
     return [done[table] for table in tables]

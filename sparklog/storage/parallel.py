@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TypeVar
 
 _THREADS = 8
@@ -22,6 +21,8 @@ _SYNCING_THREADS = 16
 
 _SYNCED_ALONE = 8
 """The number of files below which they are synced in sequence."""
+
+_pools: dict[tuple[int, str, int], ThreadPoolExecutor] = {}
 
 _Of = TypeVar("_Of")
 _Result = TypeVar("_Result")
@@ -86,13 +87,11 @@ def process_threads(name: str, count: int) -> ThreadPoolExecutor:
 
     Work in a pool must not wait for other work in the same pool: all threads could wait.
     """
-    return _threads_of(os.getpid(), name, count)
-
-
-@cache
-def _threads_of(_process: int, name: str, count: int) -> ThreadPoolExecutor:
-    """Return a thread pool; keyed by process id, since threads do not survive a fork."""
-    return ThreadPoolExecutor(count, thread_name_prefix=name)
+    # Threads do not survive a fork.
+    of = os.getpid(), name, count
+    pool = _pools.get(of)
+    # Of two threads that come first, one creates a pool without threads that nobody uses.
+    return pool or _pools.setdefault(of, ThreadPoolExecutor(count, thread_name_prefix=name))
 
 
 _COPYING_LANES = 4

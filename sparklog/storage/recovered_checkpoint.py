@@ -49,6 +49,7 @@ def write_recovered_checkpoint(
         log.mkdir()
         description = [json_bytes(action) for action in _description(described, table_id)]
         Path(folder, commit_path(_VERSION - 1)).write_bytes(b"\n".join(description))
+        # A vacuum compares with the system's time; `now_ms` is the time of the cluster's clock.
         at_ms = time.time_ns() // 1_000_000
         gone = [RemovedFile(path, at_ms) for path in removed]
         added = [*live.values()]

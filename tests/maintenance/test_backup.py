@@ -16,6 +16,7 @@ from sparklog.errors import SparklogError, StorageError
 from sparklog.maintenance import backup as module
 from sparklog.maintenance.audit import audit
 from sparklog.maintenance.backup import MANIFEST, backup, restore
+from sparklog.maintenance.table_checkpoints import checkpoint_tables
 from sparklog.model import BROKERS, TopicPartition
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.delta_log_files import newest_version
@@ -274,3 +275,20 @@ def test_a_batch_that_is_removed_before_it_is_copied_is_named(
     lost.write_bytes(content)
     back_up(cluster, tmp_path / "backup")
     check_at_rest(restored(cluster, tmp_path / "backup", tmp_path / "copy"), "a", "b")
+
+
+def test_a_target_that_is_gone_is_no_removed_commit(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Commits that clean-up removes meanwhile are left out; a target that is gone is an error."""
+    # With a checkpoint, the commits before it are copied last.
+    checkpoint_tables(cluster.connection)
+    older = module._copy_older_log
+
+    def unmounted(copy: module._Table) -> int:
+        shutil.rmtree(tmp_path / "backup", ignore_errors=True)
+        return older(copy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_copy_older_log", unmounted)
+        with pytest.raises(FileNotFoundError, match="backup"):
+            back_up(cluster, tmp_path / "backup")
+    assert not (tmp_path / "backup" / MANIFEST).exists()

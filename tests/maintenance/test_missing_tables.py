@@ -15,12 +15,14 @@ from sparklog.maintenance.audit import audit
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.maintenance.table_restoration import restore_cluster_root
-from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, CONSUMER_GROUP_HEARTBEATS
+from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, CONSUMER_GROUP_HEARTBEATS, TableSchema
 from sparklog.storage.commits import BROKER_EPOCH
-from sparklog.storage.control_table import ControlTable
+from sparklog.storage.control_table import ControlTable, create_table
 from sparklog.storage.control_table_damage import CREATED_AGAIN
 from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.delta_snapshots import open_table
+from sparklog.storage.fence import Fence
+from sparklog.storage.location import Location
 from sparklog.storage.vacuum import read_table_files
 from sparklog.testing import LocalCluster
 from tests.jobs.processes import wait_for
@@ -162,3 +164,21 @@ def test_damaged_heartbeats_without_copies_are_emptied_while_members_run(
         rows = ControlTable(cluster.location(), CONSUMER_GROUP_HEARTBEATS).rows()
         assert rows.num_rows >= 1
     assert scrub(connect(), restart=True).findings == []
+
+
+def test_tables_that_were_created_are_reported_although_a_later_one_failed(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next repair finds them in place, and would say nothing about them."""
+    for name in OF_BROKERS[:2]:
+        shutil.rmtree(cluster.root / "broker-0" / name)
+
+    def failing(root: Location, schema: TableSchema, fence: Fence | None) -> None:
+        if schema.name == OF_BROKERS[1]:
+            raise OSError("the disk is full")
+        create_table(root, schema, fence)
+
+    with monkeypatch.context() as full:
+        full.setattr("sparklog.maintenance.missing_tables.create_table", failing)
+        assert [one.table_name for one in repair(cluster.connection)] == OF_BROKERS[:1]
+    assert [one.table_name for one in repair(cluster.connection)] == OF_BROKERS[1:2]
