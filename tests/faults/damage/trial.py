@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from sparklog.maintenance.table_restoration import restore_cluster_root
 from sparklog.model import TopicIdPartition, TopicPartition, new_batch_path
 from sparklog.producer.produce_requests import PendingProduce, ProduceClient, RequestedBatch
 from sparklog.storage.batch_files import BatchFileWriter, records_table
+from sparklog.storage.commits_ahead import FRESH_S
 from sparklog.storage.delta_checkpoints import await_checkpoints
 from sparklog.storage.file_copies import await_copies
 from sparklog.storage.location import Location, one_line
@@ -203,13 +205,17 @@ class Processes:
         """Let time pass until all replicas are in sync; note only replicas that leave later.
 
         A replica that was refilled joins within the time in which followers count as lagging. On
-        object stores some work is done by threads beside the ticks.
+        object stores some work is done by threads beside the ticks, and a broker takes what it has
+        read for the newest for `FRESH_S` of the system's time.
         """
-        for _ in range(self._settings.replica_lag_time_max_ms // _ROUND_MS):
+        rounds = self._settings.replica_lag_time_max_ms // _ROUND_MS
+        for _ in range(rounds):
             self.observed.out_of_sync.clear()
             self._note_isr()
             if not self.observed.out_of_sync:
                 return
+            if not self.root.is_local:
+                time.sleep(2 * FRESH_S / rounds)
             self.clock.advance(_ROUND_MS)
             self.tick()
         self.observed.out_of_sync.clear()
