@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.metadata import PartitionState
 from sparklog.errors import AccessDeniedError, DamagedError
+from sparklog.maintenance.table_work import online_broker_roots
 from sparklog.model import (
     BROKER_TABLES,
     CLUSTER_TABLES,
@@ -159,10 +160,8 @@ def _damaged(connection: Connection) -> list[DamagedTable]:
     tables: list[tuple[int | None, Location, TableSchema]] = [
         (None, cluster, schema) for schema in (FORMAT, *CLUSTER_TABLES) if schema.name in listed
     ]
-    for broker in connection.metadata().brokers.values():
-        for uri in broker.online_roots.values():
-            root = Location.of(uri, connection.storage_options)
-            tables += [(broker.broker_id, root, one) for one in (FORMAT, *BROKER_TABLES)]
+    for root, broker_id in online_broker_roots(connection):
+        tables += [(broker_id, root, one) for one in (FORMAT, *BROKER_TABLES)]
     is_local = all(root.is_local for _, root, _ in tables)
     damage = map_in_parallel(lambda one: _damage(*one[1:]), tables, 0, is_local=is_local)
     return [
@@ -181,7 +180,7 @@ def _damage(root: Location, schema: TableSchema) -> DamagedError | None:
         raise
     except UNREADABLE_CONTENT:
         # An unreachable root is reported as an unreadable root.
-        return None
+        pass
     return None
 
 

@@ -18,6 +18,7 @@ from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Repair, finding
 from sparklog.cluster.root_format import read_format
 from sparklog.errors import DamagedError
+from sparklog.maintenance.table_work import online_broker_roots
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, LOG, TableSchema
 from sparklog.storage.commits import BROKER_EPOCH
 from sparklog.storage.control_table import create_table
@@ -62,11 +63,7 @@ def create_in_broker_roots(
             repairs += _created(root[0], BROKER_TABLES, root[1], now_ms, is_dry_run=is_dry_run)
         return repairs
 
-    roots = [
-        (Location.of(uri, connection.storage_options), broker.broker_id)
-        for broker in connection.metadata().brokers.values()
-        for uri in broker.online_roots.values()
-    ]
+    roots = online_broker_roots(connection)
     is_local = all(root.is_local for root, _ in roots)
     return [*chain.from_iterable(map_in_parallel(created, roots, 0, is_local=is_local))]
 

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from sparklog.cluster.connection import Connection
 from sparklog.errors import StorageError
-from sparklog.maintenance.table_work import map_tables
+from sparklog.maintenance.table_work import map_tables, online_broker_roots
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_files import last_checkpoint, newest_version
@@ -82,10 +82,8 @@ def _tables(connection: Connection) -> Iterator[Location]:
     # Roots of earlier releases may lack tables that a later release has added.
     listed = {FORMAT.name, *connection.root.format.tables}
     yield from (cluster.child(one.name) for one in (FORMAT, *CLUSTER_TABLES) if one.name in listed)
-    for broker in connection.metadata().brokers.values():
-        for uri in broker.online_roots.values():
-            root = Location.of(uri, connection.storage_options)
-            yield from (root.child(one.name) for one in (FORMAT, *BROKER_TABLES))
+    for root, _ in online_broker_roots(connection):
+        yield from (root.child(one.name) for one in (FORMAT, *BROKER_TABLES))
 
 
 def _checkpointed(table: Location) -> TableCheckpoint:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sparklog.cluster.connection import Connection
 from sparklog.cluster.repairs import Fault, Repair, finding
 from sparklog.maintenance.missing_tables import create_in_broker_roots, create_in_cluster_root
+from sparklog.maintenance.table_work import online_broker_roots
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
 from sparklog.storage.delta_log_check import hint_fault
 from sparklog.storage.delta_log_files import (
@@ -71,11 +72,7 @@ def restore_broker_roots(
     connection: Connection, *, is_dry_run: bool = False, now_ms: int = 0
 ) -> list[Repair]:
     """Restore the damaged files of all broker roots that have copies; return them."""
-    roots = [
-        (Location.of(uri, connection.storage_options), broker.broker_id)
-        for broker in connection.metadata().brokers.values()
-        for uri in broker.online_roots.values()
-    ]
+    roots = online_broker_roots(connection)
     found = map_in_parallel(
         lambda root: _restored(
             root[0], (FORMAT, *BROKER_TABLES), root[1], now_ms, is_dry_run=is_dry_run

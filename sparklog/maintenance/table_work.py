@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from sparklog.cluster.connection import Connection
 from sparklog.model import LOG
 from sparklog.storage.location import Location
 from sparklog.storage.parallel import map_in_parallel
 
 _Result = TypeVar("_Result")
+
+
+def online_broker_roots(connection: Connection) -> list[tuple[Location, int]]:
+    """Return the online log directories of all brokers, each with the broker's id."""
+    return [
+        (Location.of(uri, connection.storage_options), broker.broker_id)
+        for broker in connection.metadata().brokers.values()
+        for uri in broker.online_roots.values()
+    ]
 
 
 def map_tables(
