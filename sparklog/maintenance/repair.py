@@ -21,7 +21,7 @@ from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.journal_end import end_before_damage
 from sparklog.maintenance.missing_tables import empty_in_place
-from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER
+from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER, Checks
 from sparklog.maintenance.scrub_reading import ScrubReading
 from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
 from sparklog.model import (
@@ -39,6 +39,7 @@ from sparklog.storage.control_table_damage import CREATED_AGAIN
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import JOURNAL_FAULTS, LOG_FILE_FAULTS, check_log
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, newest_version
+from sparklog.storage.execution import DriverExecution
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.progress import OnProgress, counted
@@ -127,6 +128,7 @@ class _Repairs:
         self._now_ms = now_ms
         self._done = done
         self._reading = ScrubReading(connection)
+        self._checks = Checks(self._reading, DriverExecution())
 
     def act(self, one: Repair) -> _Changes:
         """Repair a finding, or request its repair; a failure becomes its outcome."""
@@ -211,6 +213,8 @@ class _Repairs:
         state = self._reading.metadata.partitions.get(one.key) if one.key is not None else None
         if state is None:
             return {"state": "gone", "outcome": "there is no such partition any more"}
+        if not self._differs(one, state):
+            return {"state": "gone", "outcome": f"broker {one.broker_id} has equal records now"}
         if state.leader == one.broker_id:
             return {
                 "state": "unrepairable",
@@ -220,6 +224,23 @@ class _Repairs:
         return self._requested(
             one,
             f"broker {one.broker_id} leaves the ISR and is refilled from broker {state.leader}",
+        )
+
+    def _differs(self, one: Repair, state: PartitionState) -> bool:
+        """Return whether a replica's records differ from others, or cannot be compared.
+
+        The replica may have been refilled since the scrub.
+        """
+        other_id = one.source_broker_id if state.leader == one.broker_id else state.leader
+        if one.broker_id is None or other_id is None or one.state == "refilling":
+            return True
+        if any(self._reading.row_of(state, each) is None for each in (one.broker_id, other_id)):
+            return True
+        first, last = one.first_offset or 0, one.last_offset
+        return any(
+            self._checks.difference(item) is not None
+            for item in self._reading.differing(state, one.broker_id, other_id)
+            if item.below > first and (last is None or item.first <= last)
         )
 
     def _requested(self, one: Repair, what: str) -> _Changes:

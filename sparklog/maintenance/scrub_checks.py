@@ -12,8 +12,19 @@ from sparklog.cluster.metadata import PartitionState
 from sparklog.cluster.repairs import Repair, finding, place_of
 from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
-from sparklog.maintenance.record_comparison import LastOffsets, Slice, first_difference
-from sparklog.maintenance.scrub_reading import FileItem, RecordItem, ScrubReading, TableItem
+from sparklog.maintenance.record_comparison import (
+    Difference,
+    LastOffsets,
+    Slice,
+    first_difference,
+)
+from sparklog.maintenance.scrub_reading import (
+    FileItem,
+    RecordItem,
+    ScrubReading,
+    TableItem,
+    refresh,
+)
 from sparklog.model import (
     DELAYED_OPERATIONS,
     HIGH_WATERMARK_CHECKPOINT,
@@ -260,15 +271,9 @@ class Checks:
         return Checked(found, places, unreadable, len(items), sum(one.size_bytes for one in states))
 
     def _is_live(self, item: FileItem) -> bool:
-        """Return whether a batch is still part of its log: truncation and merging remove batches.
-
-        Raises `OSError` if the log is gone with its files: the root is not mounted.
-        """
         for root in self._reading.roots.values():
             if root.location == item.root and root.log is not None:
-                if not root.log.is_in_place():
-                    raise OSError(f"there is no root at {item.root.uri}")
-                root.log.refresh()
+                refresh(root.log)
                 return root.log.is_live(item.batch)
         return False
 
@@ -334,11 +339,18 @@ class Checks:
         # A replica is sound only if all of its stretches are: see `Scrub._gone`.
         return result._replace(files=files, size_bytes=size_bytes)
 
-    def _compare(self, item: RecordItem, now_ms: int) -> Repair | None:
+    def difference(self, item: RecordItem) -> Difference | None:
+        """Return the first difference of the records of two replicas, as they were read.
+
+        Raises `UncomparedError` if a file cannot be read or is damaged.
+        """
         own = self._slice(item, item.broker_id, item.batches)
         other = self._slice(item, item.other_id, item.other_batches)
-        difference = first_difference(own, other, item.first, item.below)
-        if difference is None:
+        return first_difference(own, other, item.first, item.below)
+
+    def _compare(self, item: RecordItem, now_ms: int) -> Repair | None:
+        difference = self.difference(item)
+        if difference is None or not self._reading.has_both_slices(item):
             return None
         root = self._reading.root_of(item.state, item.broker_id)
         assert root is not None, "the root of a compared replica is readable"

@@ -195,9 +195,32 @@ class ScrubReading:
         replica = state.replica(broker_id)
         return None if replica is None else self.roots.get((broker_id, replica.root))
 
+    def has_both_slices(self, item: RecordItem) -> bool:
+        """Return whether two replicas are in sync, and then still have the batches of an item.
+
+        The logs of a reading are not of one time: a replica may have been truncated, and have
+        copied records that were committed then, between the readings of two logs; and a list of an
+        object store may be outdated. A replica that is in sync after the high watermark was read
+        has the committed records.
+
+        Raises `StorageError`, `DeltaError`, `OSError` if a log cannot be read, or is gone.
+        """
+        state = self._connection.metadata().partitions.get(item.state.key)
+        for broker_id, batches in (
+            (item.broker_id, item.batches),
+            (item.other_id, item.other_batches),
+        ):
+            log = self.log_of(item.state, broker_id)
+            if log is None or state is None or broker_id not in state.isr:
+                return False
+            refresh(log)
+            if not all(map(log.is_live, batches)):
+                return False
+        return True
+
     def committed(self, state: PartitionState) -> int:
         """Return the highest high watermark that an in-sync replica of a partition knows."""
-        rows = [self._row(state, broker_id) for broker_id in state.isr]
+        rows = [self.row_of(state, broker_id) for broker_id in state.isr]
         return max((int(row["high_watermark"]) for row in rows if row is not None), default=0)
 
     @cached_property
@@ -222,7 +245,8 @@ class ScrubReading:
         ]
         return max(found, default=(-1, -1))
 
-    def _row(self, state: PartitionState, broker_id: int) -> Row | None:
+    def row_of(self, state: PartitionState, broker_id: int) -> Row | None:
+        """Return the row of a broker's replica of a partition, or `None` if it is not readable."""
         root = self.root_of(state, broker_id)
         return root.rows.get(state.key) if root is not None else None
 
@@ -256,20 +280,21 @@ class ScrubReading:
     def _records(self) -> list[RecordItem]:
         items: list[RecordItem] = []
         for state in sorted(self.metadata.partitions.values(), key=lambda one: one.key):
-            in_sync = [one for one in state.isr if self._row(state, one) is not None]
+            in_sync = [one for one in state.isr if self.row_of(state, one) is not None]
             if len(in_sync) < 2:
                 continue
             other = state.leader if state.leader in in_sync else in_sync[0]
             for broker_id in in_sync:
                 if broker_id != other and other is not None:
-                    items += self._differing(state, broker_id, other)
+                    items += self.differing(state, broker_id, other)
         return items
 
-    def _differing(
+    def differing(
         self, state: PartitionState, broker_id: int, other_id: int
     ) -> Iterator[RecordItem]:
+        """Yield the ranges of committed offsets that two replicas have in different batches."""
         logs = self.log_of(state, broker_id), self.log_of(state, other_id)
-        rows = self._row(state, broker_id), self._row(state, other_id)
+        rows = self.row_of(state, broker_id), self.row_of(state, other_id)
         if logs[0] is None or logs[1] is None or rows[0] is None or rows[1] is None:
             return
         start = max(int(row["log_start_offset"]) for row in rows if row is not None)
@@ -289,6 +314,17 @@ class ScrubReading:
             first, below = max(start, min(bounds)), min(end, max(ends))
             if first < below:
                 yield RecordItem(state, broker_id, other_id, first, below, mine, theirs)
+
+
+def refresh(log: RecordLog) -> None:
+    """Bring a log to its newest version: truncation and merging remove batches.
+
+    Raises `StorageError`, `DeltaError`, `OSError` if it cannot be read, or is gone with its files:
+    the root is not mounted.
+    """
+    if not log.is_in_place():
+        raise OSError(f"there is no log at {log.location.uri}")
+    log.refresh()
 
 
 def _read_root(broker_id: int, location: Location) -> ScrubbedRoot:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from sparklog.cluster.repairs import Repair, repairs_of
+from sparklog.maintenance import scrub_reading
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
 from sparklog.model import BROKERS, PRODUCER_STATE
+from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import batch_file, batch_of, change_header, cut, flip_byte, log_folder
 from tests.broker.states import check_at_rest, log, report, rows
@@ -308,11 +310,11 @@ class TestRestoring:
         assert {one.state for one in found(cluster)} <= {"unrepairable", "refilling"}
 
 
-def change_rows_of_records(cluster: LocalCluster, broker: int) -> None:
+def change_rows_of_records(cluster: LocalCluster, broker: int, value: bytes = b"x") -> None:
     """Give a replica another value at offset 2, in a sound file with a sound header."""
     key = cluster.connection.metadata().partition("t", 0).key
     group = [batch_of(cluster, broker, 2)]
-    values: list[bytes | None] = [b"a", b"b", b"x", b"d"]
+    values: list[bytes | None] = [b"a", b"b", value, b"d"]
     count = group[0].record_count
     new = rewritten(cluster.root, broker, group, values if count == len(VALUES) else values[2:3])
     assert new.topic_id_partition == key
@@ -343,6 +345,47 @@ class TestDifferingRecords:
         assert one.state == "repaired"
         assert found(cluster) == []
         check_at_rest(cluster, *VALUES)
+
+    def test_that_are_truncated_during_a_scrub_are_no_finding(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A scrub read a follower's log with an uncommitted record, and the leader's log after the
+        follower had removed it and the high watermark had passed it: a repair refilled the sound
+        replica.
+        """
+        cluster = with_four_records(start, assignment={0: [0, 2, 1]})
+        cluster.produce("t", 0, [b"lost"])
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        cluster.crash(0)
+        cluster.fence(0)
+        for _ in range(2):
+            cluster.controller_tick()
+        assert cluster.partition("t", 0).leader == 2
+        read = scrub_reading._read_root
+
+        def slowly(broker_id: int, root: Location) -> scrub_reading.ScrubbedRoot:
+            log_as_read = read(broker_id, root)
+            if broker_id == 1:
+                cluster.produce("t", 0, [b"e"])
+                cluster.tick_until_idle()
+            return log_as_read
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scrub_reading, "_read_root", slowly)
+            assert found(cluster) == []
+        assert log(cluster, 1) == log(cluster, 2) == [*VALUES, "e"]
+
+    def test_that_are_equal_at_the_repair_are_not_refilled(self, start: Start) -> None:
+        """The replica was mended between the scrub and the repair: it stays in the ISR."""
+        cluster = with_four_records(start)
+        change_rows_of_records(cluster, 1)
+        assert len(found(cluster)) == 1
+        change_rows_of_records(cluster, 1, b"c")
+        [one] = repair(cluster.connection)
+        assert (one.state, one.outcome) == ("gone", "broker 1 has equal records now")
+        cluster.leader_tick(1)
+        assert cluster.partition("t", 0).isr == [0, 1, 2]
 
     def test_survive_a_restart_during_the_refill(self, start: Start) -> None:
         """A broker that dies before it has removed its records begins again."""

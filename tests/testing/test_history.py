@@ -77,6 +77,18 @@ class TestWhatIsFound:
         assert sentences(three) == [("duplicated", told)]
         assert sentences(three, at_least_once=["p"]) == []
 
+    def test_a_duplicate_may_be_read_where_the_acknowledged_record_was_deleted(self) -> None:
+        """Without idempotence the first attempt may be stored, and the second one acknowledged,
+        which retention has deleted before it was read: it was reported as moved.
+        """
+        history = sent_and_answered(("NONE", 5))
+        history.record_read(T, 0, [(0, b"v0")])
+        history.record_read(T, 0, [], 8)
+        assert [violation.kind for violation in check(history)] == ["moved"]
+        assert check(history, at_least_once=["p"]) == []
+        history.record_read(T, 0, [(6, b"v1")], 5)
+        assert "moved" in [one.kind for one in check(history, at_least_once=["p"])]
+
     def test_what_failed_is_there_once_at_most(self) -> None:
         """A record whose request failed may be stored at most once."""
         history = sent_and_answered(("REQUEST_TIMED_OUT", -1), ("NONE", 1))
