@@ -78,6 +78,8 @@ class Disturbances:
             self._kinds["damaged table"] = (15, self._damaged_table)
         if shape.has_replaced_processes:
             self._kinds["replaced process"] = (4, self._replaced_process)
+        if shape.has_cut_leaders:
+            self._kinds["cut leader"] = (8, self._cut_leader)
         self._focus = list(self._kinds)[focus % len(self._kinds)]
 
     def any(self) -> Sequence[Step]:
@@ -192,6 +194,25 @@ class Disturbances:
                 steps.append(Step("admin", "repair", (0,), self._events()))
                 steps += [Step("admin", "resume"), *self._ticks("follower_tick", "leader_tick")]
         return [*steps, *self._elections(), *self._sends(), *self._polls()]
+
+    def _cut_leader(self) -> list[Step]:
+        """A leader finds a flipped bit, is deposed, and cuts its log below what a reader has read.
+
+        The reader loads the metadata before, and reads on by them afterwards.
+        """
+        leader, partition = 0, self._partition()
+        steps = [*self._revived(), *self._elections()]
+        for _ in range(2):
+            steps += [*self._sends(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+            steps += [*self._polls(), *self._reads_on()]
+        steps.append(Step("machine", "cast", (partition,)))
+        drawn = partition, self._chance.randrange(1_000_000)
+        steps += [Step(_name(leader), "flip", drawn), self._advance(1_000), *self._reads_on()]
+        for _ in range(2):
+            steps += [*self._only(leader, "leader_tick"), *self._ticks("controller_tick")]
+        steps += [*self._only(leader, "leader_tick"), *self._reads_on(), self._advance(1_000)]
+        steps += [*self._reads_on(), *self._ticks("leader_tick", "follower_tick", "leader_tick")]
+        return [*steps, Step("admin", "repair", (0,)), *self._elections(), *self._reads_on()]
 
     def _damaged_table(self) -> list[Step]:
         """A file of a table's log is damaged while a broker runs, is suspended, or is down: in its

@@ -235,3 +235,6 @@ LATER_SEEDS_NEEDED: Mapping[str, int] = {
 
 SEEDS_WITH_DAMAGED_TABLES_NEEDED: Mapping[str, int] = {"journal_ended_without_another_replica": 2}
 """The same from seed `FIRST_WITH_DAMAGED_TABLES` on."""
+
+SEEDS_WITH_CUT_LEADERS_NEEDED: Mapping[str, int] = {"old_metadata_not_noticed": 12}
+"""The same from seed `FIRST_WITH_CUT_LEADERS` on."""

@@ -54,6 +54,8 @@ FIRST_ON_STORES = 20_000
 """The first seed with object stores, and with processes that are replaced between two reads."""
 FIRST_WITH_DAMAGED_TABLES = 40_000
 """The first seed with damaged tables, in half of the clusters with three replicas that sync."""
+FIRST_WITH_CUT_LEADERS = 50_000
+"""The first seed in which leaders cut their logs while a `Consumer` reads by older metadata."""
 _ON_STORES = 0.6
 _OUTDATED_LISTS = (0.0, 0.3)
 _PUBLIC_CLIENTS = 0.5
@@ -101,6 +103,9 @@ def shape_of(seed: int) -> Shape:
     if seed >= FIRST_WITH_DAMAGED_TABLES and shape.replication_factor == BROKERS:
         is_damaged = random.Random(f"tables {seed}").random() < _WITH_DAMAGED_TABLES
         shape = shape._replace(has_damaged_tables=shape.is_synced and is_damaged)
+    # On a store a broker reads its files beside its ticks, and finds damage later.
+    if seed >= FIRST_WITH_CUT_LEADERS and shape.has_bit_flips and not shape.is_on_store:
+        shape = shape._replace(has_cut_leaders=True, has_public_clients=True)
     return shape
 
 

@@ -19,6 +19,7 @@ from tests.faults.simulation.mutations import (
     LATER_SEEDS_NEEDED,
     MUTATIONS,
     SEEDS_NEEDED,
+    SEEDS_WITH_CUT_LEADERS_NEEDED,
     SEEDS_WITH_DAMAGED_TABLES_NEEDED,
 )
 from tests.faults.simulation.runner import play, run
@@ -26,6 +27,7 @@ from tests.faults.simulation.script import Event, Step
 from tests.faults.simulation.shrinking import shrink
 from tests.faults.simulation.stories import (
     FIRST_ON_STORES,
+    FIRST_WITH_CUT_LEADERS,
     FIRST_WITH_DAMAGED_TABLES,
     shape_of,
     steps_of,
@@ -285,6 +287,7 @@ LATER_SEEDS = {
     for first, needed in (
         (FIRST_ON_STORES, LATER_SEEDS_NEEDED),
         (FIRST_WITH_DAMAGED_TABLES, SEEDS_WITH_DAMAGED_TABLES_NEEDED),
+        (FIRST_WITH_CUT_LEADERS, SEEDS_WITH_CUT_LEADERS_NEEDED),
     )
     for name, seeds in needed.items()
 }

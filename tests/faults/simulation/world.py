@@ -122,6 +122,7 @@ class Shape(NamedTuple):
     `has_damaged_tables`, whether commits and checkpoints of brokers' tables are damaged, one file
     at a time until it is repaired.
     `has_public_clients`, whether the clients are `Producer` and `Consumer`.
+    `has_cut_leaders`, whether leaders cut their damaged logs while a `Consumer` reads.
     """
 
     partitions: int
@@ -138,6 +139,7 @@ class Shape(NamedTuple):
     has_replaced_processes: bool = False
     has_public_clients: bool = False
     has_damaged_tables: bool = False
+    has_cut_leaders: bool = False
 
 
 class Outcome(NamedTuple):
