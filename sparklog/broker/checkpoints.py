@@ -120,6 +120,16 @@ class CheckpointWriter:
         self._write(self._begin(), is_last=True)
         return True
 
+    def describe_newest(self) -> None:
+        """Let each checkpoint describe the loaded version, so that no earlier commit is read.
+
+        `write` leaves the version of rows that have not changed, and commits without content.
+        Raises the errors of writing a table.
+        """
+        if self._writing is not None:
+            self._writing.result()
+        self._write(self._begin(), is_last=True)
+
     def write_last(self) -> None:
         """Write the checkpoints at a clean stop; a failure is only logged."""
         try:

@@ -134,7 +134,7 @@ class RepairRequests:
             damaged = check_log(self._replicas.root.log.location).damaged
             if not any(each.kind == one.fault for each in damaged):
                 return _repaired("the log is opened without it"), 0
-            self._replicas.checkpoints.write()
+            self._replicas.checkpoints.describe_newest()
             self._replicas.root.log.write_recovered_checkpoint(now_ms)
             effects.done("repair_checkpoint")
             self._check_log(None)

@@ -105,7 +105,7 @@ def _lost_answers(history: History, places: dict[SentRecord, list[Place]]) -> It
 
 def _passes(history: History) -> defaultdict[tuple[str, int], list[Read]]:
     """Return the reads of each partition."""
-    passes: dict[tuple[str, int], list[Read]] = defaultdict(list)
+    passes: defaultdict[tuple[str, int], list[Read]] = defaultdict(list)
     for read in history.reads:
         passes[read.topic, read.partition].append(read)
     return passes

@@ -13,7 +13,17 @@ from sparklog.cluster.repairs import Repair, repairs_of
 from sparklog.maintenance import scrub_reading
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
-from sparklog.model import BROKERS, PRODUCER_STATE
+from sparklog.model import (
+    BROKERS,
+    DELAYED_OPERATIONS,
+    HIGH_WATERMARK_CHECKPOINT,
+    PRODUCER_STATE,
+    TableSchema,
+)
+from sparklog.storage.commits import LOG_VERSION
+from sparklog.storage.control_table import ControlTable
+from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
 from tests.broker.damaging import batch_file, batch_of, change_header, cut, flip_byte, log_folder
@@ -421,6 +431,11 @@ def remove_copies(cluster: LocalCluster) -> None:
         shutil.rmtree(folder)
 
 
+def described_version(root: Location, schema: TableSchema) -> int:
+    """Return the version of a broker's log that one of its checkpoints describes."""
+    return ControlTable(root, schema).held_by(LOG_VERSION) or 0
+
+
 def by_another_brokers(commit: Path) -> None:
     """Replace a commit of broker 1's log by that of the same version of broker 0's log."""
     commit.write_bytes(Path(str(commit).replace("/broker-1/", "/broker-0/")).read_bytes())
@@ -464,6 +479,34 @@ class TestTables:
         cluster.crash(1)
         cluster.restart(1)
         check_at_rest(cluster, *VALUES)
+
+    def test_a_commit_that_one_checkpoint_does_not_describe_is_not_needed_any_more(
+        self, start: Start
+    ) -> None:
+        """`delayed_operations` may describe an older version than `high_watermark_checkpoint`, and
+        who reads it reads the commits after that one: a repair said "repaired", and at its next
+        start the broker took the state of its replicas for lost.
+        """
+        cluster = with_four_records(start)
+        cluster.clock.advance(10_000)
+        cluster.produce("t", 0, [b"e"])
+        cluster.leader_tick(0)
+        cluster.follower_tick(1)
+        remove_copies(cluster)
+        root = Location.of(str(cluster.root / "broker-1"))
+        described = described_version(root, DELAYED_OPERATIONS)
+        assert described < described_version(root, HIGH_WATERMARK_CHECKPOINT)
+        commit = commit_path(described + 1)
+        empty(log_folder(cluster, 1) / commit)
+        [one] = found(cluster)
+        assert one.path == commit
+        repair(cluster.connection)
+        cluster.leader_tick(1)
+        assert [one.state for one in repairs_of(cluster.connection.root)] == ["repaired"]
+        cluster.crash(1)
+        assert Journal(root, with_operations=True).rows
+        cluster.restart(1)
+        check_at_rest(cluster, *VALUES, "e")
 
     @pytest.mark.parametrize("point", ["repair_checkpoint", "repair_rows"])
     def test_a_broker_that_dies_after_the_checkpoint_starts_again(

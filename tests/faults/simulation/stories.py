@@ -103,7 +103,7 @@ def shape_of(seed: int) -> Shape:
     if seed >= FIRST_WITH_DAMAGED_TABLES and shape.replication_factor == BROKERS:
         is_damaged = random.Random(f"tables {seed}").random() < _WITH_DAMAGED_TABLES
         shape = shape._replace(has_damaged_tables=shape.is_synced and is_damaged)
-    # On a store a broker reads its files beside its ticks, and finds damage later.
+    # On a store brokers do not verify files by default.
     if seed >= FIRST_WITH_CUT_LEADERS and shape.has_bit_flips and not shape.is_on_store:
         shape = shape._replace(has_cut_leaders=True, has_public_clients=True)
     return shape
