@@ -21,6 +21,7 @@ from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.journal_end import end_before_damage
 from sparklog.maintenance.missing_tables import empty_in_place
+from sparklog.maintenance.record_comparison import UncomparedError
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER, Checks
 from sparklog.maintenance.scrub_reading import ScrubReading
 from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
@@ -237,11 +238,15 @@ class _Repairs:
         if any(self._reading.row_of(state, each) is None for each in (one.broker_id, other_id)):
             return True
         first, last = one.first_offset or 0, one.last_offset
-        return any(
-            self._checks.difference(item) is not None
+        compared = (
+            item
             for item in self._reading.differing(state, one.broker_id, other_id)
             if item.below > first and (last is None or item.first <= last)
         )
+        try:
+            return any(self._checks.difference(item) is not None for item in compared)
+        except UncomparedError:
+            return True
 
     def _requested(self, one: Repair, what: str) -> _Changes:
         """Return the changes of a row that is left to its broker."""
