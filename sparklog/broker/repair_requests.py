@@ -26,6 +26,7 @@ from sparklog.storage.delta_log_check import JOURNAL_FAULTS, check_log
 from sparklog.storage.errors import UNREADABLE
 from sparklog.storage.file_states import FILE_FAULTS
 from sparklog.storage.journal import CHECKPOINTS
+from sparklog.storage.journal_check import check_journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.new_file import new_file
 from sparklog.storage.record_log import RecordLog
@@ -131,14 +132,15 @@ class RepairRequests:
         if one.table_name != LOG.name:
             return self._write_table(one), 0
         if one.fault in JOURNAL_FAULTS:
-            damaged = check_log(self._replicas.root.log.location).damaged
+            damaged = check_journal(self._replicas.root.location).damaged
             if not any(each.kind == one.fault for each in damaged):
                 return _repaired("the log is opened without it"), 0
             self._replicas.checkpoints.describe_newest()
-            self._replicas.root.log.write_recovered_checkpoint(now_ms)
+            if check_log(self._replicas.root.log.location).damaged:
+                self._replicas.root.log.write_recovered_checkpoint(now_ms)
             effects.done("repair_checkpoint")
             self._check_log(None)
-            return _repaired("a checkpoint of the log was written from memory"), 0
+            return _repaired("checkpoints of the log were written from memory"), 0
         state = metadata.partitions.get(one.key) if one.key is not None else None
         if one.key is None or state is None or one.key not in self._replicas:
             return _gone("there is no such replica any more"), 0

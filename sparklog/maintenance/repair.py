@@ -42,6 +42,7 @@ from sparklog.storage.delta_log_check import JOURNAL_FAULTS, LOG_FILE_FAULTS, ch
 from sparklog.storage.delta_log_files import CHECKPOINT_HINT, LOG_FOLDER, newest_version
 from sparklog.storage.execution import DriverExecution
 from sparklog.storage.file_states import FILE_FAULTS, NamedFile, file_state, find_fault
+from sparklog.storage.journal_check import check_journal
 from sparklog.storage.location import Location, one_line
 from sparklog.storage.progress import OnProgress, counted
 from sparklog.storage.restoring import find_content, replace_file
@@ -283,7 +284,8 @@ class _Repairs:
         """Return whether a damaged table is sound: restored from copies, or written again."""
         root = Location.of(one.root, self._connection.storage_options)
         table = root.child(one.table_name)
-        if check_log(table).damaged:
+        check = check_journal(root) if one.table_name == LOG.name else check_log(table)
+        if check.damaged:
             return False
         if one.fault == "missing_commit" and one.path is not None:
             # Without its newest commit a table is a sound one of an earlier version.
@@ -303,8 +305,7 @@ class _Repairs:
     def _other(self, one: Repair) -> _Changes:
         """Leave a table to its running broker; other tables are restored by an operator."""
         is_of_log = one.table_name == LOG.name and one.fault in JOURNAL_FAULTS
-        if is_of_log and one.broker_id is not None and not self._is_running(one.broker_id):
-            # It cannot be started with the damage.
+        if is_of_log and one.broker_id is not None and self._keeps_from_starting(one):
             return self._end_journal(one, one.broker_id)
         if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
             return self._requested(one, f"broker {one.broker_id} writes it again")
@@ -313,6 +314,16 @@ class _Repairs:
         if one.fault == "damaged_header":
             return self._requested(one, f"broker {one.broker_id} refills the replica")
         return {"state": "unrepairable", "outcome": one.remedy}
+
+    def _keeps_from_starting(self, one: Repair) -> bool:
+        """Return whether a broker does not run, and cannot be started with damage to its log.
+
+        Without the state of its replicas it can.
+        """
+        if self._is_running(one.broker_id):
+            return False
+        table = Location.of(one.root, self._connection.storage_options).child(one.table_name)
+        return bool(check_log(table).damaged)
 
     def _empty(self, one: Repair) -> _Changes:
         """Empty a table whose rows are written again within seconds."""

@@ -42,6 +42,7 @@ from sparklog.storage.delta_log_check import DamagedLogFile, LogCheck, check_log
 from sparklog.storage.delta_log_files import commit_path, has_commit, newest_version
 from sparklog.storage.execution import Execution
 from sparklog.storage.file_states import FileFault, FileState, NamedFile, find_fault
+from sparklog.storage.journal_check import check_journal
 from sparklog.storage.location import one_line
 from sparklog.storage.parallel import map_in_parallel
 from sparklog.storage.restoring import covers, has_same_file
@@ -116,10 +117,10 @@ class Checks:
             return one_line(error)
 
     def _table(self, item: TableItem, now_ms: int) -> tuple[list[Repair], LogCheck]:
-        table, name = item.root.child(item.schema.name), item.schema.name
+        name = item.schema.name
         nothing = LogCheck([], 0, 0)
         try:
-            check = check_log(table)
+            check = self._check_log(item)
         except FileNotFoundError:
             if not is_in_place(item.root, name):
                 raise StorageError(f"there is no root at {item.root.uri}") from None
@@ -136,7 +137,7 @@ class Checks:
         damaged = check.damaged
         if damaged:
             # A log may change while it is read: damage shows in each reading.
-            again = {(one.kind, one.path) for one in check_log(table).damaged}
+            again = {(one.kind, one.path) for one in self._check_log(item).damaged}
             damaged = [one for one in damaged if (one.kind, one.path) in again]
         damaged = [*damaged, *self._lost_commits(item, {one.path for one in damaged})]
         found = [self._log_file(item, one, now_ms) for one in damaged]
@@ -145,6 +146,15 @@ class Checks:
         if not found:
             found = self._table_files(item, now_ms)
         return found, check
+
+    def _check_log(self, item: TableItem) -> LogCheck:
+        """Check the log of a table, and what the state of a broker's replicas needs besides."""
+        lacks_state = any(
+            one.lacks_state for one in self._reading.roots.values() if one.location == item.root
+        )
+        if item.schema is LOG and lacks_state:
+            return check_journal(item.root)
+        return check_log(item.root.child(item.schema.name))
 
     def _lost_commits(self, item: TableItem, known: set[str]) -> Iterator[DamagedLogFile]:
         """Yield the newest commits of a cluster root's table that are gone on an object store.

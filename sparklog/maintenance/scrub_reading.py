@@ -142,6 +142,10 @@ class ScrubbedRoot:
     rows: Mapping[TopicIdPartition, Row] = field(default_factory=dict)
     seen: SeenVersions = field(default_factory=SeenVersions)
     """The newest versions of other roots that the journal carries."""
+    lacks_state: bool = False
+    """Whether the state of the replicas cannot be derived: a checkpoint table or a commit is
+    damaged.
+    """
     failure: str | None = None
     """The reason why the root cannot be read; damage to its log is reported by the tables."""
 
@@ -330,7 +334,12 @@ def refresh(log: RecordLog) -> None:
 def _read_root(broker_id: int, location: Location) -> ScrubbedRoot:
     root = ScrubbedRoot(broker_id, location)
     try:
-        journal = Journal(location)
+        try:
+            journal = Journal(location, with_operations=True)
+        except DamagedError:
+            root.lacks_state = True
+            # The damage may be of the delayed operations alone.
+            journal = Journal(location)
         root.log, root.rows = journal, dict(journal.rows)
         root.seen = newest_seen(journal.location, journal.version)
     except DamagedError:

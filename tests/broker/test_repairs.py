@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from sparklog.cluster.repairs import Repair, repairs_of
+from sparklog.errors import DamagedError
 from sparklog.maintenance import scrub_reading
 from sparklog.maintenance.repair import repair
 from sparklog.maintenance.scrub import scrub
+from sparklog.maintenance.table_checkpoints import checkpoint_tables
 from sparklog.model import (
     BROKERS,
     DELAYED_OPERATIONS,
@@ -431,6 +433,22 @@ def remove_copies(cluster: LocalCluster) -> None:
         shutil.rmtree(folder)
 
 
+def with_undescribed_commit(start: Start) -> tuple[LocalCluster, Location, str]:
+    """Return a cluster without second copies, the root of broker 1, and the path of a commit of its
+    log after the version that `delayed_operations` describes: another checkpoint describes more.
+    """
+    cluster = with_four_records(start)
+    cluster.clock.advance(10_000)
+    cluster.produce("t", 0, [b"e"])
+    cluster.leader_tick(0)
+    cluster.follower_tick(1)
+    remove_copies(cluster)
+    root = Location.of(str(cluster.root / "broker-1"))
+    described = described_version(root, DELAYED_OPERATIONS)
+    assert described < described_version(root, HIGH_WATERMARK_CHECKPOINT)
+    return cluster, root, commit_path(described + 1)
+
+
 def described_version(root: Location, schema: TableSchema) -> int:
     """Return the version of a broker's log that one of its checkpoints describes."""
     return ControlTable(root, schema).held_by(LOG_VERSION) or 0
@@ -444,8 +462,6 @@ def by_another_brokers(commit: Path) -> None:
 class TestTables:
     def test_a_damaged_checkpoint_is_replaced(self, start: Start) -> None:
         """Delta's checkpoint is written again if the table can be opened without it."""
-        from sparklog.maintenance.table_checkpoints import checkpoint_tables
-
         cluster = with_four_records(start)
         checkpoint_tables(cluster.connection)
         for name in ("broker-1/log", "cluster/topics", "broker-0/producer_state"):
@@ -487,16 +503,7 @@ class TestTables:
         who reads it reads the commits after that one: a repair said "repaired", and at its next
         start the broker took the state of its replicas for lost.
         """
-        cluster = with_four_records(start)
-        cluster.clock.advance(10_000)
-        cluster.produce("t", 0, [b"e"])
-        cluster.leader_tick(0)
-        cluster.follower_tick(1)
-        remove_copies(cluster)
-        root = Location.of(str(cluster.root / "broker-1"))
-        described = described_version(root, DELAYED_OPERATIONS)
-        assert described < described_version(root, HIGH_WATERMARK_CHECKPOINT)
-        commit = commit_path(described + 1)
+        cluster, root, commit = with_undescribed_commit(start)
         empty(log_folder(cluster, 1) / commit)
         [one] = found(cluster)
         assert one.path == commit
@@ -507,6 +514,36 @@ class TestTables:
         assert Journal(root, with_operations=True).rows
         cluster.restart(1)
         check_at_rest(cluster, *VALUES, "e")
+
+    @pytest.mark.parametrize("is_running", [True, False])
+    @pytest.mark.parametrize("damage", [empty, Path.unlink])
+    def test_a_commit_that_the_state_needs_is_found_although_the_log_does_not(
+        self, start: Start, damage: Callable[[Path], None], is_running: bool
+    ) -> None:
+        """`sparklog maintain` had written a newer Delta checkpoint: no scrub found the damage, and
+        readers of the state were told to run a repair, which did nothing.
+        """
+        cluster, root, commit = with_undescribed_commit(start)
+        checkpoint_tables(cluster.connection)
+        remove_copies(cluster)
+        if not is_running:
+            cluster.crash(1)
+        damage(log_folder(cluster, 1) / commit)
+        with pytest.raises(DamagedError):
+            Journal(root, with_operations=True)
+        [one] = found(cluster)
+        assert (one.broker_id, one.table_name, one.path) == (1, "log", commit)
+        assert one.fault == ("damaged_commit" if damage is empty else "missing_commit")
+        [one] = repair(cluster.connection)
+        assert one.state == "requested"
+        if is_running:
+            cluster.leader_tick(1)
+            assert Journal(root, with_operations=True).rows
+            cluster.crash(1)
+        cluster.restart(1)
+        check_at_rest(cluster, *VALUES, "e")
+        assert [one.state for one in repairs_of(cluster.connection.root)] == ["repaired"]
+        assert found(cluster) == []
 
     @pytest.mark.parametrize("point", ["repair_checkpoint", "repair_rows"])
     def test_a_broker_that_dies_after_the_checkpoint_starts_again(
