@@ -9,7 +9,7 @@ broker pays nothing for the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -231,8 +231,9 @@ def record(
             known = before.get(one.repair_id)
             if known is None or not known.is_open:
                 after[one.repair_id] = one
-            elif known.state in ("found", "unrepairable"):
-                after[one.repair_id] = one._replace(
+            elif known.state in ("found", "unrepairable") or _is_wider(one, known):
+                [both] = merged([known, one]) if one.fault == "records_differ" else [one]
+                after[one.repair_id] = both._replace(
                     state=known.state, outcome=known.outcome, found_at_ms=known.found_at_ms
                 )
         for repair_id, reason in gone.items():
@@ -244,6 +245,28 @@ def record(
         return (None if after == before else _table(after.values())), None
 
     table.update(change, cause=Cause("NOTE FINDINGS"))
+
+
+def merged(found: Iterable[Repair]) -> Iterable[Repair]:
+    """Return one finding for those of one id: with the offsets of all, and the text of the first.
+
+    A replica that differs is refilled from its first differing record on.
+    """
+    by_id: dict[str, Repair] = {}
+    for one in sorted(found, key=lambda one: one.first_offset or 0):
+        known = by_id.setdefault(one.repair_id, one)
+        last = max(known.last_offset or 0, one.last_offset or 0)
+        by_id[one.repair_id] = known._replace(last_offset=last)
+    return by_id.values()
+
+
+def _is_wider(one: Repair, known: Repair) -> bool:
+    """Return whether a finding has other offsets than one that its broker has not acted on yet."""
+    if one.fault != "records_differ" or known.state != "requested":
+        return False
+    return (one.first_offset or 0) < (known.first_offset or 0) or (
+        (one.last_offset or 0) > (known.last_offset or 0)
+    )
 
 
 def set_outcomes(table: ControlTable, outcomes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from sparklog.storage.delta_log_files import (
     commit_path,
     has_version,
 )
+from sparklog.storage.file_copies import remove_copies
 from sparklog.storage.location import Location
 
 SET_ASIDE = "_set_aside"
@@ -80,6 +81,8 @@ def _set_aside_from(table: Location, first: int, now_ms: int) -> None:
         with table.create(f"{SET_ASIDE}/{name}.{now_ms}") as file:
             file.write(content)
     table.sync(f"{SET_ASIDE}/{name}.{now_ms}" for name in later)
+    # A copy without its file counts as that of a lost one, which a repair would restore.
+    remove_copies(table, (f"{LOG_FOLDER}/{name}" for name in later))
     table.remove_durably(_HINT)
     if first == 0:
         table.replace(commit_path(0), first_commit(LOG))

@@ -21,7 +21,6 @@ from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.journal_end import end_before_damage
 from sparklog.maintenance.missing_tables import empty_in_place
-from sparklog.maintenance.record_comparison import UncomparedError
 from sparklog.maintenance.scrub_checks import MENDED_BY_BROKER, Checks
 from sparklog.maintenance.scrub_reading import ScrubReading
 from sparklog.maintenance.table_restoration import restore_broker_roots, restore_cluster_root
@@ -215,7 +214,7 @@ class _Repairs:
         state = self._reading.metadata.partitions.get(one.key) if one.key is not None else None
         if state is None:
             return {"state": "gone", "outcome": "there is no such partition any more"}
-        if not self._differs(one, state):
+        if one.state != "refilling" and self._checks.has_equal_records(one):
             return {"state": "gone", "outcome": f"broker {one.broker_id} has equal records now"}
         if state.leader == one.broker_id:
             return {
@@ -227,27 +226,6 @@ class _Repairs:
             one,
             f"broker {one.broker_id} leaves the ISR and is refilled from broker {state.leader}",
         )
-
-    def _differs(self, one: Repair, state: PartitionState) -> bool:
-        """Return whether a replica's records differ from others, or cannot be compared.
-
-        The replica may have been refilled since the scrub.
-        """
-        other_id = one.source_broker_id if state.leader == one.broker_id else state.leader
-        if one.broker_id is None or other_id is None or one.state == "refilling":
-            return True
-        if any(self._reading.row_of(state, each) is None for each in (one.broker_id, other_id)):
-            return True
-        first, last = one.first_offset or 0, one.last_offset
-        compared = (
-            item
-            for item in self._reading.differing(state, one.broker_id, other_id)
-            if item.below > first and (last is None or item.first <= last)
-        )
-        try:
-            return any(self._checks.difference(item) is not None for item in compared)
-        except UncomparedError:
-            return True
 
     def _requested(self, one: Repair, what: str) -> _Changes:
         """Return the changes of a row that is left to its broker."""
@@ -284,8 +262,12 @@ class _Repairs:
         """Return whether a damaged table is sound: restored from copies, or written again."""
         root = Location.of(one.root, self._connection.storage_options)
         table = root.child(one.table_name)
-        check = check_journal(root) if one.table_name == LOG.name else check_log(table)
-        if check.damaged:
+        if one.table_name == LOG.name:
+            # Other damage of a journal may be repaired in another way.
+            damaged = [each for each in check_journal(root).damaged if each.path == one.path]
+        else:
+            damaged = check_log(table).damaged
+        if damaged:
             return False
         if one.fault == "missing_commit" and one.path is not None:
             # Without its newest commit a table is a sound one of an earlier version.
@@ -305,7 +287,8 @@ class _Repairs:
     def _other(self, one: Repair) -> _Changes:
         """Leave a table to its running broker; other tables are restored by an operator."""
         is_of_log = one.table_name == LOG.name and one.fault in JOURNAL_FAULTS
-        if is_of_log and one.broker_id is not None and self._keeps_from_starting(one):
+        if is_of_log and one.broker_id is not None and not self._is_running(one.broker_id):
+            # It cannot be started with damage to the log itself.
             return self._end_journal(one, one.broker_id)
         if is_of_log or (one.broker_id is not None and one.table_name in MENDED_BY_BROKER):
             return self._requested(one, f"broker {one.broker_id} writes it again")
@@ -314,16 +297,6 @@ class _Repairs:
         if one.fault == "damaged_header":
             return self._requested(one, f"broker {one.broker_id} refills the replica")
         return {"state": "unrepairable", "outcome": one.remedy}
-
-    def _keeps_from_starting(self, one: Repair) -> bool:
-        """Return whether a broker does not run, and cannot be started with damage to its log.
-
-        Without the state of its replicas it can.
-        """
-        if self._is_running(one.broker_id):
-            return False
-        table = Location.of(one.root, self._connection.storage_options).child(one.table_name)
-        return bool(check_log(table).damaged)
 
     def _empty(self, one: Repair) -> _Changes:
         """Empty a table whose rows are written again within seconds."""
@@ -341,4 +314,7 @@ class _Repairs:
         except StorageError as error:
             return {"state": "unrepairable", "outcome": f"{one_line(error)}; {one.remedy}"}
         self._done("journal")
+        if any(each.path == one.path for each in check_journal(root).damaged):
+            # Only the state of the replicas needs the commit: the broker can be started.
+            return self._requested(one, f"broker {broker_id} writes its checkpoint tables again")
         return {"state": "repaired", "outcome": outcome}

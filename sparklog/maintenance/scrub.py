@@ -310,11 +310,8 @@ class _Run:
         gone = {}
         for repair_id, one in self._open.items():
             if one.fault == "records_differ":
-                # Some of a replica's stretches may have been compared by an earlier run.
-                if (
-                    one.place not in self._differing
-                    and one.found_at_ms < self._row["started_at_ms"]
-                ):
+                # A difference may not be found again since it could not be compared or confirmed.
+                if one.place not in self._differing and self._checks.has_equal_records(one):
                     gone[repair_id] = "a later scrub found equal records"
             elif one.path is not None and one.path.startswith("_inbox/"):
                 roots = [

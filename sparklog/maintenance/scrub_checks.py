@@ -9,13 +9,14 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from sparklog.cluster.metadata import PartitionState
-from sparklog.cluster.repairs import Repair, finding, place_of
+from sparklog.cluster.repairs import Repair, finding, merged, place_of
 from sparklog.cluster.restore_candidates import restore_candidates
 from sparklog.errors import DamagedError, StorageError
 from sparklog.maintenance.record_comparison import (
     Difference,
     LastOffsets,
     Slice,
+    UncomparedError,
     first_difference,
 )
 from sparklog.maintenance.scrub_reading import (
@@ -347,7 +348,8 @@ class Checks:
             if different is not None:
                 result.found.append(different)
         # A replica is sound only if all of its stretches are: see `Scrub._gone`.
-        return result._replace(files=files, size_bytes=size_bytes)
+        found = list(merged(result.found))
+        return result._replace(found=found, files=files, size_bytes=size_bytes)
 
     def difference(self, item: RecordItem) -> Difference | None:
         """Return the first difference of the records of two replicas, as they were read.
@@ -358,10 +360,59 @@ class Checks:
         other = self._slice(item, item.other_id, item.other_batches)
         return first_difference(own, other, item.first, item.below)
 
-    def _compare(self, item: RecordItem, now_ms: int) -> Repair | None:
+    def has_equal_records(self, one: Repair) -> bool:
+        """Return whether a replica has the records of the leader at the offsets of a finding.
+
+        False also if they cannot be compared. Records that both have deleted are equal.
+        """
+        state = self._reading.metadata.partitions.get(one.key) if one.key is not None else None
+        if state is None or one.broker_id is None:
+            return False
+        leads = state.leader == one.broker_id
+        other_id = one.source_broker_id if leads else state.leader
+        if other_id is None:
+            return False
+        bounds = self._reading.bounds(state, one.broker_id, other_id)
+        first, last = one.first_offset or 0, one.last_offset or 0
+        if bounds is None or bounds[1] <= last:
+            return False
+        try:
+            return not any(
+                self.difference(item) is not None
+                for item in self._reading.differing(state, one.broker_id, other_id)
+                if item.below > first and item.first <= last
+            )
+        except UncomparedError:
+            return False
+
+    def _confirmed(
+        self, item: RecordItem, attempts: int = 2
+    ) -> tuple[RecordItem, Difference] | None:
+        """Return the first difference that both replicas have at one time, and its item.
+
+        If a log has changed since it was read, its present batches are compared.
+        """
         difference = self.difference(item)
-        if difference is None or not self._reading.has_both_slices(item):
+        if difference is None:
             return None
+        if self._reading.has_both_slices(item):
+            return item, difference
+        if attempts == 1:
+            return None
+        self._keys.clear()
+        present = self._reading.differing(item.state, item.broker_id, item.other_id)
+        for each in present:
+            if each.below > item.first and each.first < item.below:
+                found = self._confirmed(each, attempts - 1)
+                if found is not None:
+                    return found
+        return None
+
+    def _compare(self, item: RecordItem, now_ms: int) -> Repair | None:
+        confirmed = self._confirmed(item)
+        if confirmed is None:
+            return None
+        item, difference = confirmed
         root = self._reading.root_of(item.state, item.broker_id)
         assert root is not None, "the root of a compared replica is readable"
         return finding(

@@ -293,18 +293,30 @@ class ScrubReading:
                     items += self.differing(state, broker_id, other)
         return items
 
+    def bounds(
+        self, state: PartitionState, broker_id: int, other_id: int
+    ) -> tuple[int, int] | None:
+        """Return the first offset and the end of the records that two replicas can be compared by.
+
+        `None` if one of them cannot be read. The audit reports committed records that one lacks.
+        """
+        logs = [self.log_of(state, one) for one in (broker_id, other_id)]
+        rows = [self.row_of(state, one) for one in (broker_id, other_id)]
+        if None in logs or None in rows:
+            return None
+        start = max(int(row["log_start_offset"]) for row in rows if row is not None)
+        ends = [log.log_end_offset(state.key, start) for log in logs if log is not None]
+        return start, min(self.committed(state), *ends)
+
     def differing(
         self, state: PartitionState, broker_id: int, other_id: int
     ) -> Iterator[RecordItem]:
         """Yield the ranges of committed offsets that two replicas have in different batches."""
         logs = self.log_of(state, broker_id), self.log_of(state, other_id)
-        rows = self.row_of(state, broker_id), self.row_of(state, other_id)
-        if logs[0] is None or logs[1] is None or rows[0] is None or rows[1] is None:
+        bounds = self.bounds(state, broker_id, other_id)
+        if bounds is None:
             return
-        start = max(int(row["log_start_offset"]) for row in rows if row is not None)
-        ends = [log.log_end_offset(state.key, start) for log in logs if log is not None]
-        # The audit reports committed records that a replica lacks.
-        end = min(self.committed(state), *ends)
+        start, end = bounds
         own, others = (
             [one for one in log.batches(state.key, start) if one.base_offset < end]
             for log in logs
@@ -313,9 +325,9 @@ class ScrubReading:
         for mine, theirs in stretches(own, others):
             if has_equal_batches(mine, theirs):
                 continue
-            bounds = [one.base_offset for one in (*mine[:1], *theirs[:1])]
+            begins = [one.base_offset for one in (*mine[:1], *theirs[:1])]
             ends = [one.next_offset for one in (*mine[-1:], *theirs[-1:])]
-            first, below = max(start, min(bounds)), min(end, max(ends))
+            first, below = max(start, min(begins)), min(end, max(ends))
             if first < below:
                 yield RecordItem(state, broker_id, other_id, first, below, mine, theirs)
 
@@ -326,9 +338,10 @@ def refresh(log: RecordLog) -> None:
     Raises `StorageError`, `DeltaError`, `OSError` if it cannot be read, or is gone with its files:
     the root is not mounted.
     """
+    # The commits that were loaded hours ago are cleaned up by now; it opens the log again.
+    log.refresh()
     if not log.is_in_place():
         raise OSError(f"there is no log at {log.location.uri}")
-    log.refresh()
 
 
 def _read_root(broker_id: int, location: Location) -> ScrubbedRoot:

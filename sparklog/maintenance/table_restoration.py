@@ -17,7 +17,7 @@ from sparklog.cluster.repairs import Fault, Repair, finding
 from sparklog.maintenance.missing_tables import create_in_broker_roots, create_in_cluster_root
 from sparklog.maintenance.table_work import online_broker_roots
 from sparklog.model import BROKER_TABLES, CLUSTER_TABLES, FORMAT, LOG, TableSchema
-from sparklog.storage.delta_log_check import hint_fault
+from sparklog.storage.delta_log_check import check_log, hint_fault
 from sparklog.storage.delta_log_files import (
     CHECKPOINT_HINT,
     LOG_FOLDER,
@@ -201,9 +201,15 @@ def _complete(table: Location, live: frozenset[str]) -> None:
     """Write the copies that a table lacks: those of an earlier release, or lost ones."""
     try:
         missing = missing_copies(table, live)
-        table_id = table_identity(table)[0] if missing else ""
+        if not missing:
+            return
+        table_id = table_identity(table)[0]
+        # A copy of a damaged file would count as what was written.
+        damaged = {one.path for one in check_log(table).damaged}
     except _UNREADABLE_LOG:
         # A table that cannot be opened has no file that may be copied.
         return
     for path in missing:
+        if path in damaged:
+            continue
         copy_file(table, table_id, path)

@@ -189,15 +189,18 @@ def read_commit(
     return commit
 
 
-def read_commits(table: Location, first: int, last: int) -> Iterator[Commit]:
+def read_commits(
+    table: Location, first: int, last: int, table_id: str | None = None
+) -> Iterator[Commit]:
     """Yield the commits `first` to `last` in order; an object store is read in parallel.
 
-    Raises `DamagedError` as `read_commit` does, and for a missing commit.
+    Raises `DamagedError` as `read_commit` does, also for a commit of a table with another id than
+    `table_id`, and for a missing commit.
     """
 
     def read(version: int) -> Commit:
         # Accepted here: a changed header is detected when the batches are loaded.
-        commit = read_commit(table, version, lambda _: True)
+        commit = read_commit(table, version, lambda _: True, table_id)
         if commit is None:
             raise DamagedError(
                 f"{table.uri}/{commit_path(version)}", "it is missing", COMMIT_REMEDY

@@ -367,7 +367,7 @@ class Journal(RecordLog):
             opened = DeltaLog(self.location, version, has_damaged_header, cleans_up=False)
             before = self.rows.keys() | self.epochs.keys()
             try:
-                self._load_state(described, opened.version)
+                self._load_state(described, opened)
             except DamagedError:
                 if attempt == _ATTEMPTS:
                     raise
@@ -390,7 +390,8 @@ class Journal(RecordLog):
 
         return map_in_parallel(describe, range(len(self._schemas)), 0, is_local=self._root.is_local)
 
-    def _load_state(self, described: list[_Described], version: int) -> None:
+    def _load_state(self, described: list[_Described], opened: DeltaLog) -> None:
+        version = opened.version
         self.rows, self.epochs, self._topics, self.operations = {}, {}, {}, {}
         self.inbox_positions = {}
         self.truncations = []
@@ -408,7 +409,8 @@ class Journal(RecordLog):
             self.operations = {row["operation_id"]: row for row in of.table.to_pylist()}
         # Checkpoints of an earlier release carry no version: they were written with each step.
         versions = [version if one.log_version is None else one.log_version for one in described]
-        for commit in read_commits(self.location, min(versions) + 1, version):
+        first = min(versions) + 1
+        for commit in read_commits(self.location, first, version, opened.table_id):
             self._apply_changes(commit.derived(changes_in), versions, commit.version)
 
     def _apply(self, commit: Commit) -> AbstractSet[TopicIdPartition]:

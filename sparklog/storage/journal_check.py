@@ -15,7 +15,12 @@ from sparklog.storage.commits import LOG_VERSION, commit_contents
 from sparklog.storage.control_table import ControlTable
 from sparklog.storage.control_table_damage import commit_fault
 from sparklog.storage.damaged_commits import place_of
-from sparklog.storage.delta_log_check import DamagedLogFile, LogCheck, check_log
+from sparklog.storage.delta_log_check import (
+    DamagedLogFile,
+    LogCheck,
+    check_log,
+    named_id,
+)
 from sparklog.storage.delta_log_files import LOG_FOLDER, commit_path, complete_checkpoint
 from sparklog.storage.journal import CHECKPOINTS
 from sparklog.storage.location import Location
@@ -38,6 +43,9 @@ def _before_the_checkpoint(root: Location) -> Iterator[DamagedLogFile]:
     table = root.child(LOG.name)
     checkpoint, _ = complete_checkpoint(table.names(LOG_FOLDER), None)
     first = _described(root, checkpoint) + 1
+    if first > checkpoint:
+        return
+    table_id = named_id(table)
     for version, content in enumerate(commit_contents(table, first, checkpoint), first):
         path = commit_path(version)
         if content is None:
@@ -45,7 +53,7 @@ def _before_the_checkpoint(root: Location) -> Iterator[DamagedLogFile]:
             if _described(root, checkpoint) < version:
                 yield DamagedLogFile("missing_commit", path, "it is missing")
             continue
-        fault = commit_fault(content, place_of(table, version))
+        fault = commit_fault(content, place_of(table, version), table_id)
         if fault is not None:
             yield DamagedLogFile("damaged_commit", path, fault)
 

@@ -24,7 +24,7 @@ from sparklog.model import (
 )
 from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.control_table import ControlTable
-from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.delta_log_files import commit_path, newest_version
 from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location
 from sparklog.testing import LocalCluster
@@ -322,13 +322,18 @@ class TestRestoring:
         assert {one.state for one in found(cluster)} <= {"unrepairable", "refilling"}
 
 
-def change_rows_of_records(cluster: LocalCluster, broker: int, value: bytes = b"x") -> None:
-    """Give a replica another value at offset 2, in a sound file with a sound header."""
+def change_rows_of_records(
+    cluster: LocalCluster, broker: int, offset: int = 2, value: bytes = b"x"
+) -> None:
+    """Give a replica another value at an offset, in a sound file with a sound header."""
     key = cluster.connection.metadata().partition("t", 0).key
-    group = [batch_of(cluster, broker, 2)]
-    values: list[bytes | None] = [b"a", b"b", value, b"d"]
-    count = group[0].record_count
-    new = rewritten(cluster.root, broker, group, values if count == len(VALUES) else values[2:3])
+    group = [batch_of(cluster, broker, offset)]
+    values: list[bytes | None] = [one.encode() for one in VALUES]
+    values[offset] = value
+    is_merged = group[0].record_count == len(VALUES)
+    new = rewritten(
+        cluster.root, broker, group, values if is_merged else values[offset : offset + 1]
+    )
     assert new.topic_id_partition == key
     cluster.crash(broker)
     replace_batches(cluster.root, broker, group, [new])
@@ -393,11 +398,69 @@ class TestDifferingRecords:
         cluster = with_four_records(start)
         change_rows_of_records(cluster, 1)
         assert len(found(cluster)) == 1
-        change_rows_of_records(cluster, 1, b"c")
+        change_rows_of_records(cluster, 1, value=b"c")
         [one] = repair(cluster.connection)
         assert (one.state, one.outcome) == ("gone", "broker 1 has equal records now")
         cluster.leader_tick(1)
         assert cluster.partition("t", 0).isr == [0, 1, 2]
+
+    def test_in_several_batches_are_refilled_at_once(self, start: Start) -> None:
+        """Each differing batch was a finding of its own with the same id, and the last one counted:
+        the batches before it stayed.
+        """
+        cluster = with_four_records(start)
+        change_rows_of_records(cluster, 1, offset=1)
+        change_rows_of_records(cluster, 1, offset=3)
+        [one] = found(cluster)
+        assert (one.first_offset, one.last_offset) == (1, 3)
+        assert repaired(cluster) == ["repaired"]
+        assert found(cluster) == []
+        check_at_rest(cluster, *VALUES)
+
+    def test_stay_a_finding_until_they_are_compared_again(self, start: Start) -> None:
+        """A scrub that could not compare the replica, which was out of the ISR, closed the finding:
+        "a later scrub found equal records".
+        """
+        cluster = with_four_records(start)
+        change_rows_of_records(cluster, 1)
+        assert len(found(cluster)) == 1
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        assert 1 not in cluster.partition("t", 0).isr
+        [one] = found(cluster)
+        assert (one.state, one.fault) == ("found", "records_differ")
+
+    def test_are_found_after_the_commits_that_a_long_scrub_has_read_are_gone(
+        self, start: Start
+    ) -> None:
+        """Clean-up removes the commits of an hour ago, and a scrub with a limited rate took a log
+        without the commit that it had read for one that is gone.
+        """
+        cluster = with_four_records(start)
+        change_rows_of_records(cluster, 1)
+        steps = 0
+
+        def clean_up(_: object) -> None:
+            nonlocal steps
+            steps += 1
+            if steps > 1:
+                return
+            cluster.produce("t", 0, [b"e"])
+            cluster.tick_until_idle()
+            for broker in (0, 1, 2):
+                cluster.brokers[broker]._replicas[0].checkpoints.describe_newest()
+            checkpoint_tables(cluster.connection)
+            for broker in (0, 1, 2):
+                for commit in (log_folder(cluster, broker) / "_delta_log").glob("*.json"):
+                    if int(commit.stem) < newest_commit(cluster, broker):
+                        commit.unlink()
+
+        done = scrub(cluster.connection, on_progress=clean_up)
+        assert steps > 1
+        assert done.unreadable == []
+        [one] = done.findings
+        assert (one.fault, one.broker_id) == ("records_differ", 1)
 
     def test_survive_a_restart_during_the_refill(self, start: Start) -> None:
         """A broker that dies before it has removed its records begins again."""
@@ -431,6 +494,10 @@ def remove_copies(cluster: LocalCluster) -> None:
     """Remove the second copies of all tables, as an earlier release wrote none."""
     for folder in cluster.root.glob("*/*/_second_copies"):
         shutil.rmtree(folder)
+
+
+def newest_commit(cluster: LocalCluster, broker: int) -> int:
+    return newest_version(Location.of(str(log_folder(cluster, broker))))
 
 
 def with_undescribed_commit(start: Start) -> tuple[LocalCluster, Location, str]:
@@ -516,7 +583,7 @@ class TestTables:
         check_at_rest(cluster, *VALUES, "e")
 
     @pytest.mark.parametrize("is_running", [True, False])
-    @pytest.mark.parametrize("damage", [empty, Path.unlink])
+    @pytest.mark.parametrize("damage", [empty, Path.unlink, by_another_brokers])
     def test_a_commit_that_the_state_needs_is_found_although_the_log_does_not(
         self, start: Start, damage: Callable[[Path], None], is_running: bool
     ) -> None:
@@ -528,12 +595,14 @@ class TestTables:
         remove_copies(cluster)
         if not is_running:
             cluster.crash(1)
+            cluster.fence(1)
+            cluster.tick_until_idle()
         damage(log_folder(cluster, 1) / commit)
         with pytest.raises(DamagedError):
             Journal(root, with_operations=True)
         [one] = found(cluster)
         assert (one.broker_id, one.table_name, one.path) == (1, "log", commit)
-        assert one.fault == ("damaged_commit" if damage is empty else "missing_commit")
+        assert one.fault == ("missing_commit" if damage is Path.unlink else "damaged_commit")
         [one] = repair(cluster.connection)
         assert one.state == "requested"
         if is_running:
@@ -543,6 +612,49 @@ class TestTables:
         cluster.restart(1)
         check_at_rest(cluster, *VALUES, "e")
         assert [one.state for one in repairs_of(cluster.connection.root)] == ["repaired"]
+        assert found(cluster) == []
+
+    def test_of_two_damaged_commits_of_a_stopped_broker_one_ends_its_journal(
+        self, start: Start
+    ) -> None:
+        """One lies behind Delta's checkpoint, so the log cannot be opened; the other one is needed
+        by the state alone, and the broker is started with it.
+        """
+        cluster, _, needed = with_undescribed_commit(start)
+        checkpoint_tables(cluster.connection)
+        cluster.tick_until_idle()
+        remove_copies(cluster)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        newest = commit_path(newest_commit(cluster, 1))
+        assert newest > needed
+        for commit in (needed, newest):
+            empty(log_folder(cluster, 1) / commit)
+        assert {one.path for one in found(cluster)} == {needed, newest}
+        states = {one.path: one.state for one in repair(cluster.connection)}
+        assert states == {needed: "requested", newest: "repaired"}
+        cluster.restart(1)
+        check_at_rest(cluster, *VALUES, "e")
+        assert found(cluster) == []
+
+    def test_the_second_copies_behind_the_end_of_a_journal_are_gone(self, start: Start) -> None:
+        """The copies of later commits counted as those of lost files: the next repair restored
+        these commits without the damaged one, and the log could not be opened.
+        """
+        cluster = with_four_records(start)
+        cluster.crash(1)
+        cluster.fence(1)
+        cluster.tick_until_idle()
+        damaged = sorted((log_folder(cluster, 1) / "_delta_log").glob("*.json"))[-3]
+        empty(damaged)
+        (log_folder(cluster, 1) / "_second_copies" / damaged.name).unlink()
+        [one] = found(cluster)
+        assert one.path == f"_delta_log/{damaged.name}"
+        assert "the journal ends before the damage" in repair(cluster.connection)[0].outcome
+        assert found(cluster) == []
+        cluster.restart(1)
+        check_at_rest(cluster, *VALUES)
         assert found(cluster) == []
 
     @pytest.mark.parametrize("point", ["repair_checkpoint", "repair_rows"])
