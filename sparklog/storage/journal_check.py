@@ -1,6 +1,6 @@
 """Verification of a broker's journal: its log, and the commits that the replicas' state needs.
 
-Whoever derives that state reads the commits after the version that the oldest of the checkpoint
+A process that derives that state reads the commits after the version that the oldest of the checkpoint
 tables describes. `sparklog maintain` may have written a newer Delta checkpoint, with which the log
 alone is opened without them.
 """

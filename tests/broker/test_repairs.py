@@ -588,7 +588,7 @@ class TestTables:
         self, start: Start, damage: Callable[[Path], None], is_running: bool
     ) -> None:
         """`sparklog maintain` had written a newer Delta checkpoint: no scrub found the damage, and
-        readers of the state were told to run a repair, which did nothing.
+        a repair, which readers of the state asked for, did nothing.
         """
         cluster, root, commit = with_undescribed_commit(start)
         checkpoint_tables(cluster.connection)
@@ -617,7 +617,7 @@ class TestTables:
     def test_of_two_damaged_commits_of_a_stopped_broker_one_ends_its_journal(
         self, start: Start
     ) -> None:
-        """One lies behind Delta's checkpoint, so the log cannot be opened; the other one is needed
+        """One is behind Delta's checkpoint, so the log cannot be opened; the other one is needed
         by the state alone, and the broker is started with it.
         """
         cluster, _, needed = with_undescribed_commit(start)
