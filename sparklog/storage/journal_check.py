@@ -1,8 +1,8 @@
 """Verification of a broker's journal: its log, and the commits that the replicas' state needs.
 
-A process that derives that state reads the commits after the version that the oldest of the checkpoint
-tables describes. `sparklog maintain` may have written a newer Delta checkpoint, with which the log
-alone is opened without them.
+A process that derives that state reads the commits after the version that the oldest of the
+checkpoint tables describes. `sparklog maintain` may have written a newer Delta checkpoint, with
+which the log alone is opened without them.
 """
 
 from __future__ import annotations
