@@ -117,7 +117,7 @@ class CheckpointWriter:
             self._writing.result()
         if self._described_version >= self._journal.content_version and not self._root.is_rebuilt:
             return False
-        self._write(self._begin(), is_last=True)
+        self.describe_newest()
         return True
 
     def describe_newest(self) -> None:

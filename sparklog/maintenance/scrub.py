@@ -310,8 +310,10 @@ class _Run:
         gone = {}
         for repair_id, one in self._open.items():
             if one.fault == "records_differ":
+                if self._is_removed(one):
+                    gone[repair_id] = "the replica is no longer part of the cluster"
                 # A difference may not be found again since it could not be compared or confirmed.
-                if one.place not in self._differing and self._checks.has_equal_records(one):
+                elif one.place not in self._differing and self._checks.has_equal_records(one):
                     gone[repair_id] = "a later scrub found equal records"
             elif one.path is not None and one.path.startswith("_inbox/"):
                 roots = [
@@ -328,6 +330,11 @@ class _Run:
                 if roots and not is_live:
                     gone[repair_id] = "the batch is no longer part of its log"
         record(self._root.repairs, [], gone, self.clock.now_ms())
+
+    def _is_removed(self, one: Repair) -> bool:
+        """Return whether the replica of a finding was removed, perhaps with its topic."""
+        state = self.reading.metadata.partitions.get(one.key) if one.key is not None else None
+        return state is None or one.broker_id is None or state.replica(one.broker_id) is None
 
     def _begin(self, restart: bool) -> dict[str, Any]:
         now_ms = self.clock.now_ms()

@@ -46,11 +46,13 @@ def _before_the_checkpoint(root: Location) -> Iterator[DamagedLogFile]:
     if first > checkpoint:
         return
     table_id = named_id(table)
-    for version, content in enumerate(commit_contents(table, first, checkpoint), first):
+    contents = commit_contents(table, first, checkpoint)
+    # Clean-up removes a commit once all tables describe later ones.
+    described = _described(root, checkpoint) if None in contents else first - 1
+    for version, content in enumerate(contents, first):
         path = commit_path(version)
         if content is None:
-            # Clean-up removes a commit once all tables describe later ones.
-            if _described(root, checkpoint) < version:
+            if version > described:
                 yield DamagedLogFile("missing_commit", path, "it is missing")
             continue
         fault = commit_fault(content, place_of(table, version), table_id)

@@ -21,6 +21,7 @@ from sparklog.model import (
     HIGH_WATERMARK_CHECKPOINT,
     PRODUCER_STATE,
     TableSchema,
+    TopicPartition,
 )
 from sparklog.storage.commits import LOG_VERSION
 from sparklog.storage.control_table import ControlTable
@@ -430,6 +431,17 @@ class TestDifferingRecords:
         assert 1 not in cluster.partition("t", 0).isr
         [one] = found(cluster)
         assert (one.state, one.fault) == ("found", "records_differ")
+
+    def test_of_a_replica_that_is_removed_are_no_finding_any_more(self, start: Start) -> None:
+        """A scrub closes it: the partition has been reassigned to other brokers."""
+        cluster = with_four_records(start)
+        change_rows_of_records(cluster, 1)
+        assert len(found(cluster)) == 1
+        cluster.alter_partition_reassignments({TopicPartition("t", 0): [0, 2]})
+        cluster.tick_until_idle()
+        assert found(cluster) == []
+        [one] = repairs_of(cluster.connection.root)
+        assert (one.state, one.outcome) == ("gone", "the replica is no longer part of the cluster")
 
     def test_are_found_after_the_commits_that_a_long_scrub_has_read_are_gone(
         self, start: Start
