@@ -115,6 +115,9 @@ class Replicas:
         self._version = self._journal.content_version
         self._settled_at = clocks()
         self._recover()
+        if root.log.lacks_described:
+            # The rows in the journal are those of a longer log.
+            self.commit(clock.now_ms())
 
     def __contains__(self, key: TopicIdPartition) -> bool:
         return (key in self._staged or key in self._replicas) and key not in self._removing

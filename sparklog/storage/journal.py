@@ -249,6 +249,8 @@ class Journal(RecordLog):
         """The leader-epoch histories of the replicas, oldest entry first."""
         self.described_version = 0
         """The newest version of the log that a checkpoint described when the log was opened."""
+        self.lacks_described = False
+        """Whether that version was later than the newest one of the log: commits were lost."""
         super().__init__(root, fence)
 
     def take_over(self, fence: Fence, checkpoints: Sequence[ControlTable]) -> None:
@@ -396,7 +398,8 @@ class Journal(RecordLog):
         self.inbox_positions = {}
         self.truncations = []
         rows, epochs, *operations = described
-        self.described_version = max(rows.log_version or 0, epochs.log_version or 0)
+        self.described_version = max(one.log_version or 0 for one in described)
+        self.lacks_described = self.described_version > version
         for row in rows.table.to_pylist():
             self.rows[_key(row)] = _row_of(row)
             self._topics[_key(row)] = row["topic"]

@@ -25,6 +25,7 @@ from sparklog.model import TopicPartition
 from sparklog.producer.produce_requests import PendingProduce
 from sparklog.storage.delta_checkpoints import await_checkpoints, write_checkpoint
 from sparklog.storage.delta_log_files import LOG_FOLDER, commit_path, newest_version
+from sparklog.storage.journal import Journal
 from sparklog.storage.location import Location, StorageOptions
 from sparklog.testing import LocalCluster
 
@@ -159,6 +160,34 @@ def test_a_damaged_commit(
     if damage is Location.remove:
         there.remove(version)
     assert aside == [f"{number:020}.json" for number in there]
+    check_sound(cluster, 4)
+
+
+@pytest.mark.parametrize("where", ["first", "middle"])
+def test_checkpoints_that_describe_lost_commits(cluster: LocalCluster, where: str) -> None:
+    """A starting broker replaces them, and the rows in them, before it does anything else.
+
+    The broker's next commits had versions that the tables described, so readers that opened the
+    journal ignored the changes in them; and until the first tick the rows named a longer log.
+    """
+    root = cluster.location(DAMAGED)
+    before = newest_version(root.child("log"))
+    until(cluster, lambda: Journal(root, with_operations=True).described_version >= before)
+    log = stop(cluster)
+    empty(log, commit_path(0 if where == "first" else before // 2))
+    assert {one.state for one in repaired(cluster)} == {"repaired"}
+    reader = Journal(root)
+    assert reader.described_version > reader.version
+    cluster.restart(DAMAGED)
+    reader.refresh()
+    opened = Journal(root)
+    assert opened.described_version < opened.version
+    assert (opened.rows, opened.epochs) == (reader.rows, reader.epochs)
+    for key, row in opened.rows.items():
+        assert row["log_end_offset"] == opened.log_end_offset(key) < 4
+        assert row["high_watermark"] <= row["log_end_offset"]
+    assert audit(cluster.connection) == []
+    cluster.crash(DAMAGED)
     check_sound(cluster, 4)
 
 

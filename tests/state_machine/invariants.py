@@ -466,6 +466,9 @@ class Invariants:
         }
         for root in sorted(self._cleaned_up & checked):
             for log in root.glob("*/_delta_log"):
+                if ".damaged-" in log.parent.name:
+                    # A table that was set aside because commits of it are missing.
+                    continue
                 versions = sorted(int(one.stem) for one in log.glob("*.json") if one.stem.isdigit())
                 for version, following in pairwise(versions):
                     assert following == version + 1, f"10.7: {log} has {versions}"
