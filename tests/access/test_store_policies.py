@@ -47,6 +47,10 @@ _LONGER_THAN_HISTORY_S = 9 * 86_400
 """Longer than any table keeps its commits and its removed files."""
 
 
+# The cluster in which all roles have done their work takes a minute or two: one process makes it.
+pytestmark = pytest.mark.xdist_group("store-policies")
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IdentityCluster]:
     with running_identities(tmp_path_factory.mktemp("identities")) as running:

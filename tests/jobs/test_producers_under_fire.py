@@ -37,6 +37,8 @@ IDS = (0, 1, 2)
 PLAIN = [f"plain-{number}" for number in range(4)]
 SPARK = [f"spark-{number}" for number in range(4)]
 RECORDS_OF_A_FRAME = 20
+_PAUSE_S = 0.5
+"""The time between two frames of a thread: without it the brokers have no core left."""
 
 
 class Fire:
@@ -149,7 +151,7 @@ class SparkSending:
 
     def run(self, history: History, stopping: threading.Event) -> None:
         """Send until the stop is requested; each frame is answered before the next one is sent."""
-        while not stopping.is_set():
+        while not stopping.wait(_PAUSE_S):
             self._send(history)
 
     def _send(self, history: History) -> None:

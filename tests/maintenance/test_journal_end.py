@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from benchmarks.s3_store import Store
+from sparklog.broker.checkpoints import CheckpointWriter
 from sparklog.cluster.repairs import Repair
 from sparklog.errors import StorageError
 from sparklog.maintenance.audit import audit
@@ -188,6 +189,31 @@ def test_checkpoints_that_describe_lost_commits(cluster: LocalCluster, where: st
         assert row["high_watermark"] <= row["log_end_offset"]
     assert audit(cluster.connection) == []
     cluster.crash(DAMAGED)
+    check_sound(cluster, 4)
+
+
+@pytest.mark.parametrize("failing", ["tables", "rows"])
+def test_a_start_that_fails_while_it_replaces_them_is_repeated(
+    cluster: LocalCluster, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start finds the same tables, or tables of the journal's version and old rows."""
+    root = cluster.location(DAMAGED)
+    before = newest_version(root.child("log"))
+    until(cluster, lambda: Journal(root, with_operations=True).described_version >= before)
+    log = stop(cluster)
+    empty(log, commit_path(before // 2))
+    assert {one.state for one in repaired(cluster)} == {"repaired"}
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as away:
+        at = (CheckpointWriter, "_write") if failing == "tables" else (Journal, "commit_step")
+        away.setattr(*at, fail)
+        with pytest.raises(OSError, match="the store is away"):
+            cluster.restart(DAMAGED)
+    opened = Journal(root)
+    assert (opened.described_version > opened.version) == (failing == "tables")
     check_sound(cluster, 4)
 
 

@@ -44,6 +44,10 @@ STORAGE: tuple[StorageKind, ...] = ("folder", "s3")
 Places = Mapping[StorageKind, Place]
 
 
+# The clusters of all ages take a minute: one process makes them.
+pytestmark = pytest.mark.xdist_group("damage")
+
+
 @pytest.fixture(scope="module")
 def places() -> Iterator[Places]:
     """The sound clusters, in a file system in memory, and on an object store."""
