@@ -192,9 +192,13 @@ def test_checkpoints_that_describe_lost_commits(cluster: LocalCluster, where: st
     check_sound(cluster, 4)
 
 
-@pytest.mark.parametrize("failing", ["tables", "rows"])
+@pytest.mark.parametrize(
+    ("of", "method"),
+    [(CheckpointWriter, "_write"), (Journal, "commit_step")],
+    ids=["tables", "rows"],
+)
 def test_a_start_that_fails_while_it_replaces_them_is_repeated(
-    cluster: LocalCluster, failing: str, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, of: type[object], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start finds the same tables, or tables of the journal's version and old rows."""
     root = cluster.location(DAMAGED)
@@ -208,12 +212,11 @@ def test_a_start_that_fails_while_it_replaces_them_is_repeated(
         raise OSError("the store is away")
 
     with monkeypatch.context() as away:
-        at = (CheckpointWriter, "_write") if failing == "tables" else (Journal, "commit_step")
-        away.setattr(*at, fail)
+        away.setattr(of, method, fail)
         with pytest.raises(OSError, match="the store is away"):
             cluster.restart(DAMAGED)
     opened = Journal(root)
-    assert (opened.described_version > opened.version) == (failing == "tables")
+    assert (opened.described_version > opened.version) == (of is CheckpointWriter)
     check_sound(cluster, 4)
 
 
