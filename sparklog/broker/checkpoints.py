@@ -81,14 +81,11 @@ class CheckpointWriter:
         self._beside = None if root.location.is_local else background_thread("checkpoints")
         self._writing: Future[None] | None = None
         is_unnamed = any(table.held_by(LOG_VERSION) is None for table in root.checkpoints)
-        if root.log.lacks_described:
-            # A repair has ended the journal, or a power loss has: readers take the next commits up
-            # to the described version for known.
-            self._described_version = -1
         if root.is_rebuilt or is_unnamed or root.log.lacks_described:
             # The tables are a new root's or an earlier release's, or were damaged. Readers take
-            # them to describe the newest version until the journal has a further commit.
-            self.write()
+            # them to describe the newest version until the journal has a further commit. Of a
+            # journal that has lost commits, readers would take the next ones for described.
+            self.describe_newest()
             # The first change is written at once.
             self._interval = Interval(clock)
 

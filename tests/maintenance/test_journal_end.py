@@ -164,6 +164,16 @@ def test_a_damaged_commit(
     check_sound(cluster, 4)
 
 
+def end_before_described(cluster: LocalCluster, where: str) -> None:
+    """Let a repair end the broker's journal before the version that its checkpoints describe."""
+    root = cluster.location(DAMAGED)
+    before = newest_version(root.child("log"))
+    until(cluster, lambda: Journal(root).described_version >= before)
+    log = stop(cluster)
+    empty(log, commit_path(0 if where == "first" else before // 2))
+    assert {one.state for one in repaired(cluster)} == {"repaired"}
+
+
 @pytest.mark.parametrize("where", ["first", "middle"])
 def test_checkpoints_that_describe_lost_commits(cluster: LocalCluster, where: str) -> None:
     """A starting broker replaces them, and the rows in them, before it does anything else.
@@ -172,11 +182,7 @@ def test_checkpoints_that_describe_lost_commits(cluster: LocalCluster, where: st
     journal ignored the changes in them; and until the first tick the rows named a longer log.
     """
     root = cluster.location(DAMAGED)
-    before = newest_version(root.child("log"))
-    until(cluster, lambda: Journal(root, with_operations=True).described_version >= before)
-    log = stop(cluster)
-    empty(log, commit_path(0 if where == "first" else before // 2))
-    assert {one.state for one in repaired(cluster)} == {"repaired"}
+    end_before_described(cluster, where)
     reader = Journal(root)
     assert reader.described_version > reader.version
     cluster.restart(DAMAGED)
@@ -202,11 +208,7 @@ def test_a_start_that_fails_while_it_replaces_them_is_repeated(
 ) -> None:
     """The next start finds the same tables, or tables of the journal's version and old rows."""
     root = cluster.location(DAMAGED)
-    before = newest_version(root.child("log"))
-    until(cluster, lambda: Journal(root, with_operations=True).described_version >= before)
-    log = stop(cluster)
-    empty(log, commit_path(before // 2))
-    assert {one.state for one in repaired(cluster)} == {"repaired"}
+    end_before_described(cluster, "middle")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("the store is away")
