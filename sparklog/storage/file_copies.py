@@ -280,7 +280,8 @@ def is_commit_lost(table: Location, version: int) -> bool:
 def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
     """Return the sound copies of a table's files, and the names of the damaged ones.
 
-    A copy of another table is damaged: its table id is that of fewer copies than another one.
+    A copy of another table is damaged: its table id is not that of the copies that equal their
+    files, or, if none does, not that of most copies.
     """
     names = table.names(FOLDER)
     texts = table.read_present([f"{FOLDER}/{name}" for name in names])
@@ -289,11 +290,20 @@ def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
         for name, text in zip(names, texts, strict=True)
         if text is not None
     ]
-    ids = Counter(copy.table_id for _, copy in found if copy is not None)
-    table_id = ids.most_common(1)[0][0] if ids else None
+    table_id = _own_id(table, [copy for _, copy in found if copy is not None])
     sound = [copy for _, copy in found if copy is not None and copy.table_id == table_id]
     of_sound = {copy_path(copy.path) for copy in sound}
     return sound, [name for name, _ in found if f"{FOLDER}/{name}" not in of_sound]
+
+
+def _own_id(table: Location, copies: Sequence[SecondCopy]) -> str | None:
+    """Return the id of the table that copies are of; reads their files if they name several."""
+    ids = Counter(copy.table_id for copy in copies)
+    if len(ids) > 1:
+        contents = table.read_present([copy.path for copy in copies])
+        pairs = zip(copies, contents, strict=True)
+        ids = Counter(copy.table_id for copy, content in pairs if content == copy.content) or ids
+    return ids.most_common(1)[0][0] if ids else None
 
 
 def find_faults(table: Location, live: Collection[str] = ()) -> list[CopyFault]:

@@ -26,6 +26,7 @@ from sparklog.storage.control_table_damage import set_aside
 from sparklog.storage.delta_checkpoints import write_checkpoint
 from sparklog.storage.delta_log_check import check_log
 from sparklog.storage.delta_log_files import commit_path
+from sparklog.storage.fence import Fence
 from sparklog.storage.file_copies import (
     await_copies,
     copy_file,
@@ -156,6 +157,20 @@ def test_each_file_is_restored(root: Location, damage: str) -> None:
         found = restore_from_copies(table.location, [live_file])
         assert [one.path for one in found] == [path]
         assert table.location.read_bytes(path) == content
+
+
+def test_of_two_copies_that_of_another_table_is_the_damaged_one(root: Location) -> None:
+    """The files decide. The id that came first did: a repair wrote another table's first commit."""
+    table, other = created(root, STREAM_WRITES, 0), created(root, PRODUCER_IDS, 0)
+    table.take_fence(Fence("broker_epoch", 1))
+    await_copies()
+    assert copies(table) == [f"{0:020}.json", f"{1:020}.json"]
+    first, copy = table.location.read_bytes(commit_path(0)), copy_path(commit_path(0))
+    table.location.replace(copy, other.location.read_bytes(copy))
+    [fault] = restore_from_copies(table.location)
+    assert (fault.path, fault.is_of_copy) == (copy, True)
+    assert table.location.read_bytes(commit_path(0)) == first
+    assert copies(table) == [f"{1:020}.json"]
 
 
 def test_a_checkpoint_that_differs_from_its_copy_is_not_opened(root: Location) -> None:
