@@ -31,8 +31,11 @@ import xxhash
 
 from sparklog.logger import get_logger
 from sparklog.model import (
+    BROKER_TABLES,
+    CLUSTER_TABLES,
     CONSUMER_GROUP_HEARTBEATS,
     DELAYED_OPERATIONS,
+    FORMAT,
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG,
@@ -81,6 +84,13 @@ WITHOUT_COPIES_ON_STORES = WITHOUT_COPIES | {
 
 The other replicas have what a log has, and members write their heartbeats again.
 """
+
+
+_COLUMNS = {
+    schema.name: frozenset(schema.columns.names)
+    for schema in (FORMAT, *BROKER_TABLES, *CLUSTER_TABLES)
+}
+"""The columns of each table by its name."""
 
 
 class SecondCopy(NamedTuple):
@@ -280,8 +290,8 @@ def is_commit_lost(table: Location, version: int) -> bool:
 def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
     """Return the sound copies of a table's files, and the names of the damaged ones.
 
-    A copy of another table is damaged: its table id is not that of the copies that equal their
-    files, or, if none does, not that of most copies.
+    A copy of another table is damaged: it creates a table with other columns, or its table id is
+    not that of the copies that equal their files, or, if none does, not that of most copies.
     """
     names = table.names(FOLDER)
     texts = table.read_present([f"{FOLDER}/{name}" for name in names])
@@ -290,10 +300,31 @@ def copies_of(table: Location) -> tuple[list[SecondCopy], list[str]]:
         for name, text in zip(names, texts, strict=True)
         if text is not None
     ]
+    found = [
+        (name, None if copy is None or _creates_another(table, copy) else copy)
+        for name, copy in found
+    ]
     table_id = _own_id(table, [copy for _, copy in found if copy is not None])
     sound = [copy for _, copy in found if copy is not None and copy.table_id == table_id]
     of_sound = {copy_path(copy.path) for copy in sound}
     return sound, [name for name, _ in found if f"{FOLDER}/{name}" not in of_sound]
+
+
+def _creates_another(table: Location, copy: SecondCopy) -> bool:
+    """Return whether a copy is of a commit that creates a table with other columns.
+
+    Those of earlier and later releases have a part of the columns, or more.
+    """
+    known = _COLUMNS.get(table.uri.rsplit("/", 1)[-1])
+    if known is None or not copy.path.endswith(".json"):
+        return False
+    for line in copy.content.splitlines():
+        if line.startswith(b'{"metaData"'):
+            with suppress(ValueError, LookupError, TypeError):
+                fields = json_value(json_value(line)["metaData"]["schemaString"])["fields"]
+                columns = {field["name"] for field in fields}
+                return not (columns <= known or known <= columns)
+    return False
 
 
 def _own_id(table: Location, copies: Sequence[SecondCopy]) -> str | None:

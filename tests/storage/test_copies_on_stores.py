@@ -159,18 +159,35 @@ def test_each_file_is_restored(root: Location, damage: str) -> None:
         assert table.location.read_bytes(path) == content
 
 
-def test_of_two_copies_that_of_another_table_is_the_damaged_one(root: Location) -> None:
-    """The files decide. The id that came first did: a repair wrote another table's first commit."""
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_copy_of_another_table_is_the_damaged_one(root: Location, commits: int) -> None:
+    """A repair wrote another table's first commit over a sound one.
+
+    Of two copies with different ids that of the first counted; a single one was believed.
+    """
     table, other = created(root, STREAM_WRITES, 0), created(root, PRODUCER_IDS, 0)
-    table.take_fence(Fence("broker_epoch", 1))
+    if commits == 2:
+        table.take_fence(Fence("broker_epoch", 1))
     await_copies()
-    assert copies(table) == [f"{0:020}.json", f"{1:020}.json"]
+    assert copies(table) == [f"{version:020}.json" for version in range(commits)]
     first, copy = table.location.read_bytes(commit_path(0)), copy_path(commit_path(0))
     table.location.replace(copy, other.location.read_bytes(copy))
     [fault] = restore_from_copies(table.location)
     assert (fault.path, fault.is_of_copy) == (copy, True)
     assert table.location.read_bytes(commit_path(0)) == first
-    assert copies(table) == [f"{1:020}.json"]
+    assert copies(table) == [f"{version:020}.json" for version in range(1, commits)]
+
+
+def test_of_two_copies_that_which_equals_its_file_is_sound(root: Location) -> None:
+    """The other one is that of another broker's table of the same name."""
+    table, other = created(root, STREAM_WRITES, 0), created(root.child("other"), STREAM_WRITES, 0)
+    table.take_fence(Fence("broker_epoch", 1))
+    await_copies()
+    first, copy = table.location.read_bytes(commit_path(0)), copy_path(commit_path(0))
+    table.location.replace(copy, other.location.read_bytes(copy))
+    [fault] = restore_from_copies(table.location)
+    assert (fault.path, fault.is_of_copy) == (copy, True)
+    assert table.location.read_bytes(commit_path(0)) == first
 
 
 def test_a_checkpoint_that_differs_from_its_copy_is_not_opened(root: Location) -> None:
