@@ -10,28 +10,51 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, cast
-
-import structlog
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sparklog.counts import FAILURES
+
+if TYPE_CHECKING:
+    import structlog
 
 ROOT = "sparklog"
 """The common parent of the library's loggers."""
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
-_as_text = structlog.processors.LogfmtRenderer()
-
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of the module `name`; its events take their fields as keywords."""
-    logger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[structlog.stdlib.filter_by_level, _record_of],
-        wrapper_class=structlog.stdlib.BoundLogger,
-    )
-    return cast("structlog.stdlib.BoundLogger", logger)
+    return cast("structlog.stdlib.BoundLogger", _ImportedLater(name))
+
+
+class _ImportedLater:
+    """The logger of a module, which imports structlog at its first event.
+
+    structlog imports rich; together they are a third of what the package imports. Spark starts
+    some of its Python workers anew for each batch, and they rarely log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            # What `pickle` and `copy` look for.
+            raise AttributeError(method)
+        return getattr(self._logger, method)
+
+    @cached_property
+    def _logger(self) -> structlog.stdlib.BoundLogger:
+        import structlog
+
+        logger = structlog.wrap_logger(
+            logging.getLogger(self._name),
+            processors=[structlog.stdlib.filter_by_level, _record_of],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+        return cast("structlog.stdlib.BoundLogger", logger)
 
 
 def event_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -43,8 +66,10 @@ def event_of(record: logging.LogRecord) -> dict[str, Any]:
 def _record_of(
     _: object, __: str, fields: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
+    from structlog.processors import LogfmtRenderer
+
     exc_info, event = fields.pop("exc_info", None), fields.pop("event")
-    text = f"{event} {_as_text(None, '', dict(fields))}".rstrip()
+    text = f"{event} {LogfmtRenderer()(None, '', dict(fields))}".rstrip()
     return (text,), {"exc_info": exc_info, "extra": {"event": event, "fields": fields}}
 
 
