@@ -32,8 +32,8 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 class _ImportedLater:
     """The logger of a module, which imports structlog at its first event.
 
-    structlog imports rich; together they are a third of what the package imports. Spark starts
-    some of its Python workers anew for each batch, and they rarely log.
+    structlog imports rich; together they are a third of what the package imports. Some
+    Python workers of Spark live for one batch, and they rarely log.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +41,7 @@ class _ImportedLater:
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
-            # What `pickle` and `copy` look for.
+            # `pickle` and `copy` ask for optional methods, also before `_name` is set.
             raise AttributeError(method)
         return getattr(self._logger, method)
 

@@ -82,7 +82,7 @@ def test_structlog_is_imported_at_the_first_event() -> None:
 
 
 def test_a_logger_can_be_pickled_before_and_after_its_first_event() -> None:
-    """What Spark sends to its tasks may have a logger."""
+    """An object that Spark sends to its tasks may have a logger."""
     for log in (None, "one"):
         logger = get_logger("sparklog.test")
         if log is not None:

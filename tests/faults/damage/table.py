@@ -47,8 +47,7 @@ def outcome_tables(results: Sequence[Result], kind: StorageKind) -> str:
 def _counts(results: Sequence[Result]) -> str:
     """Return a sentence with the number of cases by verdict."""
     kept = sum(one.outcome.verdict == "kept" for one in results)
-    played = f"So far {len(results)} cases were played, drawn from all files"
-    return f"\n{played}: {kept} keep the promise.\n"
+    return f"\n{len(results)} cases were played: {kept} keep the promise.\n"
 
 
 def _rows(results: Sequence[Result], *, abbreviates: bool) -> Iterable[str]:
