@@ -10,51 +10,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
+
+import structlog
 
 from sparklog.counts import FAILURES
-
-if TYPE_CHECKING:
-    import structlog
 
 ROOT = "sparklog"
 """The common parent of the library's loggers."""
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
+_as_text = structlog.processors.LogfmtRenderer()
+
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of the module `name`; its events take their fields as keywords."""
-    return cast("structlog.stdlib.BoundLogger", _ImportedLater(name))
-
-
-class _ImportedLater:
-    """The logger of a module, which imports structlog at its first event.
-
-    structlog imports rich; together they are a third of what the package imports. Some
-    Python workers of Spark live for one batch, and they rarely log.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, method: str) -> Any:
-        if method.startswith("_"):
-            # `pickle` and `copy` ask for optional methods, also before `_name` is set.
-            raise AttributeError(method)
-        return getattr(self._logger, method)
-
-    @cached_property
-    def _logger(self) -> structlog.stdlib.BoundLogger:
-        import structlog
-
-        logger = structlog.wrap_logger(
-            logging.getLogger(self._name),
-            processors=[structlog.stdlib.filter_by_level, _record_of],
-            wrapper_class=structlog.stdlib.BoundLogger,
-        )
-        return cast("structlog.stdlib.BoundLogger", logger)
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, _record_of],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    return cast("structlog.stdlib.BoundLogger", logger)
 
 
 def event_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -66,10 +43,8 @@ def event_of(record: logging.LogRecord) -> dict[str, Any]:
 def _record_of(
     _: object, __: str, fields: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
-    from structlog.processors import LogfmtRenderer
-
     exc_info, event = fields.pop("exc_info", None), fields.pop("event")
-    text = f"{event} {LogfmtRenderer()(None, '', dict(fields))}".rstrip()
+    text = f"{event} {_as_text(None, '', dict(fields))}".rstrip()
     return (text,), {"exc_info": exc_info, "extra": {"event": event, "fields": fields}}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import subprocess
 import sys
 
@@ -68,23 +67,3 @@ def test_the_applications_print_events_as_json_on_standard_error() -> None:
     event = json.loads(err)
     assert event.pop("timestamp")
     assert (out, event) == ("", {"event": "fenced", "a": 1, "level": "warning"})
-
-
-def test_structlog_is_imported_at_the_first_event() -> None:
-    """Workers of Spark that live for one batch and log nothing start without structlog and rich."""
-    code = (
-        "import sys, sparklog.datasource.batch_read, sparklog.datasource.read_task\n"
-        "import sparklog.datasource.write_commit, sparklog.datasource.write_task\n"
-        "print(*(name for name in ('structlog', 'rich') if name in sys.modules))\n"
-    )
-    assert _printed(code) == ("\n", "")
-    assert _printed(f"import sys\n{_EVENT}print('structlog' in sys.modules)") == ("True\n", "")
-
-
-def test_a_logger_can_be_pickled_before_and_after_its_first_event() -> None:
-    """An object that Spark sends to its tasks may have a logger."""
-    for log in (None, "one"):
-        logger = get_logger("sparklog.test")
-        if log is not None:
-            logger.debug(log)
-        pickle.loads(pickle.dumps(logger)).debug("two")
